@@ -1,6 +1,6 @@
-"""The report in a real browser: charts are drawn, controls work, the page sends no requests.
+"""Tests the report in a real browser: charts, controls, and that it sends no requests.
 
-Not part of the regular suite: requires Chromium and playwright (``.ci/run report``).
+Not part of the regular suite, as it requires Chromium and playwright (``.ci/run report``).
 """
 
 import math
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs whose losses differ."""
+    """Writes two runs with different losses."""
     found = []
     for number, name in enumerate(("first", "second")):
         records = written_run.records(range(1, 101))
@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def wait_until(tab: Page, expression: str) -> None:
-    """Waits until an expression is true; the page's policy forbids evaluating it in the page."""
+    """Polls an expression until it is true; the page's policy forbids waiting inside the page."""
     deadline = time.monotonic() + _PATIENCE_MS / 1000
     while not tab.evaluate(expression):
         assert time.monotonic() < deadline, f"never true: {expression}"
@@ -59,8 +59,8 @@ class Opened:
 
     Attributes:
         page: the tab.
-        requests: URLs that were requested.
-        problems: errors and warnings on the console.
+        requests: requested URLs.
+        problems: errors, and errors and warnings on the console.
     """
 
     def __init__(self, browser: Browser, file: Path, **how: Any) -> None:
@@ -71,20 +71,20 @@ class Opened:
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", self._heard)
+        self.page.on("console", self._on_console)
         self.page.goto(file.as_uri())
         self.page.wait_for_selector(_DRAWN)
 
-    def _heard(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.problems.append(message.text)
 
     def traces(self, metric: str) -> int:
-        """Returns the number of curves drawn in a chart: SVG elements, not data."""
+        """Returns the number of curves drawn in a chart, counted as SVG elements."""
         return self.page.locator(f"[data-metric={metric}] .scatterlayer .trace").count()
 
     def path(self, metric: str, number: int = 0) -> str:
-        """Returns the path of a curve."""
+        """Returns the SVG path of a curve."""
         lines = self.page.locator(f"[data-metric={metric}] .scatterlayer .trace path.js-line")
         return str(lines.nth(number).get_attribute("d"))
 
@@ -120,7 +120,7 @@ def test_hovering_shows_values(single: Opened) -> None:
     assert "train" in shown
 
 
-def test_log_smoothing_and_the_axis_can_be_chosen(single: Opened) -> None:
+def test_log_scale_smoothing_and_axis_can_be_chosen(single: Opened) -> None:
     tab = single.page
 
     def axis() -> str:
@@ -149,7 +149,7 @@ def test_log_smoothing_and_the_axis_can_be_chosen(single: Opened) -> None:
         text.wait_for()
 
 
-def test_zooming_one_zooms_all(single: Opened) -> None:
+def test_zooming_one_chart_zooms_all(single: Opened) -> None:
     tab = single.page
     box = tab.locator("[data-metric=loss] .nsewdrag").bounding_box()
     assert box is not None
@@ -173,7 +173,7 @@ def test_two_runs_share_charts_and_can_be_hidden(both: Opened) -> None:
     wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 4")
 
 
-def test_images_show_and_clips_play(single: Opened) -> None:
+def test_images_are_shown_and_clips_play(single: Opened) -> None:
     tab = single.page
     width = "[...document.querySelectorAll('figure img')].map(one => one.naturalWidth)"
     assert tab.evaluate(width) == [32]
@@ -212,7 +212,7 @@ def test_a_run_without_metrics_has_a_page(browser: Browser, tmp_path: Path) -> N
 
 
 def test_the_page_sends_no_requests_and_logs_no_errors(single: Opened, both: Opened) -> None:
-    """Runs last, after all the clicks of the tests above."""
+    """Runs last, after the interactions of the tests above."""
     for opened in (single, both):
         assert opened.problems == []
         assert len(opened.requests) >= 1

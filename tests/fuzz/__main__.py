@@ -5,20 +5,20 @@
     python tests/fuzz --replay checkpoint:1000017 --keep
     python tests/fuzz --listed --cases 300
 
-A case is a kind of input and a seed, from which everything follows: which valid file is taken, how
-it is changed, which command reads it. Most cases run in forks of a server that has imported the
-program and started no jax backend; ``--fresh`` of them run in processes of their own.
+A case consists of a kind of input and a seed, which determine the valid file, how it is changed,
+and the command that reads it. Most cases run in forks of a server that has imported jaxtrain
+without starting a jax backend; ``--fresh`` of them run in fresh processes.
 
-Allowed: it works; the input is skipped, and that is reported; or one line of error and exit code 2
-(checkpoints may report damage and exit with 1). Forbidden: a traceback, another exit code, a
-signal, control characters in the output, a file written outside the folders given to the case, a
+Allowed: the command works; it skips the input and reports that; or it prints lines of error and
+ends with exit code 2 (`checkpoints` may report damage with 1). Forbidden: a traceback, another exit
+code, a signal, control characters in the output, a file written outside the case's folders, a
 program or process that the command does not start for the valid file, a connection, more than
-4 GiB of resident memory, or more time than the deadline.
+4 GiB of resident memory, or exceeding the deadline.
 
-The harness runs in its own namespaces without a network: whatever a library does in C, it reaches
-nothing outside. A hook in the fuzzed process records what Python code does; see ``fuzzed.py``.
+The harness runs in separate namespaces without a network, so libraries in C cannot reach anything
+outside either. A hook in the fuzzed process records forbidden acts of Python code; see fuzzed.py.
 
-Exit codes: 0 all cases passed, 1 some did not, 2 wrong use.
+Exit codes: 0 all cases passed, 1 some failed, 2 wrong use.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
 
-# Only now they can be found.
+# Importable only now.
 from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
 from fuzz.table import Result, summary, table  # noqa: E402
 
@@ -55,7 +55,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--cases", type=int, default=1000, help="number of cases (default: 1000)")
-    add("--fresh", type=int, help="number of cases in a fresh process (default: 15%%)")
+    add("--fresh", type=int, help="number of cases in fresh processes (default: 15%%)")
     add("--seed", type=int, default=1, help="seed of all cases (default: 1)")
     add(
         "--kind",
@@ -70,8 +70,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--jobs", type=int, default=1, help="parallel cases, one per core (default: 1)")
     add("--minutes", type=float, help="start no more cases after this many minutes")
     add("--work", type=Path, default=Path("output/fuzz"), help="folder for cases and failures")
-    add("--keep", action="store_true", help="also keep replayed cases that pass")
-    add("--results", type=Path, help="append a line of JSON for each case")
+    add("--keep", action="store_true", help="also keep the folders of cases that passed")
+    add("--results", type=Path, help="append one line of JSON per case")
     return parser.parse_args(arguments)
 
 
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
         return 2
     if not isolation.inside():
         why = isolation.enter(arguments)
-        print(f"note: without namespaces, so only the hook sees connections: {why}")
+        print(f"note: no separate namespaces ({why}); only the hook detects connections")
     else:
         isolation.start_loopback()
     work: Path = given.work.absolute()
@@ -93,14 +93,14 @@ def main(arguments: list[str]) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"error: another harness works in {work}: give another --work", file=sys.stderr)
+        print(f"error: another harness uses {work}: pass another --work", file=sys.stderr)
         return 2
     compiled = work / "compiled"
     compiled.mkdir(exist_ok=True)
     variables = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAXTRAIN_CACHE": str(work / "cache")}
     valid = corpus.make(work, variables)
     if not (valid / "published.pth").exists():
-        print("note: torch is not installed here: cases of kind pth are skipped")
+        print("note: torch is not installed; cases of kind pth are skipped")
         wanted = [one for one in wanted if one[0] != "pth"]
     began = time.monotonic()
     with _Pool(given.jobs, work, compiled, valid, keep=bool(given.keep)) as pool:
@@ -118,10 +118,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _wanted(given: argparse.Namespace) -> list[Wanted]:
-    """All cases, in order.
+    """Returns all requested cases, in order.
 
     Raises:
-        ValueError: a replayed case does not exist.
+        ValueError: a replayed case is not a KIND:SEED.
     """
     if given.replay:
         return [(*_parsed(text), bool(given.fresh)) for text in given.replay]
@@ -171,9 +171,12 @@ class _Pool:
             one.__exit__()
 
     def learn(self, kinds: set[str]) -> list[str]:
-        """Runs every command on valid input: what it starts is usual. Returns what fails.
+        """Runs every command on valid input, and records the processes that it starts as usual.
 
-        The findings are stored with the valid input, which is created again for other code.
+        They are stored with the valid input, which is recreated if the code changes.
+
+        Returns:
+            A line for each failure.
         """
         path = self._valid / "usual.json"
         if path.exists():
@@ -215,7 +218,7 @@ class _Pool:
     def run(
         self, wanted: Sequence[Wanted], minutes: float | None, results: Path | None
     ) -> list[Result]:
-        """Runs cases; prints failures as they occur."""
+        """Runs cases and prints failures as they occur."""
         until = time.monotonic() + 60 * minutes if minutes else float("inf")
         found: list[Result] = []
 
@@ -241,8 +244,8 @@ class _Pool:
         box = self._free.get()
         try:
             return self._judged(box, kind, seed, fresh=fresh)
-        except Exception as error:  # from the harness: the other cases continue
-            return Result(kind, seed, fresh, "harness", (f"the harness: {error!r}",), 0.0, 0)
+        except Exception as error:  # an error of the harness; the other cases continue
+            return Result(kind, seed, fresh, "harness", (f"harness: {error!r}",), 0.0, 0)
         finally:
             self._free.put(box)
 
@@ -264,7 +267,7 @@ class _Pool:
         return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
 
     def _save(self, box: sandbox.Sandbox, name: str, problems: list[str]) -> None:
-        """Moves a failed case's folder to the results."""
+        """Moves a case's folder to the folder of failed cases, with its problems."""
         target = self._work / "failed" / name
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(exist_ok=True)

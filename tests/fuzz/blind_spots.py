@@ -1,6 +1,6 @@
-"""Inputs that random changes of valid files do not reach: small, valid in form, large in effect.
+"""Inputs that random changes of valid files do not reach: small, valid in form, costly to read.
 
-Every function takes the generator that chooses and the valid input, which it changes in place.
+Every function takes a random generator and the valid input, which it changes in place.
 """
 
 import base64
@@ -20,13 +20,13 @@ _STARTS = ("", "https://", "https://h?", "s3://b/", "file:/", "../")
 
 
 def linked_samples(rng: random.Random, top: Path) -> None:
-    """A run whose folder of samples is a link."""
+    """Replaces the samples folder of a run with a link."""
     shutil.rmtree(top / "samples")
     (top / "samples").symlink_to(rng.choice(("/etc", "/proc/self", "/nowhere", "..", "samples")))
 
 
 def pipes(rng: random.Random, top: Path) -> None:
-    """A folder of data with pipes in it, of which nothing will ever come."""
+    """Adds pipes that never deliver anything to a data folder."""
     for ending in rng.sample(("txt", "jsonl", "parquet", "mp4", "tar", "mkv"), 3):
         os.mkfifo(top / f"pipe.{ending}")
     (top / "deep").mkdir()
@@ -34,7 +34,7 @@ def pipes(rng: random.Random, top: Path) -> None:
 
 
 def long_string(rng: random.Random, path: Path) -> None:
-    """A list, or lines of JSON, with a string of 100 KB."""
+    """Adds a string of 100 KB to a list or JSON lines."""
     unit = rng.choice(_UNITS)
     text = rng.choice(_STARTS) + unit * (_LONG // len(unit)) + rng.choice(("", ":/", "@", ".mp4"))
     if path.suffix == ".jsonl":
@@ -45,7 +45,7 @@ def long_string(rng: random.Random, path: Path) -> None:
 
 
 def sums(rng: random.Random, path: Path) -> None:
-    """A list in which each entry keeps to a limit, and all together do not."""
+    """Writes a list whose entries are each within a limit, but not in total."""
     missing = rng.choice(("", "video.mp4/../"))
     entry = rng.choice(
         ("{n}{000..999}/../a.tar", "{n}-{0..9}{0..9}.tar", "https://h/{n}{000..999}.tar")
@@ -54,7 +54,7 @@ def sums(rng: random.Random, path: Path) -> None:
 
 
 def pickled(rng: random.Random, path: Path) -> None:
-    """A file of PyTorch's with functions that weights_only allows, and that make much of little."""
+    """Puts functions that weights_only allows, with large results, into a PyTorch file."""
     ordered = b"ccollections\nOrderedDict\n"
     pairs = b"](" + b"](K\1K\1e" * 10_000 + b"e"
     stored = rng.choice(
@@ -78,7 +78,7 @@ def pickled(rng: random.Random, path: Path) -> None:
 
 
 def global_headers(rng: random.Random, path: Path) -> None:
-    """A tar whose global PAX headers hold for thousands of members."""
+    """Writes a tar with large global PAX headers, which apply to hundreds of members."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for number in range(rng.choice((1, 20))):
             records = b"".join(b"12 k%02x%04x=\n" % (number, key) for key in range(4000))
@@ -91,7 +91,7 @@ def global_headers(rng: random.Random, path: Path) -> None:
 
 
 def growing_tokenizer(rng: random.Random, path: Path) -> None:
-    """A tokenizer that makes much of a character."""
+    """Gives a tokenizer a normalizer that turns a character into very many."""
     root, leaf = 1 ^ ord("a"), 200
     units = [0] * 256
     units[0], units[root], units[leaf] = 1 << 10, (root ^ leaf) << 10 | 1 << 8 | ord("a"), 1 << 31
@@ -116,9 +116,9 @@ def growing_tokenizer(rng: random.Random, path: Path) -> None:
 
 
 def wide_rows(rng: random.Random, path: Path) -> None:
-    """A Parquet file of few rows that are large, and compress to almost nothing.
+    """Writes a Parquet file with few large rows, which compress to almost nothing.
 
-    The last is too long for a document, so that nothing is done with the others but to read them.
+    The last row is too long for a document, so the other rows are only read.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -136,7 +136,7 @@ def wide_rows(rng: random.Random, path: Path) -> None:
 
 
 def large_numbers(rng: random.Random, path: Path) -> None:
-    """Writes latents of a video with invalid sizes."""
+    """Puts invalid sizes into the metadata of a video's latents."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])

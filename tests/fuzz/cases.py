@@ -1,7 +1,7 @@
-"""Kinds of cases: which valid input is taken, how it is changed, and which command reads it.
+"""Kinds of cases: the valid input, how it is changed, and the command that reads it.
 
-Everything follows from the kind and the seed. ``doctor`` and ``train`` are excluded: they take tens
-of seconds and open the data as ``prepare`` and ``evaluate`` do.
+Kind and seed determine everything. ``doctor`` and fresh training runs are excluded: they take tens
+of seconds, and read data like ``prepare`` and ``evaluate``.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class Command:
     """A command line.
 
     Attributes:
-        words: of it; ``{}`` stands for the input.
-        weight: how often it is chosen.
+        words: arguments; ``{}`` stands for the input.
+        weight: relative probability.
         allowed: exit codes.
     """
 
@@ -48,7 +48,7 @@ class Command:
     allowed: tuple[int, ...] = (0, 2)
 
     def arguments(self, name: str) -> list[str]:
-        """The command line for an input's path."""
+        """Returns the command line for the path of an input."""
         return [word.replace("{}", name) for word in self.words]
 
 
@@ -57,19 +57,17 @@ class Seed:
     """A valid input.
 
     Attributes:
-        files: of the corpus, which are copied; the first is what is changed.
-        commands: that read it.
-        change: "file", "folder", or the ending of the file's name in a folder.
-        name: which copy the commands get; by default the first.
-        weight: how often it is chosen.
+        files: files of the corpus to copy; the first is changed.
+        commands: commands that read it.
+        change: what to change: "file", any file of a "folder", or files of this name in a folder.
+        weight: relative probability.
         build: changes the input, instead of a random change.
-        written: whether the commands write to the input, as a run that is resumed.
+        written: whether the commands write to the input, such as a run that is resumed.
     """
 
     files: tuple[str, ...]
     commands: tuple[Command, ...]
     change: str = "file"
-    name: str = ""
     weight: float = 1.0
     build: Callable[[random.Random, Path], None] | None = None
     written: bool = False
@@ -81,10 +79,10 @@ class Kind:
 
     Attributes:
         seeds: valid inputs.
-        weight: share of all cases.
-        entry: what is called; by default the program.
-        network: whether it connects to this machine.
-        seconds: the longest time of a case; None is the usual one.
+        weight: relative probability.
+        entry: the function to call; by default that of the console script.
+        network: whether cases may connect to this machine.
+        seconds: deadline of a case; None for the default.
     """
 
     seeds: tuple[Seed, ...]
@@ -96,13 +94,13 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A case whose input has been made.
+    """A case with its input.
 
     Attributes:
-        kind: its name.
-        seed: its number.
+        kind: name of the kind.
+        seed: of the case.
         arguments: of the command line.
-        command: that they come from.
+        command: the command that they are from.
     """
 
     kind: str
@@ -159,7 +157,7 @@ def _pth() -> tuple[Seed, ...]:
 
 
 def _text_models(prefix: str) -> tuple[Seed, ...]:
-    """Runs or folders of language models, and the commands that use one."""
+    """Returns runs or transformers folders of language models, with commands that use them."""
 
     def of(name: str, use: Command, *, weight: float) -> Seed:
         more = (
@@ -191,9 +189,9 @@ def _run_of_video() -> Seed:
     return Seed(("run-video_ae", "video.mp4"), commands, "folder")
 
 
-def _only(seeds: Sequence[Seed], ending: str) -> tuple[Seed, ...]:
-    """The same, and only files with this ending are changed."""
-    return tuple(dataclasses.replace(seed, change=ending) for seed in seeds)
+def _only(seeds: Sequence[Seed], name: str) -> tuple[Seed, ...]:
+    """Returns the same inputs, of which only files with this name are changed."""
+    return tuple(dataclasses.replace(seed, change=name) for seed in seeds)
 
 
 def _videos(*names: str, tar: bool = False) -> tuple[Seed, ...]:
@@ -268,7 +266,7 @@ def _resumed() -> tuple[Seed, ...]:
 
 
 def _blind_spots() -> tuple[Seed, ...]:
-    """Each of :mod:`fuzz.blind_spots`, with the commands that read such files."""
+    """Returns the inputs of :mod:`fuzz.blind_spots`, with the commands that read such files."""
     folders = [one for one in _videos("video.mp4") if one.change == "folder"]
     latents = [one for one in _safetensors() if one.files[0] == "latents.safetensors"]
     found: tuple[tuple[Sequence[Seed], Callable[[random.Random, Path], None]], ...] = (
@@ -316,13 +314,13 @@ KINDS: dict[str, Kind] = {
 
 
 def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
-    """Makes the input of a case.
+    """Creates the input of a case.
 
     Args:
         kind: of :data:`KINDS`.
-        seed: determines everything.
+        seed: determines all choices.
         valid: folder of valid files.
-        folder: for the input, empty; beside it is the one for output.
+        folder: empty folder for the input, next to the one for output.
     """
     rng = random.Random(f"{kind}:{seed}")
     chosen: Seed = mutate.weighted(rng, [(one.weight, one) for one in KINDS[kind].seeds])
@@ -344,13 +342,13 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
 
 
 def shown(path: Path, folder: Path) -> str:
-    """A path as the commands get it, from the case's folder."""
+    """Returns a path relative to the case's folder, for command lines."""
     inside = os.path.relpath(os.fsencode(path), os.fsencode(folder))
     return os.fsdecode(os.path.normpath(os.path.join(os.fsencode(INPUT), inside)))
 
 
 def place(seed: Seed, valid: Path, folder: Path) -> Path:
-    """Copies a valid input; returns the path that is changed."""
+    """Copies a valid input; returns the path to change."""
     for name in seed.files:
         source = valid / name
         if source.is_dir():
@@ -362,7 +360,7 @@ def place(seed: Seed, valid: Path, folder: Path) -> Path:
 
 
 def _renamed(rng: random.Random, path: Path) -> Path:
-    """Returns the file under an untrusted name with the same suffix."""
+    """Gives a file a strange name with the same suffix; returns the new path."""
     name = rng.choice(formats.STRANGE_NAMES) + os.fsencode(path.suffix)
     target = os.path.join(os.fsencode(path.parent), name)
     os.rename(path, target)
@@ -370,7 +368,7 @@ def _renamed(rng: random.Random, path: Path) -> Path:
 
 
 def unchanged(accept: Callable[[str], bool] = lambda kind: True) -> list[tuple[str, Seed, Command]]:
-    """Every valid input with every command that reads it, once."""
+    """Returns every valid input with every command that reads it, once."""
     found: dict[tuple[str, Command], tuple[str, Seed, Command]] = {}
     for kind, one in KINDS.items():
         for seed in one.seeds:

@@ -1,9 +1,9 @@
-"""Valid files of every kind that the program reads, small, made once for a harness's folder.
+"""Creates small valid files of every kind that jaxtrain reads, once per work folder.
 
     python tests/fuzz/corpus.py FOLDER
 
-It runs in a process of its own, so that the harness never loads jax. Checkpoints hold the time at
-which they were saved, and so a replayed case mutates bytes that may differ in a few digits.
+Runs in a separate process, so that the harness never loads jax. Checkpoints contain the time of the
+save, so the bytes of a replayed case may differ in a few digits.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ TRAINING = (
 
 
 def make(folder: Path, environment: dict[str, str]) -> Path:
-    """The corpus that this code makes; made unless it is there.
+    """Returns the folder of the corpus for this code; creates it if missing.
 
     Raises:
-        RuntimeError: it cannot be made.
+        RuntimeError: it cannot be created.
     """
     place = folder / f"corpus-{_code()}"
     if not (place / _DONE).exists():
@@ -48,13 +48,13 @@ def make(folder: Path, environment: dict[str, str]) -> Path:
             check=False,
         )
         if made.returncode:
-            raise RuntimeError(f"the corpus cannot be made:\n{made.stdout}\n{made.stderr}")
+            raise RuntimeError(f"the corpus cannot be created:\n{made.stdout}\n{made.stderr}")
         (place / _DONE).touch()
     return place
 
 
 def _code() -> str:
-    """A digest of the program and of this file."""
+    """Returns a digest of jaxtrain and this file."""
     digest = hashlib.sha256()
     for path in sorted([*(CHECKOUT / "jaxtrain").rglob("*.py"), Path(__file__)]):
         digest.update(path.read_bytes())
@@ -117,7 +117,7 @@ def _write_videos(place: Path) -> None:
 
 
 def _write_folders(place: Path) -> None:
-    """Data as most runs name it: a folder of several files, of which one may be bad."""
+    """Writes data folders as most runs use them, with several files."""
     for folder, names in (
         ("texts", ("text.txt", "text.jsonl", "text.parquet")),
         ("videos", ("video.mp4", "video.mkv", "sound.mp4")),
@@ -128,14 +128,14 @@ def _write_folders(place: Path) -> None:
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without times and owners."""
+    """Removes times and owners."""
     info.mtime = info.uid = info.gid = 0
     info.uname = info.gname = ""
     return info
 
 
 def _write_models(place: Path) -> None:
-    """A weights file, a run and a folder of transformers for each model that has one."""
+    """Writes a weights file, a run, and if supported a transformers folder for each model."""
     import dataclasses
 
     import numpy as np
@@ -220,7 +220,7 @@ def _write_reports(place: Path) -> None:
 
 
 def _write_trained(place: Path) -> None:
-    """A run of two steps, which can be resumed."""
+    """Trains a run of two steps, which can be resumed."""
     flags = ("--loop.steps", "2", "--data.path", "texts", "--output-dir", "run-trained")
     command = [sys.executable, "-m", "jaxtrain.main", *TRAINING, *flags]
     paths = os.environ | {"PYTHONPATH": str(CHECKOUT)}
@@ -228,10 +228,10 @@ def _write_trained(place: Path) -> None:
 
 
 def _write_packets(path: Path) -> None:
-    """What a caller says at the rendezvous, as far as a stranger can know it."""
-    said = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
-    signed = said | {"nonce": "0" * 32, "proof": "0" * 64}
-    path.write_text(json.dumps([said, signed, {"jaxtrain": "", "again": False}]))
+    """Writes a caller's messages at the rendezvous, as a stranger could forge them."""
+    plain = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
+    signed = plain | {"nonce": "0" * 32, "proof": "0" * 64}
+    path.write_text(json.dumps([plain, signed, {"jaxtrain": "", "again": False}]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mutations that know a format: what they change gets past its checksums and lengths."""
+"""Mutations of specific formats, whose checksums and lengths stay valid most of the time."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from typing import Any
 from fuzz import mutate
 
 _MANIFEST = "manifest.json"
-# Names that an untrusted folder may contain. In bytes: not all are UTF-8.
+# Names that an untrusted folder may contain, as bytes because not all are UTF-8.
 STRANGE_NAMES = (
     *(
         b"a\x1b[2J\x1b]0;t\x07b",
@@ -33,7 +33,7 @@ STRANGE_NAMES = (
 
 
 _RUN = {"args": ["sh", "-c", "touch ran"], "timeout": 5}
-# Nothing of a file may choose what is called, alone or as a field of a model.
+# A file must never choose a function to call, neither at the top nor as a field of a model.
 _CALLS: tuple[dict[str, Any], ...] = (
     {"class": "subprocess.run", **_RUN},
     {
@@ -48,7 +48,7 @@ _CALLS: tuple[dict[str, Any], ...] = (
 
 
 def safetensors(rng: random.Random, data: bytes) -> bytes:
-    """The header's JSON changed, with its right length in front of it most of the time."""
+    """Changes the JSON of the header; its length stays valid most of the time."""
     if rng.random() < 0.35 or len(data) < 8:
         return mutate.raw_bytes(rng, data)
     (size,) = struct.unpack("<Q", data[:8])
@@ -68,7 +68,7 @@ def safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 def _changed_member(rng: random.Random, data: bytes, name: str) -> bytes:
-    """One member of an object changed, the others as they are."""
+    """Changes one member of an object."""
     value = json.loads(data)
     found = mutate.json_text(rng, json.dumps(value.pop(name)).encode())
     rest = json.dumps(value)[1:-1].encode()
@@ -76,7 +76,7 @@ def _changed_member(rng: random.Random, data: bytes, name: str) -> bytes:
 
 
 class _Touches:
-    """Runs a command where it is unpickled."""
+    """Calls a function when unpickled."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self._reduced = (call, arguments)
@@ -86,7 +86,7 @@ class _Touches:
 
 
 def pth(rng: random.Random, data: bytes) -> bytes:
-    """A file of PyTorch: its bytes or its pickle changed, or one that holds something else."""
+    """Changes the bytes or the pickle of a PyTorch file, or replaces its contents."""
     kind = mutate.weighted(rng, ((4, "bytes"), (3, "pickle"), (1, "call"), (3, "other")))
     if kind == "bytes":
         return mutate.raw_bytes(rng, data)
@@ -164,7 +164,7 @@ _BLOCK = 512
 
 
 def tar(rng: random.Random, data: bytes) -> bytes:
-    """Fields of a header changed, with the right checksum most of the time; or odd members."""
+    """Changes fields of a header, with a valid checksum most of the time, or adds odd members."""
     kind = rng.random()
     if kind < 0.2:
         return mutate.raw_bytes(rng, data)
@@ -262,7 +262,7 @@ def _odd_members(rng: random.Random) -> bytes:
 
 
 def parquet(rng: random.Random, data: bytes) -> bytes:
-    """Bytes changed, those of the footer more often; or a table of other types."""
+    """Changes bytes, more often those of the footer, or writes a table of other types."""
     if rng.random() < 0.65:
         if rng.random() < 0.5:
             return mutate.raw_bytes(rng, data)
@@ -299,7 +299,7 @@ def parquet(rng: random.Random, data: bytes) -> bytes:
 
 
 def by_name(rng: random.Random, path: Path, data: bytes, other: bytes = b"") -> bytes:
-    """The mutation that fits a file's name."""
+    """Changes a file with the mutation for its name."""
     known: dict[str, mutate.Mutation] = {
         ".safetensors": safetensors,
         ".json": mutate.json_text,
@@ -316,12 +316,12 @@ def by_name(rng: random.Random, path: Path, data: bytes, other: bytes = b"") -> 
 
 
 def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda path: True) -> None:
-    """Changes a file of a folder, or puts something else in its place; then maybe signs it again.
+    """Changes, removes, replaces or renames files of a folder; then may sign its manifests again.
 
     Args:
-        rng: chooses.
+        rng: makes all choices.
         top: the folder, changed in place.
-        only: which files may be changed.
+        only: whether a file may be changed.
     """
     found = sorted(path for path in top.rglob("*") if path.is_file() and only(path))
     contents = {path: path.read_bytes() for path in found}
@@ -370,9 +370,9 @@ def _put_something_else(rng: random.Random, path: Path) -> None:
 
 
 def sign(rng: random.Random, path: Path) -> None:
-    """Makes a manifest right about the files that are there, and its own checksum right.
+    """Updates the file checksums (most of the time) and the manifest's own checksum.
 
-    A manifest that is not one keeps what it says; an object gets its own checksum.
+    Does nothing unless the manifest is a JSON object.
     """
     if path.is_symlink() or not path.is_file():
         return
@@ -394,7 +394,7 @@ def sign(rng: random.Random, path: Path) -> None:
     content.pop("sha256", None)
     try:
         canonical = json.dumps(content, sort_keys=True).encode()
-        whole = content | {"sha256": hashlib.sha256(canonical).hexdigest()}
-        path.write_text(json.dumps(whole, indent=1))
+        signed = content | {"sha256": hashlib.sha256(canonical).hexdigest()}
+        path.write_text(json.dumps(signed, indent=1))
     except (ValueError, TypeError, UnicodeError, RecursionError):
         return

@@ -1,18 +1,18 @@
-"""The fuzzed process: the real program, with a hook that records its actions.
+"""The fuzzed process: jaxtrain, with a hook that records forbidden acts.
 
     python tests/fuzz/fuzzed.py REQUEST.json      one case in a fresh process
     python tests/fuzz/fuzzed.py --server          imports everything once, then forks for each case
 
 A request is a JSON object: ``entry`` (module:function), ``arguments``, ``folder`` (the case's
-folder, which is also the working directory), ``writable`` (folders that the program may write to)
-and ``network`` (whether it may connect to this machine). The server reads requests from its
-standard input, one a line, and answers with the child's pid and then with how it ended.
+folder and working directory), ``writable`` (folders that may be written to) and ``network``
+(whether connections to this machine are allowed). The server reads requests from standard input,
+one per line, and answers with the child's PID and then with its exit status.
 
 The hook (``sys.addaudithook``) writes one line of JSON to ``events.jsonl`` for each forbidden act:
-a file opened for writing, made, renamed or deleted outside the writable folders; a program started;
-a connection or a name looked up; code that comes from the case's folder; and a pickle that names a
-function such as ``os.system``. A hook cannot be removed, and forks inherit it. Processes that
-multiprocessing spawns import this file again and so have the hook too.
+opening for writing, creating, renaming or deleting a file outside the writable folders; starting a
+program; connecting or looking up a name; running code from the case's folder; and unpickling a
+function such as ``os.system``. A hook cannot be removed, and forks inherit it. Processes spawned by
+multiprocessing import this file again, and so have the hook too.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from typing import Any
 
 _REQUEST = "JAXTRAIN_FUZZ_REQUEST"  # for spawned processes
 EVENTS = "events.jsonl"
-# What the program imports sooner or later. pyarrow starts a thread, so it stays out.
+# Imported by most commands. pyarrow is excluded, as it starts a thread.
 PRELOADED = (
     *("jax", "jax.numpy", "flax.nnx", "optax", "orbax.checkpoint", "grain", "av", "tokenizers"),
     *("safetensors.numpy", "dm_pix", "tensorboardX", "torch", "PIL.Image", "rich.console", "tyro"),
@@ -49,7 +49,7 @@ _COMMANDS = ("checkpoints", "decode", "encode", "evaluate", "export", "fill", "g
 _COMMANDS += ("prepare", "prepare_tokens", "reconstruct", "report", "train")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _DEVICES = ("/dev/null/", "/dev/tty/", "/dev/shm/")
-# Event -> which of its arguments are paths, and which of them is a dir_fd.
+# Event -> the positions of its paths and of its dir_fd.
 _CHANGES = {
     "os.mkdir": ((0,), 2),
     "os.rename": ((0, 1), None),
@@ -71,10 +71,10 @@ _UNFIT_BUILTINS = ("eval", "exec", "compile", "getattr", "__import__", "open", "
 
 
 class _Recorder:
-    """Writes down forbidden acts.
+    """Records forbidden acts.
 
     Args:
-        request: of the case.
+        request: the case's request.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class _Recorder:
         self._busy = True
         try:
             self._judge(event, arguments)
-        except Exception as error:  # as a surrogate in a path; never stops the program
+        except Exception as error:  # such as a surrogate in a path; must not stop jaxtrain
             self._write("hook", f"{event}: {error!r}")
         finally:
             self._busy = False
@@ -133,7 +133,7 @@ class _Recorder:
         text = os.fsdecode(path)
         if not os.path.isabs(text) and isinstance(directory, int) and directory >= 0:
             text = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), text)
-        # Where a link leads is opened, but a link itself is renamed or removed.
+        # Opening follows a link; renaming and removing affect the link itself.
         full = os.path.realpath(text)
         if event != "open":
             full = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
@@ -145,7 +145,7 @@ class _Recorder:
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
-    """The name of the program that is started, without what differs from run to run."""
+    """Returns the name of the started program, without parts that differ between runs."""
     if event == "os.fork":
         return event
     words = arguments[1] if event == "subprocess.Popen" else arguments[0]
@@ -155,9 +155,9 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _run_forked(request: dict[str, Any]) -> None:
-    """The same, and then what Python does at its end but for the teardown of all modules.
+    """Runs a case like :func:`_run`, and ends without the teardown of all modules.
 
-    That takes longer than most cases; those in fresh processes have it.
+    The teardown takes longer than most cases; cases in fresh processes include it.
     """
     code: object = 0
     try:
@@ -185,17 +185,17 @@ def _import_everything() -> None:
     import contextlib
 
     for name in (*PRELOADED, *(f"jaxtrain.cli.{name}" for name in _COMMANDS)):
-        with contextlib.suppress(ImportError):  # torch is optional, and modules get other names
+        with contextlib.suppress(ImportError):  # torch is optional, and modules may be renamed
             importlib.import_module(name)
 
 
 def _serve() -> dict[str, Any]:
-    """Forks for each request; returns it in the child. The parent ends with its input."""
+    """Forks for each request and returns it in the child; the parent exits at the end of input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     _import_everything()
-    # Else the first collection of a child writes to each of the parent's objects, and so copies
-    # most of the memory that they share: a second for each case.
+    # Otherwise a child's first garbage collection writes to all of the parent's objects, and so
+    # copies most of the shared memory: a second per case.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
@@ -215,7 +215,7 @@ def _serve() -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Calls the entry point like the console script."""
+    """Calls the entry point as the console script does."""
     folder = Path(request["folder"])
     os.chdir(folder)
     _redirect(folder)
@@ -227,7 +227,7 @@ def _run(request: dict[str, Any]) -> None:
     sys.exit(entry())
 
 
-# jaxtrain.main is imported first, as by the program itself: in a worker it keeps jax away.
+# jaxtrain.main is imported first, as the console script does: in a worker, it blocks jax.
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 import jaxtrain.main  # noqa: E402, F401
 

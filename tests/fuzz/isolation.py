@@ -1,4 +1,4 @@
-"""Runs the harness in its own namespaces: only a loopback network, and no surviving processes."""
+"""Runs the harness in separate namespaces: loopback network only, and no surviving processes."""
 
 import fcntl
 import os
@@ -19,20 +19,20 @@ def inside() -> bool:
 
 
 def enter(arguments: list[str]) -> str:
-    """Replaces this process by the same program in namespaces of its own.
+    """Replaces this process with the harness in separate namespaces.
 
     Args:
         arguments: of the command line.
 
     Returns:
-        Why that is not possible here, if it is not.
+        Only if this is not possible: the reason.
     """
-    # bash waits as process 1 and reaps what loses its parent, as an init does.
+    # bash is process 1 and reaps orphans, like an init.
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     unshare += [] if os.geteuid() == 0 else ["--map-root-user"]
     unshare += ["bash", "-c", '"$@"; exit $?', "bash"]
     if shutil.which("unshare") is None:
-        return "there is no unshare here"
+        return "unshare not found"
     probe = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         return probe.stderr.strip()
@@ -41,7 +41,7 @@ def enter(arguments: list[str]) -> str:
 
 
 def start_loopback() -> None:
-    """A new network namespace has a loopback device that is down."""
+    """Enables the loopback device, which is down in a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         request = struct.pack("16sH14s", b"lo", 0, b"")
         (flags,) = struct.unpack_from("H", fcntl.ioctl(handle, _SIOCGIFFLAGS, request), 16)

@@ -1,8 +1,8 @@
-"""Mutations of bytes and of JSON, every choice drawn from the generator that is passed in.
+"""Mutations of bytes and JSON, determined by the random generator that is passed in.
 
-Hypothesis does not fit here: its examples are drawn and shrunk in the process that is tested, and a
-seed of it does not stand for the same example in another version, which the list of seeds that ever
-failed relies on. Here an example is a complete file or folder, and what is judged is a process.
+Hypothesis does not fit here: it draws and shrinks its examples in the tested process, and its seeds
+do not reproduce the same examples in another version, as the list of failed seeds requires. Here an
+example is a complete file or folder, and the tested unit is a process.
 """
 
 import json
@@ -19,16 +19,16 @@ _MOST_STEPS = 4
 
 
 class Raw(str):
-    """Text that stands in a JSON file as it is."""
+    """Text that is written to a JSON file verbatim."""
 
 
 def raw_bytes(rng: random.Random, data: bytes, other: bytes = b"") -> bytes:
-    """A few changes of bytes.
+    """Changes bytes at a few positions.
 
     Args:
-        rng: chooses.
-        data: of the file.
-        other: of a file to splice with.
+        rng: makes all choices.
+        data: contents of the file.
+        other: contents of a file to splice with.
     """
     content = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, _MOST_STEPS, 16))):
@@ -38,7 +38,7 @@ def raw_bytes(rng: random.Random, data: bytes, other: bytes = b"") -> bytes:
 
 def _change_bytes(rng: random.Random, content: bytearray, other: bytes) -> None:
     size = len(content)
-    # Headers are at the beginning and, of some formats, at the end.
+    # Headers are at the beginning, or in some formats at the end.
     near = rng.choice((size, size, min(size, 64), min(size, 1024)))
     at = rng.randrange(near + 1)
     if rng.random() < 0.15:
@@ -79,7 +79,7 @@ def _change_bytes(rng: random.Random, content: bytearray, other: bytes) -> None:
 
 
 def strange_value(rng: random.Random) -> Any:
-    """A JSON value that a reader may not expect."""
+    """Returns a JSON value that a reader may not expect."""
     number = rng.choice(
         (
             *(0, 1, -1, 2, 7, 1024, 65536, 2**31, -(2**31), 2**53 + 1, 2**63, -(2**63) - 1, 2**64),
@@ -183,11 +183,11 @@ def strange_value(rng: random.Random) -> Any:
 
 
 def json_text(rng: random.Random, data: bytes) -> bytes:
-    """JSON with a few of its nodes replaced, removed, repeated or moved.
+    """Replaces, removes, repeats or moves a few nodes of JSON.
 
     Args:
-        rng: chooses.
-        data: JSON; anything else has its bytes changed.
+        rng: makes all choices.
+        data: JSON; otherwise bytes are changed.
     """
     try:
         value = json.loads(data)
@@ -204,7 +204,7 @@ def json_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def json_lines(rng: random.Random, data: bytes) -> bytes:
-    """JSON lines, one or two of them mutated, repeated, swapped or removed."""
+    """Changes, repeats, swaps or removes a few lines of JSON."""
     lines = data.split(b"\n")
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(lines))
@@ -230,11 +230,11 @@ def json_lines(rng: random.Random, data: bytes) -> bytes:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object whose names may repeat."""
+    """A JSON object whose names may repeat."""
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """The value with one node of it changed, deep or not."""
+    """Returns the value with one node changed, at any depth."""
     if isinstance(value, dict):
         value = _Pairs(value.items())
     if isinstance(value, _Pairs | list) and value and rng.random() < 0.8:
@@ -284,7 +284,7 @@ def _name(rng: random.Random) -> str:
 
 
 def _tweaked(rng: random.Random, value: Any) -> Any:
-    """A value like the one given; None if there is none."""
+    """Returns a similar value; None if there is none."""
     if isinstance(value, bool) or value is None:
         return None if value is None else not value
     if isinstance(value, int) and abs(value) < 2**70:
@@ -323,5 +323,5 @@ Mutation = Callable[[random.Random, bytes], bytes]
 
 
 def weighted(rng: random.Random, choices: Sequence[tuple[float, Any]]) -> Any:
-    """One of the choices, by their weights."""
+    """Returns a random choice by weight."""
     return rng.choices([one for _, one in choices], [weight for weight, _ in choices])[0]

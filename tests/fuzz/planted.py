@@ -1,4 +1,4 @@
-"""Entry points that do forbidden things, which the harness must detect."""
+"""Entry points with forbidden outcomes, which the harness must detect, and two allowed ones."""
 
 import contextlib
 import os

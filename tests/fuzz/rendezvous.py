@@ -1,10 +1,10 @@
-"""Tests that two processes meet at the rendezvous while strangers send bytes.
+"""Runs a rendezvous of two processes while strangers send bytes.
 
     main(FILE [token])
 
-Process 0 and process 1 are threads here; the sockets are real. The strangers send what the file
-holds, a JSON list of which each item is a line (or bytes, where the file is not JSON any more),
-before process 1 calls and while it waits. With ``token`` both processes know a secret.
+Process 0 and process 1 are threads here; the sockets are real. The strangers send the contents of
+the file, a JSON list with one line per item (or plain bytes if it is no longer JSON), before
+process 1 calls and while it waits. With ``token``, both processes share a secret.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def main() -> int:
     for stranger in strangers:
         stranger.close()
     if len(found) < 2:
-        print("error: a process of the run still waits", file=sys.stderr)
+        print("error: a process of the run is still waiting", file=sys.stderr)
         return 3
     errors = [error for error in found.values() if error is not None]
     if errors:
@@ -86,7 +86,7 @@ def _connected(port: int) -> socket.socket:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """What each stranger sends: an item of the list, and the file as it is."""
+    """Returns what each stranger sends: an item of the list, or the complete file."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):

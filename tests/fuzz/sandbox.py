@@ -1,8 +1,8 @@
 """Runs one case in the fuzzed process, within memory and time limits.
 
-What is watched from outside: resident memory of the case's processes together, every 50 ms (and
-the peak that the kernel noted), wall time, processes that are started, and processes that stay
-behind. RLIMIT_AS is not used: it limits addresses, of which jax maps far more than it touches.
+Observed from outside: total resident memory of the case's processes, every 50 ms (and the kernel's
+peak), wall time, started processes, and processes that remain after the case. RLIMIT_AS is not
+used: it limits address space, of which jax maps far more than it uses.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.05
 _LEAVE_S = 1.0  # for processes that end after the main one, such as the resource tracker
 _START_S = 120.0
 _LONGEST_OUTPUT = 2**20
-# Folders of a case: what the program reads, writes, and calls its own.
+# Folders of a case: its input, and those that jaxtrain may write to.
 INPUT, OUTPUT = "in", "out"
 _REQUEST = "request.json"
 _OWN = ("home", "tmp", "cache", OUTPUT)
@@ -35,18 +35,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What a case did.
+    """The result of a case.
 
     Attributes:
-        code: the exit code; minus a signal's number.
-        seconds: how long it took.
-        peak_bytes: the most resident memory of all its processes.
-        late: it did not end in time, and was killed.
+        code: exit code, or minus the signal's number.
+        seconds: its duration.
+        peak_bytes: peak resident memory of all its processes.
+        late: whether it exceeded the deadline and was killed.
         output: ``stdout`` and ``stderr``.
-        events: what the hook recorded.
-        started: command lines of processes it had, without what differs from run to run.
-        left: command lines of processes that it left behind.
-        changed: files of its input that are not as they were.
+        events: records of the hook.
+        started: command lines of its processes, without parts that differ between runs.
+        left: command lines of processes that remained after it.
+        changed: input files that it changed.
     """
 
     code: int
@@ -61,18 +61,18 @@ class Ended:
 
 
 class Sandbox:
-    """A folder that cases use one after the other, and a server that forks for them.
+    """A folder for cases, one at a time, and a server that forks for them.
 
     Args:
-        folder: of the cases; removed and made again for each.
-        compiled: jax's compilation cache, which all share.
-        core: the only one that the processes use; None lets them use all.
+        folder: for the cases; recreated for each.
+        compiled: jax's compilation cache, shared by all cases.
+        core: the CPU core that the processes use; None for all.
     """
 
     def __init__(self, folder: Path, compiled: Path, core: int | None = None) -> None:
         self.folder, self._compiled, self._core = folder, compiled, core
         self._server: subprocess.Popen[str] | None = None
-        self._heard = b""  # of the server, and not yet taken
+        self._heard = b""  # output of the server that is not yet parsed
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +81,7 @@ class Sandbox:
         self._stop()
 
     def clear(self) -> Path:
-        """Makes an empty case; returns the folder for its input."""
+        """Creates an empty case and returns the folder for its input."""
         _remove(self.folder)
         for name in (*_OWN, INPUT):
             (self.folder / name).mkdir(parents=True)
@@ -97,15 +97,15 @@ class Sandbox:
         memory_bytes: int = MEMORY_BYTES,
         seconds: float | None = None,
     ) -> Ended:
-        """Runs the case whose input is there.
+        """Runs the case whose input is in the folder.
 
         Args:
             arguments: of the command line; paths relative to the case's folder.
-            fresh: in a new process instead of a fork of the server.
-            entry: what to call, module:function.
+            fresh: whether to use a fresh process instead of a fork of the server.
+            entry: the function to call, module:function.
             network: whether it may connect to this machine.
-            memory_bytes: the most resident memory.
-            seconds: the longest time; by default :data:`FRESH_S` or :data:`FORKED_S`.
+            memory_bytes: limit on resident memory.
+            seconds: deadline; by default :data:`FRESH_S` or :data:`FORKED_S`.
         """
         request = {
             "entry": entry,
@@ -153,7 +153,7 @@ class Sandbox:
             while not ended:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)
                 if pid:
-                    # Not what the system noted as its peak: that begins with this process's own.
+                    # Without the kernel's peak, which includes that of this process before exec.
                     ended.append((status, 0))
                     process.returncode = status
                 elif time.monotonic() > until:
@@ -178,11 +178,11 @@ class Sandbox:
         return _watch(pid, wait, memory, limit_s)
 
     def _answer(self, seconds: float) -> Any:
-        """The next line of the server; None if it does not come in time."""
+        """Returns the next line of the server; None if it does not arrive in time."""
         assert self._server is not None
         assert self._server.stdout is not None
-        # Not readline: of two lines that came at once it would keep the second where select does
-        # not see it.
+        # Not readline: if two lines arrive at once, it would buffer the second, which select does
+        # not see.
         while b"\n" not in self._heard:
             if not select.select([self._server.stdout], [], [], seconds)[0]:
                 return None
@@ -219,7 +219,7 @@ class Sandbox:
             self._server = None
 
     def _pin(self, pid: int) -> None:
-        """At once after it was started, so that all its threads and processes inherit it."""
+        """Pins a process to the core, right after its start so that all its threads inherit it."""
         if self._core is not None:
             os.sched_setaffinity(pid, {self._core})
 
@@ -239,14 +239,14 @@ class Sandbox:
             "JAX_PLATFORMS": "cpu",
             "CUDA_VISIBLE_DEVICES": "-1",
             "TOKENIZERS_PARALLELISM": "false",
-            "OPENBLAS_NUM_THREADS": "1",  # its threads would be there before the fork
+            "OPENBLAS_NUM_THREADS": "1",  # otherwise it starts threads before the fork
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
 
 def _watch(pid: int, wait: Any, memory: int, limit_s: float) -> Any:
-    """Waits for a case; kills it if it takes too much time or memory."""
+    """Waits for a case; kills it if it exceeds its time or memory."""
     began = time.monotonic()
     started: set[str] = set()
     peak, late, ended = 0, False, None
@@ -270,13 +270,13 @@ def _watch(pid: int, wait: Any, memory: int, limit_s: float) -> Any:
 
 
 def _tree(leader: int) -> list[int]:
-    """A case's processes: its descendants and all of its session, which are not dead."""
+    """Returns a case's live processes: its descendants and all of its session."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has just ended
             # pid (name) state parent group session ...
             words = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
             if words[0] in "ZX":
@@ -296,9 +296,9 @@ def _resident(pid: int) -> int:
 
 
 def _described(pid: int) -> str:
-    """A process's command line without numbers and paths.
+    """Returns a process's command line without numbers and paths.
 
-    Empty if it has ended, and of a fork that runs no other program yet: the hook sees forks.
+    Empty if it has ended or is a fork that runs no other program: the hook records forks.
     """
     with contextlib.suppress(OSError):
         words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -321,7 +321,7 @@ def _remove(folder: Path) -> None:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of what the program must leave alone."""
+    """Returns size and modification time of all files that jaxtrain must not change."""
     found: dict[str, tuple[int, int]] = {}
     ours = {"stdout.txt", "stderr.txt", fuzzed.EVENTS}
     for place, folders, names in os.walk(os.fsencode(folder)):
@@ -340,7 +340,7 @@ def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(_LONGEST_OUTPUT)
-    except FileNotFoundError:  # it ended before it began
+    except FileNotFoundError:  # the case ended before its start
         return b""
 
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         kind: of the case.
-        seed: of it.
-        fresh: whether it had a process of its own.
-        outcome: in a word.
-        problems: what is forbidden of it.
-        seconds: how long it took.
-        peak_bytes: the most resident memory.
+        seed: of the case.
+        fresh: whether it ran in a fresh process.
+        outcome: for the table.
+        problems: its forbidden acts.
+        seconds: its duration.
+        peak_bytes: peak resident memory.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Returns a Markdown table: a row per kind, and one for all."""
+    """Returns a Markdown table: a row for each kind, and one for all."""
     columns = (
         "kind cases fresh worked quarantined refused other forbidden mean_s longest_s peak_GiB"
     )
@@ -39,7 +39,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """One line."""
+    """Summarizes the results in one line."""
     failed = sum(bool(one.problems) for one in results)
     rate = len(results) / max(seconds, 1e-9)
     return (

@@ -1,4 +1,4 @@
-"""Tests the harness: it detects forbidden outcomes, and a seed reproduces its case."""
+"""The harness detects forbidden outcomes, and a seed reproduces its case."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ def run(sandbox: Sandbox, name: str) -> Ended:
     (sandbox.clear() / "a.json").write_text("{}")
     limit_s = 3.0 if name == "hangs" else 60.0
     entry = f"fuzz.planted:{name}"
-    # A fresh process imports little, so this shows its memory and its time.
+    # A fresh process imports little, so its memory and time are those of the case.
     return sandbox.run([], fresh=True, entry=entry, memory_bytes=MEMORY_BYTES, seconds=limit_s)
 
 
@@ -86,7 +86,7 @@ def test_checkpoints_may_report_damage() -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Files that look like those of the harness's corpus, without jax."""
+    """Writes files like those of the harness's corpus, without jax."""
     place = tmp_path / "corpus"
     model = json.dumps({"class": "gpt", "depth": 2})
     header = json.dumps({"__metadata__": {"jaxtrain_model": model}, "w": {"dtype": "F32"}})
@@ -148,14 +148,14 @@ def test_blind_spots_produce_their_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mutation", [mutate.raw_bytes, mutate.json_text, mutate.json_lines])
-def test_mutations_change_most_files_and_are_repeated(mutation: mutate.Mutation) -> None:
+def test_mutations_change_most_files_and_are_reproducible(mutation: mutate.Mutation) -> None:
     data = json.dumps({"a": [1, 2.5, "text"], "b": {"c": None, "d": '{"class": "gpt"}'}}).encode()
     found = [mutation(random.Random(seed), data) for seed in range(300)]
     assert found == [mutation(random.Random(seed), data) for seed in range(300)]
     assert len({*found}) > 150
 
 
-def test_a_changed_header_has_a_valid_length() -> None:
+def test_most_changed_headers_have_a_valid_length() -> None:
     header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2]}}).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(8)
     found = [formats.safetensors(random.Random(seed), data) for seed in range(100)]
@@ -192,7 +192,7 @@ def test_listed_seeds_are_cases() -> None:
         assert seed.isdigit()
 
 
-def test_the_table_counts() -> None:
+def test_the_table_counts_outcomes() -> None:
     one = Result("tar", 1, False, "refused", (), 0.5, 2**30)
     bad = Result("tar", 2, True, "exit 1", ("exit 1",), 1.5, 2**31)
     lines = table([one, bad]).splitlines()

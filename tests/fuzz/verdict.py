@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from fuzz.sandbox import MEMORY_BYTES, Ended
 
-# Bad input is reported by these with 1; all other commands refuse it with 2.
+# These commands report bad input with exit code 1; all others refuse it with 2.
 _REPORTING = ("checkpoints", "doctor")
 _TRACES = (
     b"Traceback (most recent call last)",
@@ -20,20 +20,18 @@ _TRACES = (
     b"was never awaited",
     b"exception was never retrieved",
 )
-# C0 and C1 without line feed, tab and carriage return, and what changes a line's direction.
+# C0 and C1 without line feed, tab and carriage return, and characters that change the direction.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONGEST_LINE = 2**14
 
 
 def outcome(ended: Ended) -> str:
-    """Returns an allowed outcome in one word, for the table."""
+    """Returns the outcome for the table: a word, or a forbidden exit code."""
     if ended.code == 2:
         return "refused"
     if ended.code == 0:
-        left_out = re.search(
-            rb"left out|skipped|dropped|damaged|omitted", b"".join(ended.output.values())
-        )
-        return "quarantined" if left_out else "worked"
+        skipped = re.search(rb"skipped|dropped|damaged|omitted", b"".join(ended.output.values()))
+        return "quarantined" if skipped else "worked"
     return f"exit {ended.code}"
 
 
@@ -45,14 +43,14 @@ def problems(
     allowed: Collection[int] = (0, 2),
     memory_bytes: int = MEMORY_BYTES,
 ) -> list[str]:
-    """What is forbidden of what a case did; empty is a pass.
+    """Returns the forbidden acts of a case, one per line; empty if it passed.
 
     Args:
-        ended: the case.
+        ended: the result of the case.
         arguments: of its command line.
-        usual: processes that the command starts for the same input unharmed.
+        usual: processes that the command starts for valid input.
         allowed: exit codes.
-        memory_bytes: the limit of it.
+        memory_bytes: limit on resident memory.
     """
     found = [
         f"{event['what']}: {event['detail']}" for event in ended.events if not _usual(event, usual)
@@ -63,14 +61,14 @@ def problems(
     if ended.peak_bytes > memory_bytes:
         return [*found, f"memory: above {memory_bytes / 2**30:.3g} GiB"]
     if ended.late:
-        return [*found, "deadline: had not ended"]
+        return [*found, "deadline: killed"]
     for stream, content in ended.output.items():
         found += [f"{stream}: {_trace(content, mark)}" for mark in _TRACES if mark in content][:1]
         text = content.decode(errors="surrogateescape")
-        # If the output is not a terminal, a generated text is written unchanged.
+        # Generated text is written unchanged if the output is not a terminal.
         plain = stream == "stdout" and arguments[:1] == ["generate"]
         if not plain and (control := _CONTROL.search(text)):
-            found.append(f"{stream}: holds the control character {control[0]!r}")
+            found.append(f"{stream}: contains control character {control[0]!r}")
         if any(len(line) > _LONGEST_LINE for line in text.splitlines()) and not plain:
             found.append(f"{stream}: a line of more than {_LONGEST_LINE} characters")
     if ended.code == 2:
@@ -78,7 +76,7 @@ def problems(
         errors = [line for line in lines if line.startswith(b"error: ")]
         if not errors or lines[-len(errors) :] != errors:
             found.append(
-                f"exit 2 with {len(errors)} lines of error; there must be some, and they the last"
+                f"exit 2 with {len(errors)} lines of error; expected at least one, at the end"
             )
     reports = ended.code == 1 and arguments[:1] and arguments[0] in _REPORTING
     if ended.code not in allowed and not reports:
@@ -91,7 +89,7 @@ def _usual(event: dict[str, str], usual: Collection[str]) -> bool:
 
 
 def _trace(content: bytes, mark: bytes) -> str:
-    """The mark, the innermost line of this program, and the error."""
+    """Returns the mark, the innermost line of jaxtrain, and the error."""
     text = content[content.index(mark) :].decode(errors="replace")
     ours = re.findall(r'File "[^"]*/(jaxtrain/[^"]+)", line (\d+)', text)
     where = f" at {ours[-1][0]}:{ours[-1][1]}" if ours else ""

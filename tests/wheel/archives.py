@@ -1,8 +1,8 @@
-"""Checks that a wheel and an sdist contain all files that they were built from.
+"""Checks that a wheel and an sdist contain all files of the package.
 
     python tests/wheel/archives.py SOURCE DIST
 
-SOURCE is a checkout without caches, DIST holds one .whl and one .tar.gz. Needs no package.
+SOURCE is a checkout without caches; DIST contains one .whl and one .tar.gz. Requires no packages.
 """
 
 import sys
@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 PACKAGES = ("jaxtrain", "configs")
-# What the sdist must hold besides the packages.
+# Files that the sdist must contain besides the packages.
 BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
 
 
@@ -19,7 +19,7 @@ def main(source: Path, dist: Path) -> list[str]:
     """Returns one line per problem."""
     (wheel,) = dist.glob("*.whl")
     (sdist,) = dist.glob("*.tar.gz")
-    ours = {
+    shipped = {
         str(path.relative_to(source))
         for package in PACKAGES
         for path in (source / package).rglob("*")
@@ -30,15 +30,15 @@ def main(source: Path, dist: Path) -> list[str]:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     # configs/ is installed as the package jaxtrain.configs.
-    installed = {f"jaxtrain/{name}" if name.startswith("configs/") else name for name in ours}
+    installed = {f"jaxtrain/{name}" if name.startswith("configs/") else name for name in shipped}
     return [
         *(f"{wheel.name} lacks {name}" for name in sorted(installed - packaged)),
-        *(f"{wheel.name} has a surplus {name}" for name in sorted(packaged - installed)),
-        *(f"{sdist.name} lacks {name}" for name in sorted((ours | BESIDE) - in_sdist)),
+        *(f"{wheel.name} has an unexpected {name}" for name in sorted(packaged - installed)),
+        *(f"{sdist.name} lacks {name}" for name in sorted((shipped | BESIDE) - in_sdist)),
     ]
 
 
 if __name__ == "__main__":
     problems = main(Path(sys.argv[1]), Path(sys.argv[2]))
-    print("\n".join(problems) or "the wheel and the sdist hold every file of the package")
+    print("\n".join(problems) or "the wheel and the sdist contain every file of the package")
     sys.exit(1 if problems else 0)

@@ -1,8 +1,8 @@
-"""Uses an installed wheel from an empty folder, without a checkout.
+"""Tests an installed wheel from an empty folder.
 
     cd "$(mktemp -d)" && VENV/bin/python -I PATH/tests/wheel/installed.py
 
-Needs no package but those that the wheel requires: an import that no requirement covers fails.
+Requires only the wheel's dependencies, so an import without a declared dependency fails.
 """
 
 import importlib
@@ -14,11 +14,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Only extras install these; a module may require them.
+# Installed only by extras; modules may import them.
 EXTRAS = {"torch", "diffusers", "transformers", "datasets", "fsspec"}
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sysconfig.get_path("scripts")) / "jaxtrain"
-# `demo` in seconds: the same renderer, codec, pipeline and step.
+# `demo`, reduced to seconds: the same renderer, codec, pipeline and step.
 SMALL = (
     *("--model.frames", "4", "--model.height", "16", "--model.width", "16"),
     *("--model.encoder_width", "8", "--model.decoder_widths", "16", "8", "8", "8"),
@@ -38,15 +38,20 @@ def jaxtrain(*arguments: str) -> str:
         [str(PROGRAM), *arguments], capture_output=True, text=True, timeout=1500, check=False
     )
     line = f"jaxtrain {' '.join(arguments)}"
-    check(found.returncode == 0, f"{line} ended with {found.returncode}:\n{found.stderr}")
+    check(
+        found.returncode == 0, f"{line} failed with exit code {found.returncode}:\n{found.stderr}"
+    )
     return found.stdout
 
 
 def import_everything() -> int:
-    """Imports each module of the package; returns how many there are."""
+    """Imports all modules of the package; returns their number."""
     package = importlib.import_module("jaxtrain")
     where = Path(str(package.__file__)).resolve()
-    check(CHECKOUT not in where.parents, f"this is the checkout's jaxtrain, not a wheel's: {where}")
+    check(
+        CHECKOUT not in where.parents,
+        f"jaxtrain is imported from the checkout, not from a wheel: {where}",
+    )
     broken, count = [], 0
     for module in pkgutil.walk_packages(package.__path__, "jaxtrain.", onerror=broken.append):
         if module.name.endswith(".__main__"):
@@ -69,9 +74,9 @@ def main() -> None:
     print(f"{count} modules imported")
 
     version = importlib.metadata.version("jaxtrain")
-    said = jaxtrain("--version")
-    check(version in said, f"jaxtrain --version says {said!r} instead of {version}")
-    print(said.strip())
+    printed = jaxtrain("--version")
+    check(version in printed, f"jaxtrain --version prints {printed!r} instead of {version}")
+    print(printed.strip())
 
     shipped = {path.stem for path in (CHECKOUT / "configs").glob("[a-z]*.py")}
     listed = {line.split()[0] for line in jaxtrain("configs", "list").splitlines()}
@@ -80,15 +85,18 @@ def main() -> None:
     jaxtrain("--config", "demo", *SMALL, "--output-dir", "run")
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
-    check(sorted(losses) == [1, 2, 3, 4], f"steps 1 to 4 were asked for, not {sorted(losses)}")
-    check(Path("run/checkpoints/4/manifest.json").is_file(), "there is no checkpoint of step 4")
+    check(
+        sorted(losses) == [1, 2, 3, 4],
+        f"metrics.jsonl has steps {sorted(losses)} instead of 1 to 4",
+    )
+    check(Path("run/checkpoints/4/manifest.json").is_file(), "no checkpoint of step 4")
     jaxtrain("report", "run", "--out", "page.html")
     page = Path("page.html").read_text()
-    # Styles and script are files of the package: without them the page would be bare.
+    # Styles and scripts are data files of the package, which a wheel may omit.
     folder = CHECKOUT / "jaxtrain" / "reporting"
     for asset in (*folder.glob("*.css"), *folder.glob("*.js")):
         line = max(asset.read_text().splitlines(), key=len).strip()
-        check(line in page, f"the report lacks {asset.name}")
+        check(line in page, f"the report does not contain {asset.name}")
     print(f"trained, saved and reported: losses {[round(loss, 4) for loss in losses.values()]}")
 
 
