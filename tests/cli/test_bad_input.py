@@ -1,4 +1,4 @@
-"""Bad input to each command that reads videos: one clear line or a right result, no traceback."""
+"""Commands that read videos: bad input gives a one-line error or a correct result."""
 
 import concurrent.futures
 import json
@@ -29,7 +29,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "sound.mp4": lambda path: small_autoencoder.with_sound(path, [], seconds=0.5),
 }
 
-# What stands in the last line of stderr; None where the command does it.
+# The error on stderr; None if the command succeeds.
 NO_VIDEO = {
     "gone.mp4": "gone.mp4: No such file or directory: pass an intact video file",
     "text.mp4": "text.mp4: cannot be read: Invalid data",
@@ -40,16 +40,16 @@ NO_VIDEO = {
     "sound.mp4": "sound.mp4: has no video stream: pass an intact video file",
 }
 NOT_USABLE = "{name}: none of 1 videos can be used; see the skipped files above"
-NO_PIECE = "no clip could be cut from 1 video; "
-WORDS: dict[str, dict[str, str | None]] = {
+NO_CLIPS = "no clip could be cut from 1 video; "
+ERRORS: dict[str, dict[str, str | None]] = {
     "encode": NO_VIDEO,
     "reconstruct": NO_VIDEO,
     "evaluate": dict.fromkeys(MAKERS, NOT_USABLE)
     | {"gone.mp4": "gone.mp4: no such file or folder", "odd.mkv": None},
-    "clips": dict.fromkeys(MAKERS, NO_PIECE)
+    "clips": dict.fromkeys(MAKERS, NO_CLIPS)
     | {"gone.mp4": "gone.mp4: no such file or folder", "odd.mkv": None},
 }
-# What is said before that, where the last line does not say it.
+# The reason on stdout, if the error does not contain it.
 REASONS = {
     "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty",
@@ -67,7 +67,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
-    # Threads, as processes take a second to start; what they do is tested elsewhere.
+    # Threads, because processes take a second to start; the processes are tested elsewhere.
     monkeypatch.setattr(prepare_clips, "_pool", concurrent.futures.ThreadPoolExecutor)
 
 
@@ -86,37 +86,37 @@ def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:
     }[command]
 
 
-def run(*words: Any) -> int:
-    return main.main([str(one) for one in words])
+def run(*command_line: Any) -> int:
+    return main.main([str(one) for one in command_line])
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("command", WORDS)
-def test_one_line_or_a_right_result(
+@pytest.mark.parametrize("command", ERRORS)
+def test_bad_input_gives_one_line_or_a_correct_result(
     command: str, name: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video, out = tmp_path / name, tmp_path / "out"
     out.mkdir()
     MAKERS[name](video)
     code = run(*arguments(command, weights, video, out))
-    told = capsys.readouterr()
-    words = WORDS[command][name]
-    if words is None:
-        assert (code, told.err) == (0, "")
+    printed = capsys.readouterr()
+    error = ERRORS[command][name]
+    if error is None:
+        assert (code, printed.err) == (0, "")
         frames = 1 if name == "one.mp4" else 8
-        assert_right(command, out, frames=frames, odd=name == "odd.mkv")
+        assert_correct(command, out, frames=frames, odd=name == "odd.mkv")
         return
     assert code == 2
-    assert told.err.startswith("error: ")
-    assert told.err.count("\n") == 1
-    assert words.format(name=name) in told.err
-    if words in (NOT_USABLE, NO_PIECE):
-        assert REASONS[name] in told.out
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert error.format(name=name) in printed.err
+    if error in (NOT_USABLE, NO_CLIPS):
+        assert REASONS[name] in printed.out
     if command in ("encode", "reconstruct", "evaluate"):
         assert not list(out.iterdir())
 
 
-def assert_right(command: str, out: Path, *, frames: int, odd: bool) -> None:
+def assert_correct(command: str, out: Path, *, frames: int, odd: bool) -> None:
     match command:
         case "encode":
             latents = safetensors.numpy.load_file(out / "z.safetensors")["latents"]
@@ -129,19 +129,19 @@ def assert_right(command: str, out: Path, *, frames: int, odd: bool) -> None:
             assert clip["video"] == "odd.mkv"
             assert 0 < clip["values"][0]["psnr"] < 60
         case "clips":
-            (piece,) = (out / "pieces").rglob("*.mp4")
-            pieces = [path for path in (out / "pieces").rglob("*.mp4") if path.is_file()]
-            assert [path.name for path in pieces] == ["00000.mp4"]
-            with av.open(str(piece)) as container:
+            (clip_file,) = (out / "pieces").rglob("*.mp4")
+            clip_files = [path for path in (out / "pieces").rglob("*.mp4") if path.is_file()]
+            assert [path.name for path in clip_files] == ["00000.mp4"]
+            with av.open(str(clip_file)) as container:
                 shapes = [frame.to_ndarray(format="rgb24").shape for frame in container.decode()]
             assert shapes == [shapes[0]] * 8
             assert not any(side % 2 for side in shapes[0][:2])
 
 
-def test_a_single_frame_is_enough_where_one_is_asked_for(
+def test_one_frame_is_enough_if_requested(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measures of change are left out then; a piece of one frame is a piece."""
+    """Metrics of change between frames are omitted, and a clip may have one frame."""
     video = tmp_path / "one.mp4"
     MAKERS["one.mp4"](video)
     report = tmp_path / "found.json"

@@ -1,4 +1,4 @@
-"""``jaxtrain checkpoints``: what lies there, whether it is whole, and what a resume would take."""
+"""``jaxtrain checkpoints``: lists and verifies checkpoints, and names the one to resume from."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(saved: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of ``saved``."""
     return Path(shutil.copytree(saved, tmp_path / "run"))
 
 
@@ -47,7 +47,7 @@ def table(text: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
 
 
-def test_lists_what_is_whole_and_changes_nothing(
+def test_lists_intact_checkpoints_and_changes_nothing(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "checkpoints" / "13.orbax-checkpoint-tmp").mkdir()
@@ -68,7 +68,7 @@ def test_lists_what_is_whole_and_changes_nothing(
     assert last == [f"--resume latest would resume from {run / 'checkpoints' / '9'}"]
 
 
-def test_names_what_is_damaged_and_what_a_resume_would_take(
+def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "checkpoints" / "9" / "manifest.json").unlink()
@@ -88,9 +88,9 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert found["latest"] == str(taken)
     assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
     assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
-    # A resume takes just that, and says afterwards what it has moved.
+    # A resume takes this checkpoint, and moves the damaged ones.
     assert resume.choose("latest", run, tmp_path, lambda line: None) == taken
-    assert command.main([str(run)]) == 0  # all that a run would use is whole
+    assert command.main([str(run)]) == 0  # all checkpoints that a run would use are intact
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
     for name in ("checkpoints/9", "best/4"):
         aside = rows[name].replace("DAMAGED", "moved, damaged")
@@ -100,7 +100,7 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert command.main([str(run)]) == 1
 
 
-def test_a_run_without_a_whole_one_would_not_start_anew(
+def test_without_an_intact_checkpoint_a_resume_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in ("checkpoints/4", "checkpoints/9", "best/4"):
@@ -110,7 +110,7 @@ def test_a_run_without_a_whole_one_would_not_start_anew(
     assert last == "--resume latest would be refused: no checkpoint can be used"
     with pytest.raises(InputError, match="is intact"):
         resume.choose("latest", run, tmp_path, lambda line: None)
-    (run / "config.json").write_text('{"checkpoint": {"every": 9}}')  # the first save of a run
+    (run / "config.json").write_text('{"checkpoint": {"every": 9}}')  # 9 is the first save
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "--resume latest would start from scratch: no checkpoint can be used"
@@ -121,7 +121,7 @@ def test_a_run_without_a_whole_one_would_not_start_anew(
 
 
 def test_wrong_use(run: Path, tmp_path: Path) -> None:
-    for arguments, words in (
+    for arguments, message in (
         ([str(tmp_path / "nowhere")], "no such folder"),
         ([str(tmp_path)], "has no checkpoints/; pass a run directory$"),
         ([str(run / "checkpoints" / "9")], f"pass a run directory, such as {run}$"),
@@ -130,7 +130,7 @@ def test_wrong_use(run: Path, tmp_path: Path) -> None:
         ([str(run), "--json"], "expected one argument"),
         ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             command.main(arguments)
     assert main.main(["checkpoints", str(tmp_path / "nowhere")]) == 2
 
@@ -156,7 +156,7 @@ def test_imports_nothing_heavy(run: Path, checkout: Path) -> None:
 
 
 def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str], str]:
-    """Exit code, verdict by checkpoint, and what is said of a resume."""
+    """Returns the exit code, the verdict on each checkpoint, and the line about a resume."""
     before = tree(run)
     code = command.main([str(run)])
     assert tree(run) == before
@@ -165,7 +165,7 @@ def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
 
 
 def resumed(run: Path) -> str:
-    """What a real resume takes, inside the run; or the name of its error."""
+    """Returns the checkpoint that a real resume takes, or the name of its error."""
     try:
         found = resume.choose("latest", run, run.parent, lambda line: None)
     except (RunAgain, InputError) as error:
@@ -174,7 +174,7 @@ def resumed(run: Path) -> str:
 
 
 @pytest.mark.parametrize("folder", ["checkpoints/9", "best/4"])
-def test_what_cannot_be_read_now_is_no_damage(
+def test_a_temporary_read_error_is_not_damage(
     run: Path,
     folder: str,
     capsys: pytest.CaptureFixture[str],
@@ -195,7 +195,7 @@ def test_what_cannot_be_read_now_is_no_damage(
     assert resumed(run) == "RunAgain"
 
 
-def test_another_versions_format_is_no_damage(
+def test_a_format_of_another_version_is_not_damage(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "checkpoints" / "9" / "manifest.json"
@@ -211,7 +211,7 @@ def test_another_versions_format_is_no_damage(
 
 
 def damage(path: Path) -> None:
-    """As many bytes, and other ones."""
+    """Overwrites a file with as many zeros."""
     file = path / "state" / "_METADATA"
     file.write_bytes(bytes(file.stat().st_size))
 
@@ -224,10 +224,10 @@ def damage(path: Path) -> None:
         ("gone", "whole", "checkpoints/9"),
         ("gone", "damaged", "checkpoints/4"),
         ("whole", "damaged", "checkpoints/9"),
-        ("damaged", "whole", "checkpoints/4"),  # it looked whole: the old one goes
+        ("damaged", "whole", "checkpoints/4"),  # it looked intact, so the old one was deleted
     ],
 )
-def test_what_waits_for_its_successor_is_verified(
+def test_a_checkpoint_that_is_being_replaced_is_verified(
     run: Path, new: str, old: str, taken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, waiting = run / "checkpoints" / "9", run / "checkpoints" / "9.replaced"
@@ -246,7 +246,7 @@ def test_what_waits_for_its_successor_is_verified(
     assert resumed(run) == taken
 
 
-def test_a_live_runs_newest_is_being_saved(
+def test_the_newest_checkpoint_of_an_active_run_is_being_saved(
     run: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "checkpoints" / "9" / "manifest.json").unlink()
@@ -272,7 +272,7 @@ def test_a_live_runs_newest_is_being_saved(
         f"--resume latest would resume from {run / 'checkpoints' / '4'}, after the run that is "
         f"active here (process {process.pid} on {socket.gethostname()}) has ended"
     )
-    code, rows, last = last_line(run, capsys)  # it is dead, and its lock with it
+    code, rows, last = last_line(run, capsys)  # the process is dead, so its lock is free
     assert code == 1
     assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
     assert last == f"--resume latest would resume from {run / 'checkpoints' / '4'}"

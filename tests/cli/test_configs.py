@@ -1,4 +1,4 @@
-"""``jaxtrain configs``."""
+"""``jaxtrain configs``: list, show and diff."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_list_names_each_config_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_describes_each_config(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out(capsys, "list").splitlines()
     assert [line.split()[0] for line in lines] == files.names()
     assert next(line for line in lines if line.startswith("h100_16 ")).endswith(
@@ -21,7 +21,7 @@ def test_list_names_each_config_with_what_it_is(capsys: pytest.CaptureFixture[st
     )
 
 
-def test_show_says_all_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_all_values(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "show", "h100_16", "--optim.peak_lr", "3e-4")
     assert "python -m jaxtrain.main --config h100_16" in text
     shown = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
@@ -31,7 +31,7 @@ def test_show_says_all_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["data.path"] == ["None"]
 
 
-def test_what_show_prints_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_show_works_as_flags(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "show", "mlm_h200_8_small")
     fields = text.partition("\nname ")[2].splitlines()[1:]
     assert len(fields) > 40
@@ -40,7 +40,7 @@ def test_what_show_prints_can_be_typed(capsys: pytest.CaptureFixture[str]) -> No
     assert same == config.load("mlm_h200_8_small")
 
 
-def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "diff", "h100_48", "h100_64")
     assert text.splitlines() == [
         "data.batch_size: 240 -> 256",
@@ -59,7 +59,7 @@ def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
         (["show"], "configs show takes one NAME, not nothing"),
@@ -69,14 +69,14 @@ def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None
         (["show", "h100_8", "--seeed", "3"], r"did you mean --seed\?"),
     ],
 )
-def test_wrong_use(arguments: list[str], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_wrong_use(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         configs.main(arguments)
 
 
 def test_help_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys) == out(capsys, "--help")
     assert main.main(["configs", "show", "h10_16"]) == 2
-    said = capsys.readouterr()
-    assert said.err == "error: unknown config 'h10_16'; did you mean h100_16?\n"
-    assert said.out == ""
+    printed = capsys.readouterr()
+    assert printed.err == "error: unknown config 'h10_16'; did you mean h100_16?\n"
+    assert printed.out == ""

@@ -1,4 +1,4 @@
-"""``jaxtrain doctor`` as one types it: a machine that is ready, and one with everything wrong."""
+"""``jaxtrain doctor`` from the command line: on a ready machine, and on one with many faults."""
 
 import contextlib
 import json
@@ -27,17 +27,17 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def left_over(place: Path) -> list[Path]:
+def leftovers(place: Path) -> list[Path]:
     return list(place.rglob("*jaxtrain-doctor*"))
 
 
 def flat(page: str) -> str:
-    """A page without its line breaks."""
+    """Returns a page without its line breaks."""
     return " ".join(page.split())
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_ready(place: Path) -> None:
+def test_a_ready_machine(place: Path) -> None:
     devices = ["--simulate-devices", "2", "--mesh.fsdp", "2"]
     found = run(place, "doctor", *TEXT, *devices, "--output-dir", "out", "--json", "found.json")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -55,17 +55,17 @@ def test_a_machine_that_is_ready(place: Path) -> None:
     ):
         assert seen in page
     assert "equal: the config's complete state" in page
-    told = json.loads((place / "found.json").read_text())
-    assert told["ready"]
-    assert "jax" in told["versions"]
-    assert {one["group"] for one in told["findings"]} == set(GROUPS)
+    report = json.loads((place / "found.json").read_text())
+    assert report["ready"]
+    assert "jax" in report["versions"]
+    assert {one["group"] for one in report["findings"]} == set(GROUPS)
     assert not (place / "out").exists()
-    assert not left_over(place)
+    assert not leftovers(place)
 
 
 @pytest.mark.slow
-def test_a_machine_with_everything_wrong(place: Path) -> None:
-    """Each fault is found beside the others, and has its cure."""
+def test_a_machine_with_many_faults(place: Path) -> None:
+    """Every fault is reported, each with its fix."""
     folder = place / "videos"
     for number in range(3):
         sample_videos.write(folder / f"good{number}.mp4", 30)
@@ -82,18 +82,18 @@ def test_a_machine_with_everything_wrong(place: Path) -> None:
             timeout=300,
             check=False,
         )
-        assert not left_over(disk)
+        assert not leftovers(disk)
     assert found.returncode == 1, found.stdout + found.stderr
     page = flat(found.stdout)
-    for seen, cure in {
+    for seen, fix in {
         "1 device (mesh.data 1 x mesh.fsdp 1), but jax sees 3 x": "--simulate-devices 1",
         "only 200 files may be open": "ulimit -n",
         "checkpoints of 8.2 MiB": "set another --output-dir",
         "bad.mp4": "fix or remove them",
     }.items():
         assert seen in page
-        assert cure in page.split(seen, 1)[1]
-    assert disk.is_symlink() or "on tmpfs" in page  # it is mounted elsewhere then
+        assert fix in page.split(seen, 1)[1]
+    assert disk.is_symlink() or "on tmpfs" in page  # a link: mounted elsewhere
     last = found.stdout.splitlines()[-1]
     assert last.startswith("not ready: ")
     assert all(group in last for group in ("devices", "system", "data"))
@@ -109,8 +109,8 @@ def test_a_missing_gpu_is_reported(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_middle(place: Path) -> None:
-    """As a terminal sends it: to all processes of the group."""
+def test_ctrl_c_cleans_up(place: Path) -> None:
+    """Sends SIGINT to all processes of the group, as a terminal does."""
     process = subprocess.Popen(
         command("doctor", *TEXT, "--output-dir", "."),
         cwd=place,
@@ -127,16 +127,16 @@ def test_ctrl_c_in_the_middle(place: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         os.killpg(process.pid, signal.SIGINT)  # the kill of procps 4.0.2 may read -1234 as -1
-        _, said = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Traceback" not in said
-    assert not left_over(place)
+    assert "Traceback" not in printed
+    assert not leftovers(place)
 
 
 @pytest.mark.slow
-def test_whoever_stops_reading_stops_it(place: Path) -> None:
+def test_a_closed_output_pipe_stops_it(place: Path) -> None:
     process = subprocess.Popen(
         command("doctor", *TEXT),
         cwd=place,
@@ -150,14 +150,14 @@ def test_whoever_stops_reading_stops_it(place: Path) -> None:
     with process.stderr as errors:
         assert "demo_mlm on" in process.stdout.readline()
         process.stdout.close()
-        said = errors.read()
+        printed = errors.read()
     assert process.wait(timeout=60) == 141
-    assert "Traceback" not in said
-    assert not left_over(place)
+    assert "Traceback" not in printed
+    assert not leftovers(place)
 
 
-def as_srun_sets_them(index: int, job: int) -> dict[str, str]:
-    """The variables of one of two tasks on this machine."""
+def srun_variables(index: int, job: int) -> dict[str, str]:
+    """Returns the variables of one of two tasks on this machine."""
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_STEP_NODELIST": "localhost",
@@ -170,7 +170,7 @@ def as_srun_sets_them(index: int, job: int) -> dict[str, str]:
 
 
 def free_job() -> int:
-    """The number of a job whose port, which follows from it, nobody listens on."""
+    """Returns the number of a job whose port, which is derived from it, is free."""
     for number in range(1000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", cluster_env._port(number)))
@@ -179,8 +179,8 @@ def free_job() -> int:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_page(place: Path) -> None:
-    """The second one alone has too few files: process 0 says so too, and both end with 1."""
+def test_two_processes_report_together(place: Path) -> None:
+    """Only process 1 may open too few files: process 0 reports that too, and both exit with 1."""
     job = free_job()
     devices = ["--simulate-devices", "4", "--mesh.fsdp", "4"]
     program = command("doctor", *TEXT, *devices, "--output-dir", "out")
@@ -188,7 +188,7 @@ def test_two_processes_are_one_page(place: Path) -> None:
         subprocess.Popen(
             ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *program],
             cwd=place,
-            env=environment(place, **as_srun_sets_them(number, job)),
+            env=environment(place, **srun_variables(number, job)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -216,7 +216,7 @@ def test_two_processes_are_one_page(place: Path) -> None:
     assert "only 300 files may be open" in pages[1]
     assert "PROBLEM process 1 (" in pages[0]
     assert "system: only 300 files may be open" in pages[0]
-    assert not left_over(place)
+    assert not leftovers(place)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +239,13 @@ def test_wrong_use_is_one_line(
 ) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     assert main.main(["doctor", *arguments]) == 2
-    said = capsys.readouterr()
-    assert named in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out
 
 
-def test_help_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"]):
         assert main.main(["doctor", *arguments]) == 0
         assert "--output-dir" in capsys.readouterr().out

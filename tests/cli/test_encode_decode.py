@@ -1,4 +1,4 @@
-"""``jaxtrain encode`` and ``decode``: latents in a file, and the same frames out of it."""
+"""``jaxtrain encode`` and ``decode``: a video to a file of latents, and back."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ from jaxtrain.storage import tensor_stream
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights, a video of 10 frames of 20x36, and its latents."""
+    """A folder with weights, a video (10 frames, 20x36) and its latents."""
     folder = tmp_path_factory.mktemp("place")
     small_autoencoder.save(folder / "weights.safetensors")
     sample_videos.write(folder / "clip.mp4", sample_videos.busy(10, height=20, width=36), fps=12)
@@ -47,11 +47,11 @@ def header(path: Path) -> dict[str, Any]:
         return dict(file.metadata())
 
 
-def test_latents_are_those_of_the_whole_video(place: Path) -> None:
+def test_latents_equal_those_of_the_entire_video(place: Path) -> None:
     found = safetensors.numpy.load_file(place / "z.safetensors")
     assert list(found) == ["latents"]
     latents = found["latents"]
-    assert latents.shape == (4, 3, 5, 4)  # 13 frames to decode 10; 24x40 in squares of 8
+    assert latents.shape == (4, 3, 5, 4)  # decoding 10 frames takes 13; 24x40 in squares of 8
     assert latents.dtype == np.float32
     pictures = [one.pixels for one in reading.Video(place / "clip.mp4").pictures()]
     video = np.pad(np.stack(pictures), ((0, 6), (0, 4), (0, 4), (0, 0)), mode="edge")
@@ -60,11 +60,11 @@ def test_latents_are_those_of_the_whole_video(place: Path) -> None:
     np.testing.assert_allclose(latents, wanted, atol=1e-5)
 
 
-def test_the_file_says_what_it_is_of(place: Path) -> None:
-    told = header(place / "z.safetensors")
-    model = json.loads(told.pop("jaxtrain_model"))
+def test_the_file_describes_its_video(place: Path) -> None:
+    metadata = header(place / "z.safetensors")
+    model = json.loads(metadata.pop("jaxtrain_model"))
     assert model["class"] == "video_ae"
-    assert told == {
+    assert metadata == {
         "fps": "12",
         "frames": "10",
         "height": "20",
@@ -75,24 +75,24 @@ def test_the_file_says_what_it_is_of(place: Path) -> None:
     }
 
 
-def test_uneven_times_are_said(
+def test_a_variable_frame_rate_is_reported(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pictures = sample_videos.busy(6, height=16, width=16)
     clip = sample_videos.write_at(tmp_path / "c.mkv", pictures, [0, 40, 50, 200, 1000, 1010])
     target = tmp_path / "z.safetensors"
     assert run("encode", place / "weights.safetensors", clip, target) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     rate = float(Fraction(header(target)["fps"]))
-    assert "c.mkv has a variable frame rate" in said
+    assert "c.mkv has a variable frame rate" in printed
     off_s = max(abs(t / 1000 - n / rate) for n, t in enumerate([0, 40, 50, 200, 1000, 1010]))
-    assert f"average of {rate:.5g} frames per second is kept" in said
-    assert f"shifts frames by up to {off_s:.2g} s" in said
+    assert f"average of {rate:.5g} frames per second is kept" in printed
+    assert f"shifts frames by up to {off_s:.2g} s" in printed
     assert run("encode", place / "weights.safetensors", place / "clip.mp4", target) == 0
     assert "variable frame rate" not in capsys.readouterr().out
 
 
-def test_decoded_it_is_what_reconstruct_gives(place: Path, tmp_path: Path) -> None:
+def test_encode_and_decode_equal_reconstruct(place: Path, tmp_path: Path) -> None:
     weights, clip = place / "weights.safetensors", place / "clip.mp4"
     assert run("decode", weights, place / "z.safetensors", tmp_path / "d.mp4", "--crf", 0) == 0
     assert run("reconstruct", weights, clip, tmp_path / "r.mp4", "--crf", 0) == 0
@@ -106,20 +106,20 @@ def test_decoded_it_is_what_reconstruct_gives(place: Path, tmp_path: Path) -> No
     ("dtype", "type_", "close"),
     [("bfloat16", ml_dtypes.bfloat16, 8e-3), ("float16", np.float16, 1e-3)],
 )
-def test_smaller_types(place: Path, dtype: str, type_: Any, close: float, tmp_path: Path) -> None:
-    whole = safetensors.numpy.load_file(place / "z.safetensors")["latents"]
+def test_smaller_dtypes(place: Path, dtype: str, type_: Any, close: float, tmp_path: Path) -> None:
+    full = safetensors.numpy.load_file(place / "z.safetensors")["latents"]
     with tensor_stream.writing(tmp_path / "z.safetensors", "latents", dtype, {"a": "b"}) as rows:
-        for row in whole:
+        for row in full:
             rows.add(row)
     shape, about, found = tensor_stream.read(tmp_path / "z.safetensors", "latents")
-    assert (shape, about) == (whole.shape, {"a": "b"})
-    np.testing.assert_array_equal(np.stack(list(found)), whole.astype(type_).astype(np.float32))
-    np.testing.assert_allclose(whole.astype(type_).astype(np.float32), whole, rtol=close, atol=1e-6)
+    assert (shape, about) == (full.shape, {"a": "b"})
+    np.testing.assert_array_equal(np.stack(list(found)), full.astype(type_).astype(np.float32))
+    np.testing.assert_allclose(full.astype(type_).astype(np.float32), full, rtol=close, atol=1e-6)
     with safetensors.safe_open(tmp_path / "z.safetensors", framework="flax") as file:
         assert file.get_tensor("latents").dtype == dtype
 
 
-def test_a_preview_is_smaller_and_slower(place: Path, tmp_path: Path) -> None:
+def test_a_preview_has_a_lower_resolution_and_frame_rate(place: Path, tmp_path: Path) -> None:
     preview = small_autoencoder.save(
         tmp_path / "p.safetensors", time_upscale=(True, False), space_upscale=(True, True, False)
     )
@@ -129,9 +129,9 @@ def test_a_preview_is_smaller_and_slower(place: Path, tmp_path: Path) -> None:
 
 
 def changed(place: Path, to: Path, **about: str | None) -> Path:
-    """The latents with another thing said of them; None leaves it out."""
-    told = header(place / "z.safetensors") | about
-    kept = {name: text for name, text in told.items() if text is not None}
+    """Copies the latents with changed metadata; None removes an entry."""
+    metadata = header(place / "z.safetensors") | about
+    kept = {name: text for name, text in metadata.items() if text is not None}
     safetensors.numpy.save_file(safetensors.numpy.load_file(place / "z.safetensors"), to, kept)
     return to
 
@@ -141,27 +141,30 @@ def cut(place: Path, to: Path) -> Path:
     return to
 
 
-def others(place: Path, to: Path) -> Path:
+def unrelated(place: Path, to: Path) -> Path:
     del place
     safetensors.numpy.save_file({"weights": np.zeros(3, np.float32)}, to)
     return to
 
 
-def whole_numbers(place: Path, to: Path) -> Path:
+def integers(place: Path, to: Path) -> Path:
     latents = safetensors.numpy.load_file(place / "z.safetensors")["latents"]
     safetensors.numpy.save_file({"latents": latents.astype(np.int32)}, to)
     return to
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda place, to: place / "nowhere.safetensors", "nowhere.* does not exist"),
         (lambda place, to: place, "is a folder"),
         (lambda place, to: place / "clip.mp4", r"clip\.mp4 is not a complete \.safetensors file"),
         (cut, "is not a complete"),
-        (others, "does not contain 'latents', which jaxtrain encode writes; it contains weights"),
-        (whole_numbers, "latents has dtype I32: use one of F32, BF16, F16"),
+        (
+            unrelated,
+            "does not contain 'latents', which jaxtrain encode writes; it contains weights",
+        ),
+        (integers, "latents has dtype I32: use one of F32, BF16, F16"),
         (lambda place, to: changed(place, to, fps=None), "lacks the metadata fps"),
         (lambda place, to: changed(place, to, fps="0"), "fps and pixel_aspect must be above 0"),
         (lambda place, to: changed(place, to, fps="1/0"), "its video metadata is invalid"),
@@ -189,11 +192,11 @@ def whole_numbers(place: Path, to: Path) -> Path:
         ),
     ],
 )
-def test_what_is_no_video_of_latents_is_refused(
-    place: Path, make: Any, words: str, tmp_path: Path
+def test_files_that_are_not_latents_of_a_video_are_refused(
+    place: Path, make: Any, message: str, tmp_path: Path
 ) -> None:
     given = make(place, tmp_path / "given.safetensors")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=message):
         decode.main(
             [str(one) for one in (place / "weights.safetensors", given, tmp_path / "o.mp4")]
         )
@@ -207,7 +210,7 @@ def test_another_model_is_refused(place: Path, tmp_path: Path) -> None:
             decode.main([str(other), str(place / "z.safetensors"), str(tmp_path / "o.mp4")])
 
 
-def test_a_broken_video_leaves_no_latents(place: Path, tmp_path: Path) -> None:
+def test_a_broken_video_leaves_no_file(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     bad = sample_videos.garble(sample_videos.write(tmp_path / "g.mp4", sample_videos.busy(30)))
@@ -219,8 +222,8 @@ def test_a_broken_video_leaves_no_latents(place: Path, tmp_path: Path) -> None:
         encode.main([str(weights), str(place / "clip.mp4"), str(folder / "z.npz")])
 
 
-def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
-    """Nothing but the last row need be held; and the file is there only when it is whole."""
+def test_rows_are_written_one_by_one(tmp_path: Path) -> None:
+    """Only the last row is kept in memory, and the file appears once it is complete."""
     path = tmp_path / "rows.safetensors"
     with tensor_stream.writing(path, "rows", "float32", {}) as rows:
         for number in range(1000):
@@ -233,15 +236,15 @@ def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
     assert path.stat().st_size == 8 + length + 1000 * 400
 
 
-def test_latents_do_not_pile_up_on_the_device(place: Path) -> None:
-    """A result is fetched before two more are asked for."""
-    asked = []
+def test_latents_do_not_accumulate_on_the_device(place: Path) -> None:
+    """A result is fetched before two more are requested."""
+    requested = []
 
     def arrays() -> Any:
         for number in range(10):
-            asked.append(number)
+            requested.append(number)
             yield np.full(3, number)
 
     for number, array in enumerate(autoencoding.fetched(arrays())):
         assert array[0] == number
-        assert len(asked) <= number + 3
+        assert len(requested) <= number + 3

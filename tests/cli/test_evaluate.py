@@ -1,4 +1,4 @@
-"""``jaxtrain evaluate``: the right numbers on the same clips, side by side."""
+"""``jaxtrain evaluate`` on videos: correct metrics, and all models on the same clips."""
 
 import json
 import tarfile
@@ -36,7 +36,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three weights files and a folder of four videos."""
+    """A folder with three weights files and four videos."""
     folder = tmp_path_factory.mktemp("place")
     for number in range(2):
         small_autoencoder.save(folder / f"{number}.safetensors", seed=number)
@@ -52,7 +52,7 @@ def run(*arguments: Any) -> int:
 
 
 def by_hand(video_THW3: np.ndarray, other_THW3: np.ndarray) -> dict[str, float]:
-    """The formulas once more, frame by frame, in float64."""
+    """Computes the formulas again, frame by frame, in float64."""
     video, other = video_THW3.astype(np.float64), other_THW3.astype(np.float64)
     psnr = [10 * np.log10(1 / np.mean((a - b) ** 2)) for a, b in zip(video, other, strict=True)]
     changes = [
@@ -66,7 +66,7 @@ def by_hand(video_THW3: np.ndarray, other_THW3: np.ndarray) -> dict[str, float]:
     }
 
 
-def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
+def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
     sources = [place / "0.safetensors", place / "1.safetensors"]
     report = tmp_path / "report.json"
     assert run(*sources, "--data", place / "videos", *SIZE, "--json", report) == 0
@@ -97,21 +97,21 @@ def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
         assert values["ssim"] == pytest.approx(float(ssim.mean()), rel=1e-4)
     for name in METRICS:
         table = np.array([[one[name] for one in clip["values"]] for clip in found["clips"]])
-        for column, told in zip(table.T, found["metrics"][name]["estimates"], strict=True):
-            assert told["mean"] == pytest.approx(column.mean())
-            assert told["std"] == pytest.approx(column.std(ddof=1))
+        for column, estimate in zip(table.T, found["metrics"][name]["estimates"], strict=True):
+            assert estimate["mean"] == pytest.approx(column.mean())
+            assert estimate["std"] == pytest.approx(column.std(ddof=1))
             reach = 3.18245 * column.std(ddof=1) / 2
-            assert told["high"] - told["mean"] == pytest.approx(reach, rel=1e-4)
+            assert estimate["high"] - estimate["mean"] == pytest.approx(reach, rel=1e-4)
         gap = found["metrics"][name]["differences"]["B - A"]
         assert gap["mean"] == pytest.approx((table[:, 1] - table[:, 0]).mean())
         wanted_p = intervals.difference(table[:, 0], table[:, 1])
         assert (gap["p_student"], gap["p_signs"]) == (wanted_p.p_student, wanted_p.p_signs)
 
 
-def test_tars_and_addresses_give_what_the_files_give(
+def test_tars_and_addresses_give_the_same_clips_as_files(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two videos, each with others before it in its tar."""
+    """Reads two videos of a tar with four."""
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for number in range(4):
             tar.add(place / "videos" / f"{number}.mp4", f"{number}.mp4")
@@ -133,7 +133,7 @@ def test_tars_and_addresses_give_what_the_files_give(
 
 
 @pytest.mark.slow
-def test_three_side_by_side_on_the_frames_that_all_have(
+def test_three_models_are_compared_on_their_common_frames(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = [place / f"{number}.safetensors" for number in range(3)]
@@ -150,7 +150,7 @@ def test_three_side_by_side_on_the_frames_that_all_have(
     assert json.loads(report.read_text()) == first  # the same clips, the same numbers
 
 
-def test_a_model_against_itself_differs_in_nothing(
+def test_a_model_does_not_differ_from_itself(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = place / "0.safetensors"
@@ -193,10 +193,10 @@ def test_clips_of_one_video_count_as_one() -> None:
     clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
     found = compare.compare(clips, ["psnr", "ssim"])
     assert (found.videos, found.clips) == (2, 3)
-    assert list(found.estimates) == ["psnr"]  # nothing was measured of the other
+    assert list(found.estimates) == ["psnr"]  # no clip has an SSIM
     first, second = found.estimates["psnr"]
-    assert (first.mean, first.count) == (5.0, 2)  # of 2 and 8
-    assert second.mean == 6.0  # of 4 and 8
+    assert (first.mean, first.count) == (5.0, 2)  # the mean of 2 and 8
+    assert second.mean == 6.0  # the mean of 4 and 8
     assert found.differences["psnr"][0, 1].estimate.mean == 1.0
 
 
@@ -210,7 +210,7 @@ def test_a_single_video_has_no_interval(place: Path, capsys: pytest.CaptureFixtu
     assert rows[2][-4:] == ["-", "-", "-", "-"]
 
 
-def test_what_stands_still_has_no_flicker(place: Path, tmp_path: Path) -> None:
+def test_a_still_video_has_no_flicker_ratio(place: Path, tmp_path: Path) -> None:
     still = [np.full((20, 30, 3), 90, np.uint8)] * 12
     sample_videos.write(tmp_path / "still" / "a.mp4", still)
     report = tmp_path / "report.json"
@@ -221,7 +221,7 @@ def test_what_stands_still_has_no_flicker(place: Path, tmp_path: Path) -> None:
     assert set(found["clips"][0]["values"][0]) == set(METRICS) - {"flicker_ratio"}
 
 
-def test_measures_of_moving_pictures() -> None:
+def test_metrics_of_motion() -> None:
     rng = np.random.default_rng(0)
     video = rng.random((2, 6, 16, 16, 3)).astype(np.float32)
     assert np.allclose(quality.temporal_consistency(video, video), 1)
@@ -232,7 +232,7 @@ def test_measures_of_moving_pictures() -> None:
     assert np.isnan(np.asarray(quality.flicker_ratio(frozen, video))).all()
 
 
-def test_broken_and_short_videos_are_left_out_and_named(
+def test_broken_and_short_videos_are_skipped_and_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "mixed"
@@ -255,10 +255,10 @@ def test_broken_and_short_videos_are_left_out_and_named(
         command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
 
 
-def test_weights_that_are_broken_are_named(
+def test_broken_weights_are_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And do not make the clips vanish on which others are good."""
+    """They are an error, not a reason to drop clips."""
     model = small_autoencoder.config()
     params = small_autoencoder.params(model)
     params["decoder.tail.bias"][0] = np.nan
@@ -270,8 +270,8 @@ def test_weights_that_are_broken_are_named(
     assert "with NaN/Inf" in line
 
 
-def test_another_measure_can_be_added(place: Path) -> None:
-    """What a perceptual distance will be: a function of two videos, a number a frame."""
+def test_another_metric_can_be_added(place: Path) -> None:
+    """A metric is a function of two videos that returns one number per frame."""
 
     def darkness(video: Any, other: Any) -> Any:
         del other
@@ -297,7 +297,7 @@ def test_another_measure_can_be_added(place: Path) -> None:
 def test_wrong_use(place: Path, tmp_path: Path) -> None:
     source, data = place / "0.safetensors", ["--data", place / "videos"]
     preview = small_autoencoder.save(tmp_path / "p.safetensors", space_upscale=(True, True, False))
-    for arguments, words in (
+    for arguments, message in (
         ([source], "the following arguments are required: --data"),
         (data, "the following arguments are required: SOURCE"),
         ([*[source] * 4, *data], "evaluate: 4 sources given; use at most 3"),
@@ -311,12 +311,12 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
         ([preview, *data, *SIZE], "has a decoder for previews"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             command.main([str(one) for one in arguments])
     assert run("--help") == 0
 
 
-def test_a_causal_model_wants_a_text(place: Path, tmp_path: Path) -> None:
+def test_a_causal_model_requires_a_text(place: Path, tmp_path: Path) -> None:
     config_of = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(gpt.Config.tiny())}}
     checkpoints = saver.Checkpoints(tmp_path / "run/checkpoints", 3, lambda line: None)
     checkpoints.save(make_state(3), config_of)
@@ -326,7 +326,7 @@ def test_a_causal_model_wants_a_text(place: Path, tmp_path: Path) -> None:
         command.main(arguments)
 
 
-def test_lpips_is_measured_where_weights_are_given(
+def test_lpips_is_measured_if_weights_are_given(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     size = ["--frames", "8", "--height", "32", "--width", "32", "--clips", "2"]

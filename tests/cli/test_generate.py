@@ -1,4 +1,4 @@
-"""``generate`` and ``evaluate`` of causal models: what they say is what the plain model says."""
+"""``generate`` and ``evaluate`` of causal models, compared with the model without a cache."""
 
 import dataclasses
 import json
@@ -26,8 +26,8 @@ from jaxtrain.ops import generation
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import state
 
-LENGTH, WORDS = 24, 290
-MODEL = dataclasses.replace(gpt.Config.tiny(), sequence_length=LENGTH, vocab_size=WORDS)
+LENGTH, VOCABULARY = 24, 290
+MODEL = dataclasses.replace(gpt.Config.tiny(), sequence_length=LENGTH, vocab_size=VOCABULARY)
 DRAWN = Choice(temperature=0.9, top_k=40, top_p=0.95)
 
 
@@ -36,7 +36,7 @@ def run(*arguments: Any) -> int:
 
 
 def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
-    """A run's directory with a checkpoint of random parameters."""
+    """Writes a run directory with a checkpoint of random parameters."""
     rng = np.random.default_rng(0)
     leaves = nnx.to_flat_state(
         nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param)
@@ -47,7 +47,7 @@ def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
         )
         for path, leaf in leaves
     }
-    if "lm_head.words" in params:  # special tokens are never among the likeliest
+    if "lm_head.words" in params:  # special tokens are never among the most likely
         params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
     checkpoints = saver.Checkpoints(folder / "checkpoints", 3, lambda line: None, files=files)
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
@@ -57,17 +57,17 @@ def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def words() -> dict[str, bytes]:
-    """A tokenizer with some ids less than the model has."""
-    learned = byte_level.train(
-        ["once upon a time there was a time", "größer, größer 🙂"] * 4, WORDS - 10
+def tokenizer_files() -> dict[str, bytes]:
+    """A tokenizer with fewer ids than the model."""
+    trained = byte_level.train(
+        ["once upon a time there was a time", "größer, größer 🙂"] * 4, VOCABULARY - 10
     )
-    return {"tokenizer.json": learned.to_str().encode()}
+    return {"tokenizer.json": trained.to_str().encode()}
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, words: dict[str, bytes]) -> Path:
-    return saved(tmp_path_factory.mktemp("run") / "gpt", MODEL, words)
+def source(tmp_path_factory: pytest.TempPathFactory, tokenizer_files: dict[str, bytes]) -> Path:
+    return saved(tmp_path_factory.mktemp("run") / "gpt", MODEL, tokenizer_files)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def model(source: Path) -> language_model.CausalModel:
 def by_hand(
     model: language_model.CausalModel, prompt: list[int], tokens: int, choice: Choice, seed: int
 ) -> list[int]:
-    """One text without a cache: each token from the whole window."""
+    """Generates one text without a cache: computes the entire window for each token."""
     definition = state.ModelDefinition(MODEL.build)
     keys, window, found = generation.keys_of_rows(seed, 1), list(prompt), list[int]()
     known = len(model.bytes_of)
@@ -98,21 +98,21 @@ def by_hand(
 
 
 @pytest.mark.parametrize("choice", [Choice(temperature=0.0), DRAWN], ids=str)
-def test_the_tokens_are_those_without_a_cache(
+def test_the_cache_does_not_change_the_tokens(
     model: language_model.CausalModel, choice: Choice
 ) -> None:
-    """Also far beyond what the model sees at once; it says once that it begins anew."""
-    said: list[str] = []
+    """Also far beyond the context window; that it is full is reported once."""
+    notes: list[str] = []
     prompt = model.encode("once upon")
-    ids = model.ids(prompt, tokens=60, choice=choice, seed=7, say=said.append)
+    ids = model.ids(prompt, tokens=60, choice=choice, seed=7, say=notes.append)
     assert [int(one[0]) for one in ids] == by_hand(model, prompt, 60, choice, 7)
-    assert said == [
+    assert notes == [
         "the context window of 24 tokens is full: from here on the model sees only the last 12 to "
         "24 tokens"
     ]
 
 
-def test_a_text_does_not_depend_on_those_beside_it(model: language_model.CausalModel) -> None:
+def test_a_text_does_not_depend_on_the_others(model: language_model.CausalModel) -> None:
     prompt = model.encode("a")
 
     def written(**how: Any) -> np.ndarray:
@@ -123,11 +123,11 @@ def test_a_text_does_not_depend_on_those_beside_it(model: language_model.CausalM
     np.testing.assert_array_equal(again, three)
     assert len({tuple(text) for text in three.T}) == 3
     assert (written(seed=1) != one).any()
-    assert one.max() < len(model.bytes_of) < WORDS  # ids that stand for nothing are never drawn
+    assert one.max() < len(model.bytes_of) < VOCABULARY  # ids without a token are never sampled
 
 
 @pytest.mark.parametrize(("room", "tokens"), [(1, 3), (LENGTH - 1, 1), (LENGTH, 3)])
-def test_prompts_up_to_all_that_the_model_sees(
+def test_prompts_up_to_the_context_window(
     model: language_model.CausalModel, room: int, tokens: int
 ) -> None:
     prompt = [model.begin, *model.encode("a")[1:] * (room - 1)]
@@ -135,7 +135,7 @@ def test_prompts_up_to_all_that_the_model_sees(
     assert ids == by_hand(model, prompt, tokens, DRAWN, 0)
 
 
-def test_prompts_of_many_lengths_share_programs() -> None:
+def test_prompts_of_many_lengths_share_compiled_functions() -> None:
     found = {language_model.padded(count, 1000) for count in range(1, 1001)}
     assert found == {64, 128, 256, 512, 1000}
     assert all(language_model.padded(count, 1000) >= count for count in range(1, 1001))
@@ -143,26 +143,26 @@ def test_prompts_of_many_lengths_share_programs() -> None:
 
 
 def written(model: language_model.CausalModel, *rows: list[int]) -> list[str]:
-    """What comes with each token of one text, or of several, put together for each token."""
+    """Returns the text that each token adds; that of several texts is joined by ``|``."""
     ids = iter([np.array(one, np.int32) for one in zip(*rows, strict=True)])
     return ["|".join(grown) for grown in model.texts(ids)]
 
 
-def test_characters_come_whole(model: language_model.CausalModel) -> None:
+def test_characters_are_never_split(model: language_model.CausalModel) -> None:
     byte = {one: i for i, one in reversed([*enumerate(model.bytes_of)])}
 
     def spelled(content: bytes) -> list[int]:
         return [byte[content[i : i + 1]] for i in range(len(content))]
 
     assert written(model, spelled("aé🙂\n".encode())) == ["a", "", "é", "", "", "", "🙂", "\n"]
-    assert written(model, spelled(b"\xf0\x9fa")) == ["", "", "\ufffda"]  # no character begins so
-    assert written(model, spelled(b"a\xf0")) == ["a", "", "\ufffd"]  # the text ends inside one
+    assert written(model, spelled(b"\xf0\x9fa")) == ["", "", "\ufffda"]  # an incomplete character
+    assert written(model, spelled(b"a\xf0")) == ["a", "", "\ufffd"]  # cut off by the end
     assert written(model, [*spelled(b"a\xf0"), model.begin]) == ["a", "", "\ufffd"]
     ids = model.tokenizer.encode("größer, once", add_special_tokens=False).ids
     assert "".join(written(model, ids)) == "größer, once"
 
 
-def test_a_text_ends_where_its_document_does(model: language_model.CausalModel) -> None:
+def test_a_text_ends_with_its_document(model: language_model.CausalModel) -> None:
     a, b, c = model.tokenizer.encode("abc", add_special_tokens=False).ids
     assert written(model, [a, model.begin, b, c, a]) == ["a", ""]
     assert written(model, [a, model.begin, b, a], [b, c, model.begin, a]) == ["a|b", "|c", "|"]
@@ -173,7 +173,7 @@ def test_a_literal_special_token_is_text(model: language_model.CausalModel) -> N
     assert model.begin not in model.encode("<|bos|>")[1:]
 
 
-ASKED = ("--tokens", 50, "--temperature", 0.9, "--top-k", 40, "--top-p", 0.95)
+FLAGS = ("--tokens", 50, "--temperature", 0.9, "--top-k", 40, "--top-p", 0.95)
 
 
 def expected(model: language_model.CausalModel, prompt: str, row: int = 0, samples: int = 1) -> str:
@@ -181,14 +181,14 @@ def expected(model: language_model.CausalModel, prompt: str, row: int = 0, sampl
     return prompt + "".join(grown[row] for grown in model.texts(ids))
 
 
-def test_the_command_prints_the_text_and_no_more(
+def test_the_command_prints_only_the_text(
     source: Path, model: language_model.CausalModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("generate", source / "checkpoints" / "3", "once", *ASKED) == 0
+    assert run("generate", source / "checkpoints" / "3", "once", *FLAGS) == 0
     found = capsys.readouterr()
     assert found.out == expected(model, "once") + "\n"
     assert re.fullmatch(r"\nnote: the context window of 24 tokens is full: .*\n", found.err)
-    assert run("generate", source, "once", *ASKED, "--samples", 2) == 0
+    assert run("generate", source, "once", *FLAGS, "--samples", 2) == 0
     first, second = (expected(model, "once", row, 2) for row in range(2))
     assert capsys.readouterr().out == (
         f"--- completion 1 of 2 ---\n{first}\n--- completion 2 of 2 ---\n{second}\n"
@@ -208,7 +208,7 @@ def test_a_terminal_gets_no_control_characters(
     assert capsys.readouterr().out == "\x1b[1mon\x1b[0m\\x1b[2J\ta\n\\x9b\n"
 
 
-def test_without_a_source_it_takes_the_latest_run(
+def test_the_default_source_is_the_latest_run(
     source: Path,
     model: language_model.CausalModel,
     tmp_path: Path,
@@ -220,11 +220,11 @@ def test_without_a_source_it_takes_the_latest_run(
     assert "no run in output has a causal language model" in capsys.readouterr().err
     (tmp_path / "output").mkdir()
     (tmp_path / "output/latest").symlink_to(source)
-    assert run("generate", "once", *ASKED) == 0
+    assert run("generate", "once", *FLAGS) == 0
     assert capsys.readouterr().out == expected(model, "once") + "\n"
     assert run("generate", "output/latest") == 2
     assert "missing TEXT: give a prompt, such as output/latest" in capsys.readouterr().err
-    for text in ("output", "~nobody went"):  # no names of models
+    for text in ("output", "~nobody went"):  # texts, not names of models
         assert run("generate", text, "--tokens", 2) == 0
     assert run("generate", "x" * 2000) == 2
     assert "tokens with the one that begins it" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_without_a_source_it_takes_the_latest_run(
     (tmp_path / "output/demo_mlm").mkdir()
     saved(tmp_path / "output/demo_mlm/b", mlm.Config.tiny(), {})
     (tmp_path / "output/latest").symlink_to("demo_mlm/b")
-    assert run("generate", "once", *ASKED) == 0
+    assert run("generate", "once", *FLAGS) == 0
     assert capsys.readouterr().out == expected(model, "once") + "\n"
 
 
@@ -269,9 +269,9 @@ def test_without_a_source_it_takes_the_latest_run(
         ([__file__, "a"], "is a weights file, which has no tokenizer"),
     ],
 )
-def test_wrong_use_is_said_in_one_line(
+def test_wrong_use_is_one_line(
     source: Path,
-    words: dict[str, bytes],
+    tokenizer_files: dict[str, bytes],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -279,7 +279,7 @@ def test_wrong_use_is_said_in_one_line(
 ) -> None:
     places = {"RUN": source}
     if arguments[0] == "MASKED":
-        places["MASKED"] = saved(tmp_path / "masked", mlm.Config.tiny(), words)
+        places["MASKED"] = saved(tmp_path / "masked", mlm.Config.tiny(), tokenizer_files)
     if arguments[0] == "BARE":
         places["BARE"] = saved(tmp_path / "bare", MODEL, {})
     assert run("generate", *(places.get(one, one) for one in arguments)) == 2
@@ -290,12 +290,12 @@ def test_wrong_use_is_said_in_one_line(
 
 
 def costs_by_hand(model: language_model.CausalModel, ids: list[int]) -> list[float]:
-    """The cost of each token, nats, each from a window of its own."""
+    """Returns the cost of each token in nats, each computed from its own window."""
     definition = state.ModelDefinition(MODEL.build)
     logits_of = jax.jit(lambda arrays, row: definition.module(arrays, {}).logits(row))
     given, costs, half = [model.begin, *ids], [], LENGTH // 2
     for index, target in enumerate(ids):
-        start = max(0, -(-(index + 1 - LENGTH) // half) * half)  # of the first window that holds it
+        start = max(0, -(-(index + 1 - LENGTH) // half) * half)  # of the first window with it
         window = np.full((1, LENGTH), 7, np.int32)
         seen = given[start : index + 1]
         window[0, : len(seen)] = seen
@@ -305,7 +305,7 @@ def costs_by_hand(model: language_model.CausalModel, ids: list[int]) -> list[flo
 
 
 @pytest.mark.parametrize("times", [1, 9])  # shorter than a window; several windows
-def test_evaluate_foretells_each_token_once(
+def test_evaluate_scores_each_token_once(
     source: Path,
     model: language_model.CausalModel,
     tmp_path: Path,
@@ -330,7 +330,7 @@ def test_evaluate_foretells_each_token_once(
     assert first["loss"] == pytest.approx(np.mean(costs[:5]), rel=1e-5)
 
 
-def test_evaluate_refuses_a_text_without_a_token(
+def test_evaluate_refuses_a_text_without_tokens(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.txt").write_text("")

@@ -1,4 +1,4 @@
-"""``fill``, ``evaluate`` on a text, and folders of transformers in and out."""
+"""Masked language models: ``fill``, ``evaluate`` on a text, and Hugging Face folders."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
 from jaxtrain.training import setup
 
-WORDS = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
+VOCABULARY = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
 TEXT = "Paris is the capital of France, the capital is Paris " * 3
 
 
@@ -33,7 +33,7 @@ def run(*arguments: Any) -> int:
 
 
 def params_of(model: mlm.Config) -> dict[str, np.ndarray]:
-    """Random ones also where training starts from zeros and ones."""
+    """Returns random values, also for parameters that start as zeros or ones."""
     rng = np.random.default_rng(0)
     flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param))
     return {
@@ -44,12 +44,12 @@ def params_of(model: mlm.Config) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model as it is exported."""
+    """A small exported model."""
     path = tmp_path_factory.mktemp("export") / "hf"
-    model = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(WORDS), ff=24)
+    model = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
     huggingface.check_target(path)
-    words = tokenizer.wordpiece({word: i for i, word in enumerate(WORDS)})
-    huggingface.write(path, model, params_of(model), words)
+    wordpiece = tokenizer.wordpiece({word: i for i, word in enumerate(VOCABULARY)})
+    huggingface.write(path, model, params_of(model), wordpiece)
     return path
 
 
@@ -58,9 +58,9 @@ def masked(folder: Path) -> fill_mask.MaskedModel:
     return fill_mask.MaskedModel(folder)
 
 
-def test_a_folder_gives_back_what_was_written(folder: Path) -> None:
+def test_a_folder_loads_as_it_was_written(folder: Path) -> None:
     found = weights.load(folder)
-    wanted = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(WORDS), ff=24)
+    wanted = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
     assert found.model == wanted
     params = params_of(wanted)
     assert found.params.keys() == params.keys()
@@ -81,7 +81,7 @@ def test_import_and_export_change_nothing(
     assert run("import", folder, tmp_path / "in") == 0
     assert "2 layers, 2 heads, width 16, 11 tokens, 16 positions" in capsys.readouterr().out
     assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
-    # Token types: 2 rows of the width, which our positions hold.
+    # Token types: 2 x 16 parameters, which jaxtrain adds to its positions.
     assert "parameters of mlm (+32 that the exported" in capsys.readouterr().out
     for path in folder.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
@@ -91,7 +91,7 @@ def test_import_and_export_change_nothing(
 
 
 def changed(folder: Path, to: Path, settings: dict[str, Any], **arrays: Any) -> Path:
-    """A copy with other settings and arrays; None takes one away."""
+    """Copies the folder with other settings and arrays; None removes an array."""
     shutil.copytree(folder, to)
     content = json.loads((folder / "config.json").read_text()) | settings
     (to / "config.json").write_text(json.dumps(content))
@@ -101,8 +101,8 @@ def changed(folder: Path, to: Path, settings: dict[str, Any], **arrays: Any) -> 
     return to
 
 
-def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Path) -> None:
-    """Also: old names, tied arrays, token types that are no zeros, more positions than wanted."""
+def test_parameters_that_a_masked_lm_does_not_use_are_ignored(folder: Path, tmp_path: Path) -> None:
+    """Also: old names, tied arrays, nonzero token types, more positions than needed."""
     theirs = safetensors.numpy.load_file(folder / "model.safetensors")
     norm = "bert.encoder.layer.1.output.LayerNorm"
     types = np.full((2, 16), 0.5, np.float32)
@@ -134,8 +134,8 @@ def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Pat
     assert not notes
 
 
-def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
-    """No array tells it: of a folder, and of a weights file that says its model."""
+def test_a_warm_start_requires_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
+    """No shape gives it: it comes from the config in the folder or the weights file."""
     theirs = weights.load(folder)
     weights.save(tmp_path / "x.safetensors", theirs.model, theirs.params)
     other = dataclasses.replace(theirs.model, heads=4)
@@ -169,7 +169,7 @@ def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Pat
         ),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_a_mismatch_is_named(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -184,30 +184,30 @@ def test_what_does_not_fit_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path: Path) -> None:
-    """Training another one is refused: the embeddings would not fit it."""
-    data, said = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
+def test_a_run_uses_the_tokenizer_of_its_initial_model(folder: Path, tmp_path: Path) -> None:
+    """Training another tokenizer is refused: the embeddings would not match it."""
+    data, log = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
     model = dataclasses.replace(mlm.Config.tiny(), init_from=str(folder))
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").write_text(TEXT)
-    model = dataclasses.replace(model, vocab_size=len(WORDS))
+    model = dataclasses.replace(model, vocab_size=len(VOCABULARY))
     data = dataclasses.replace(data, cache_dir=str(tmp_path / "cache"))
-    kept = data.open(model, seed=0, say=said.append).files_to_keep["tokenizer.json"]
+    kept = data.open(model, seed=0, say=log.append).files_to_keep["tokenizer.json"]
     assert json.loads(kept) == json.loads((folder / "tokenizer.json").read_text())
-    assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in said
-    lone = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
+    assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in log
+    file_only = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
     with pytest.raises(InputError, match=r"not a folder with a tokenizer.json: .*--data.tokenizer"):
-        data.open(lone, seed=0, say=said.append)
+        data.open(file_only, seed=0, say=log.append)
 
 
-def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     """The source of model.init_from may no longer exist by then."""
     (tmp_path / "8").mkdir()
     shutil.copy(folder / "tokenizer.json", tmp_path / "8")
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": TEXT}))
     gone = dataclasses.replace(
-        mlm.Config.tiny(), vocab_size=len(WORDS), init_from=str(tmp_path / "gone")
+        mlm.Config.tiny(), vocab_size=len(VOCABULARY), init_from=str(tmp_path / "gone")
     )
     data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
@@ -217,7 +217,7 @@ def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: 
         setup.open_data(run, None, lambda line: None)
 
 
-def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_another_padding_id_is_refused(folder: Path, tmp_path: Path) -> None:
     other = changed(folder, tmp_path / "other", {"pad_token_id": 3})
     message = r"has padding id 0, but model.pad_id is 3: .* or use the tokenizer that the model"
     with pytest.raises(InputError, match=message):
@@ -229,13 +229,13 @@ def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
     assert fill_mask.MaskedModel(null).model.pad_id == 0
 
 
-def test_an_export_over_another_one_leaves_nothing_of_it(
+def test_an_export_replaces_an_older_one_completely(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder, out)
     huggingface.check_target(out)
-    found, words = weights.load(folder), tokenizer.of_source(folder)
+    found, wordpiece = weights.load(folder), tokenizer.of_source(folder)
 
     def full(*_: object) -> None:
         raise OSError("no room")
@@ -243,33 +243,33 @@ def test_an_export_over_another_one_leaves_nothing_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(tensor_files, "write", full)
         with pytest.raises(OSError, match="no room"):
-            huggingface.write(out, found.model, found.params, words)
-    assert not huggingface.is_one(out)  # half of each is no model
-    huggingface.write(out, found.model, found.params, words)
+            huggingface.write(out, found.model, found.params, wordpiece)
+    assert not huggingface.is_one(out)  # a mixture of both is not a model
+    huggingface.write(out, found.model, found.params, wordpiece)
     index = out / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
     with pytest.raises(InputError, match=r"has other files, such as model.safetensors.index.json"):
         huggingface.check_target(out)
-    assert huggingface.tensors(out).keys() == huggingface.tensors(folder).keys()  # not the index's
+    assert huggingface.tensors(out).keys() == huggingface.tensors(folder).keys()  # no index
 
 
-def test_tokenizer_and_weights_are_of_one_checkpoint(
+def test_tokenizer_and_weights_come_from_the_same_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run, one that is damaged may have been passed over."""
+    """In a run, a damaged newer checkpoint may have been skipped."""
     (tmp_path / "tokenizer.json").write_text("{")
     found = weights.load(folder)
     monkeypatch.setattr(load.weights, "load", lambda *given: found)
     assert fill_mask.MaskedModel(tmp_path).fill("[MASK]", 1)
 
 
-def test_pseudo_perplexity_is_that_of_the_definition(masked: fill_mask.MaskedModel) -> None:
-    """Each token masked by hand, in a text that is longer than the model; rows of any number."""
+def test_pseudo_perplexity_matches_its_definition(masked: fill_mask.MaskedModel) -> None:
+    """Each token is masked by hand, in a text longer than the context window; for any --rows."""
     ids = masked.tokenizer.encode(TEXT, add_special_tokens=False).ids
     assert len(ids) > 2 * masked.longest
     costs, right = [], 0
     for index, target in enumerate(ids):
-        if target == 1:  # training never asks for [UNK]
+        if target == 1:  # [UNK] is never a target
             continue
         start = min(max(index - 7, 0), len(ids) - 14)
         row = [2, *ids[start : start + 14], 3]
@@ -277,10 +277,10 @@ def test_pseudo_perplexity_is_that_of_the_definition(masked: fill_mask.MaskedMod
         chances = masked.log_chances(np.array([row], np.int32), np.array([1 + index - start]))[0]
         costs.append(-chances[target])
         right += int(chances.argmax() == target)
-    told: list[int] = []
+    progress: list[int] = []
     for rows in (1, 4):
-        found = masked.score(TEXT, rows=rows, max_tokens=None, each=lambda n, _: told.append(n))
-        assert found.tokens == len(costs) == told[-1]
+        found = masked.score(TEXT, rows=rows, max_tokens=None, each=lambda n, _: progress.append(n))
+        assert found.tokens == len(costs) == progress[-1]
         assert found.loss == pytest.approx(np.mean(costs), rel=1e-5)
         assert found.pseudo_perplexity == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
         assert found.accuracy == pytest.approx(right / len(costs))
@@ -290,12 +290,12 @@ def test_pseudo_perplexity_is_that_of_the_definition(masked: fill_mask.MaskedMod
     short = masked.score("paris is", rows=4, max_tokens=None, each=lambda *_: None)
     assert short.tokens == 2  # padded
     literal = masked.score("paris [MASK] is", rows=4, max_tokens=None, each=lambda *_: None)
-    assert (literal.tokens, literal.unknown) == (2, 3)  # pieces of text, not a mask
+    assert (literal.tokens, literal.unknown) == (2, 3)  # parts of the text, not a mask
     with pytest.raises(InputError, match=r"all 2 tokens of the text are unknown"):
         masked.score("?!", rows=4, max_tokens=None, each=lambda *_: None)
 
 
-def test_of_a_long_text_only_the_beginning_is_read(
+def test_only_the_beginning_of_a_long_text_is_read(
     masked: fill_mask.MaskedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "_CHUNK_BYTES", 50)
@@ -319,7 +319,7 @@ def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> 
     row = np.zeros((1, 16), np.int32)
     row[0, :7] = [2, 5, 4, 7, 4, 1, 3]
     logits = masked.log_chances(row, np.array([4]))[0]
-    assert second[0].token == WORDS[int(logits.argmax())]
+    assert second[0].token == VOCABULARY[int(logits.argmax())]
     assert second[0].probability == pytest.approx(float(jnp.exp(logits.max())))
 
 
@@ -370,7 +370,7 @@ def test_commands(
         ),
     ],
 )
-def test_wrong_use_is_said_in_one_line(
+def test_wrong_use_is_one_line(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

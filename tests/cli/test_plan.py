@@ -1,6 +1,6 @@
-"""``jaxtrain plan`` where jax has no compiler for GPUs: exact state, and the rest as an estimate.
+"""``jaxtrain plan`` without jax's compiler for GPUs: the state is exact, the rest an estimate.
 
-The programs for GPUs are planned in tests/gpu_programs, which takes the cuda12 extra.
+tests/gpu_programs tests planning with that compiler, which requires the cuda12 extra.
 """
 
 import json
@@ -29,15 +29,15 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     output = tmp_path / "plan.json"
     price = ["--price-per-gpu-hour", "2"]
     assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert "ESTIMATE" in said
-    assert "no card in the name demo_mlm: planning for h100" in said
-    assert "unknown whether it fits: parameters, optimizer and batch take" in said
-    assert "time and cost need the GPU compiler" in said
+    printed = capsys.readouterr().out
+    assert "ESTIMATE" in printed
+    assert "no card in the name demo_mlm: planning for h100" in printed
+    assert "unknown whether it fits: parameters, optimizer and batch take" in printed
+    assert "time and cost need the GPU compiler" in printed
     found = json.loads(output.read_text())
     compiled = found["compiled"]
     assert (found["devices"], found["nodes"]) == (4, 2)
-    # Each array is sharded in four here, but for those that four does not divide.
+    # Arrays are sharded four ways, except those whose sizes four does not divide.
     assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
     assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
     assert compiled["temporaries"] > 0
@@ -46,20 +46,20 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_other_ways_are_compiled_and_ranked(
+def test_alternatives_are_compiled_and_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "plan.json"
-    one_device = ["--devices", "1", "--fit", "--fit-seconds", "300"]  # recomputed, or not
+    one_device = ["--devices", "1", "--fit", "--fit-seconds", "300"]  # with and without remat
     assert main.main([*TINY, *one_device, "--json", str(output)]) == 0
     found = json.loads(output.read_text())["fit"]
     assert found["complete"]
     assert len(found["tried"]) == 2
     assert all(one["fits"] is None for one in found["tried"])
-    said = capsys.readouterr().out
-    assert "whether one of them fits is unknown" in said
-    assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
-    assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in said
+    printed = capsys.readouterr().out
+    assert "whether one of them fits is unknown" in printed
+    assert "by predicted time, of arithmetic alone (estimate), each compiled" in printed
+    assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in printed
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_wrong_use_is_one_line(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["plan", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_step_that_cannot_be_compiled_is_named(
@@ -101,27 +101,27 @@ def test_a_step_that_cannot_be_compiled_is_named(
     assert "demo could not be compiled: too odd" in capsys.readouterr().err
 
 
-def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
+def test_a_batch_is_checked_for_the_requested_devices(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """24 devices divide 120, the config's own 16 do not."""
-    asked: list[planner.PlanRequest] = []
+    """24 devices divide 120; the config's own 16 do not."""
+    requests: list[planner.PlanRequest] = []
 
     def refuse(one: planner.PlanRequest, _: float) -> dict[str, str]:
-        asked.append(one)
+        requests.append(one)
         return {"failure": "enough"}
 
     monkeypatch.setattr("jaxtrain.planning.planner.compile_step", refuse)
     at = ["--config", "h100_16", "--devices", "3x8", "--data.batch_size", "120"]
     assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
-    assert asked[0].overrides.count("--mesh.fsdp") == 1
-    assert asked[0].overrides[asked[0].overrides.index("--mesh.fsdp") + 1] == "24"
+    assert requests[0].overrides.count("--mesh.fsdp") == 1
+    assert requests[0].overrides[requests[0].overrides.index("--mesh.fsdp") + 1] == "24"
 
 
-def test_what_does_not_fit_has_an_exit_code_of_its_own(
+def test_a_config_that_does_not_fit_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And ways to make it fit, each with overrides that are whole."""
+    """The alternatives that fit are listed, each with complete overrides."""
 
     def compile_step(one: planner.PlanRequest, _: float) -> dict[str, object]:
         parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
@@ -131,16 +131,16 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
     output = tmp_path / "plan.json"
     at = ["--config", "h100_16", "--devices", "4", "--json", str(output)]
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
-    said = capsys.readouterr().out
-    assert "does not fit" in said
-    assert "the cheapest alternatives that fit" in said
+    printed = capsys.readouterr().out
+    assert "does not fit" in printed
+    assert "the cheapest alternatives that fit" in printed
     found = json.loads(output.read_text())["fit"]["tried"][0]
     assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
     assert found["overrides"].count("--optim.accumulate") == 1
     assert found["fits"]
 
 
-def test_without_a_compiler_for_gpus_no_way_is_said_to_fit_or_not(
+def test_without_a_gpu_compiler_it_is_unknown_whether_alternatives_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -148,8 +148,8 @@ def test_without_a_compiler_for_gpus_no_way_is_said_to_fit_or_not(
     )
     output = tmp_path / "plan.json"
     assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert "whether one of them fits is unknown without jax's compiler for GPUs: " in said
-    assert "none of them fits" not in said
-    assert "-2" not in said.replace(str(output), "")  # no negative number of GiB to spare
+    printed = capsys.readouterr().out
+    assert "whether one of them fits is unknown without jax's compiler for GPUs: " in printed
+    assert "none of them fits" not in printed
+    assert "-2" not in printed.replace(str(output), "")  # no negative number of GiB to spare
     assert {one["fits"] for one in json.loads(output.read_text())["fit"]["tried"]} == {None}

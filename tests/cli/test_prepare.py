@@ -1,4 +1,4 @@
-"""``jaxtrain prepare``: both commands, up to a run that uses what they made."""
+"""``jaxtrain prepare``: clips, latents, and a run that trains on them."""
 
 import json
 from pathlib import Path
@@ -55,9 +55,9 @@ def test_clips_then_latents_then_training(
     out = tmp_path / "pieces"
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
-    said = capsys.readouterr().out
-    assert "12 clips, 144 frames, from 6 videos; dropped 1 video and 12 frames" in said
-    assert f"train with --data.path {out}" in said
+    printed = capsys.readouterr().out
+    assert "12 clips, 144 frames, from 6 videos; dropped 1 video and 12 frames" in printed
+    assert f"train with --data.path {out}" in printed
 
     (tmp_path / "tiny.py").write_text(CONFIG)
     params, _ = ModelDefinition(TINY.build).init(jax.random.key(1))
@@ -74,27 +74,27 @@ def test_clips_then_latents_then_training(
     assert "and --teacher SPEC" in complaint
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
-    said = capsys.readouterr().out
-    assert "12 of them new (36 windows)" in said
-    assert "--data.windows fixed --data.teacher teacher-" in said
+    printed = capsys.readouterr().out
+    assert "12 of them new (36 windows)" in printed
+    assert "--data.windows fixed --data.teacher teacher-" in printed
     kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
     assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
     assert " 0 of them new" in capsys.readouterr().out
     assert json.loads((tmp_path / "made.json").read_text())["videos"] == 12
 
     assert _main(*run) == 0
-    said = capsys.readouterr().out
-    assert "latents of teacher teacher-" in said
+    printed = capsys.readouterr().out
+    assert "latents of teacher teacher-" in printed
     assert "encoder_loss" in (tmp_path / "run/metrics.jsonl").read_text()
 
-    assert f"parameters from {teacher}" in said
+    assert f"parameters from {teacher}" in printed
     found = weights.load(tmp_path / "run").params
     for name, array in params.items():
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in (
+    for arguments, message in (
         (("prepare", "frames"), "unknown action frames; use clips, tokens or latents"),
         (("prepare", "clips", tmp_path), "needs SOURCE and OUT"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
@@ -112,11 +112,11 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert _main(*arguments) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ")
-        assert words in error
+        assert message in error
         assert error.count("\n") == 1
 
 
-def test_each_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("prepare",), ("prepare", "clips", "--help"), ("prepare", "latents")):
         assert _main(*arguments) == 0
         assert capsys.readouterr().out.startswith("usage: jaxtrain prepare")

@@ -1,4 +1,4 @@
-"""``jaxtrain reconstruct``: the right frames at the right time, with the sound, for any input."""
+"""``jaxtrain reconstruct``: correct frames, times and audio for many inputs, and its errors."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 frames of 36x50: no multiple of 8."""
+    """30 frames of 36x50, which are not multiples of 8."""
     pictures = sample_videos.busy(30, height=36, width=50)
     return sample_videos.write(tmp_path_factory.mktemp("clip") / "clip.mp4", pictures, crf="1")
 
@@ -35,7 +35,7 @@ def run(*arguments: Any) -> int:
 
 
 def blocks(video_THW3: np.ndarray) -> np.ndarray:
-    """Mean gray of 4x4 squares: what chroma subsampling and H.264 leave alone."""
+    """Returns the mean gray of 4x4 squares, which chroma subsampling and H.264 preserve."""
     t, h, w, _ = video_THW3.shape
     cut = video_THW3[:, : h // 4 * 4, : w // 4 * 4].mean(3)
     return cut.reshape(t, h // 4, 4, w // 4, 4).mean((2, 4))
@@ -55,7 +55,7 @@ def test_names_that_look_like_addresses_are_paths(
 
 
 def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
-    """Frame i is frame i, and no other frame is nearer."""
+    """Asserts that each frame is closer to the frame with its number than to any other."""
     assert found.shape == wanted.shape
     distance = np.abs(blocks(found)[:, None] - blocks(wanted)[None]).mean((2, 3))
     assert np.diag(distance).max() < 4.0
@@ -64,7 +64,7 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
     assert others.min() > np.diag(distance).max()
 
 
-def test_every_frame_comes_back_at_its_time(
+def test_every_frame_keeps_its_time(
     weights: Path, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.mp4"
@@ -84,7 +84,7 @@ def test_every_frame_comes_back_at_its_time(
 
 
 @pytest.mark.parametrize(("rule", "frames"), [("always", 12), ("odd_latents", 8)])
-def test_streams_give_what_the_whole_video_gives(rule: str, frames: int, tmp_path: Path) -> None:
+def test_streaming_equals_the_entire_video_at_once(rule: str, frames: int, tmp_path: Path) -> None:
     source = small_autoencoder.save(tmp_path / "weights.safetensors", trim=rule)
     video = np.stack(sample_videos.busy(frames, height=16, width=24))
     model = autoencoding.Autoencoder(source)
@@ -116,7 +116,7 @@ def test_a_single_frame(tmp_path: Path, weights: Path) -> None:
     assert small_autoencoder.read(tmp_path / "out.mp4").shape == (1, 16, 24, 3)
 
 
-def test_a_rule_that_wants_the_length_gets_it(tmp_path: Path) -> None:
+def test_a_trim_rule_that_depends_on_the_length(tmp_path: Path) -> None:
     source = small_autoencoder.save(tmp_path / "weights.safetensors", trim="odd_latents")
     clip = sample_videos.write(tmp_path / "clip.mp4", sample_videos.busy(8, height=16, width=24))
     assert run(source, clip, tmp_path / "out.mp4") == 0
@@ -132,7 +132,7 @@ def test_side_by_side_with_the_original(weights: Path, clip: Path, tmp_path: Pat
     assert_same(found[:, :, :50], original)
 
 
-def test_odd_sizes_are_filled_up_and_said(
+def test_odd_sizes_are_padded_and_reported(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pictures = sample_videos.busy(3, height=33, width=47)
@@ -158,7 +158,7 @@ def test_rotation_is_honored(weights: Path, clip: Path, tmp_path: Path) -> None:
         assert next(container.decode(video=0)).rotation == 0
 
 
-def test_the_sound_is_copied(weights: Path, tmp_path: Path) -> None:
+def test_the_audio_is_copied(weights: Path, tmp_path: Path) -> None:
     pictures = sample_videos.busy(30, height=16, width=16)
     clip = small_autoencoder.with_sound(tmp_path / "clip.mp4", pictures, seconds=2.0)
     assert run(weights, clip, tmp_path / "out.mp4") == 0
@@ -170,7 +170,7 @@ def test_the_sound_is_copied(weights: Path, tmp_path: Path) -> None:
     assert not small_autoencoder.sound_of(tmp_path / "mute.mp4")
 
 
-def test_uneven_times_are_kept(weights: Path, tmp_path: Path) -> None:
+def test_a_variable_frame_rate_is_kept(weights: Path, tmp_path: Path) -> None:
     clip, out = tmp_path / "clip.mkv", tmp_path / "out.mkv"
     stamps = [0, 40, 50, 200, 1000, 1010]
     sample_videos.write_at(clip, sample_videos.busy(6, height=16, width=16), stamps)
@@ -181,14 +181,14 @@ def test_uneven_times_are_kept(weights: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(36, 50), (578, 32)])
-def test_colours_are_not_shifted(
+def test_colors_are_not_shifted(
     weights: Path, height: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small frames are BT.601 and large ones BT.709, written as such and read as such."""
-    colour = np.array([200, 40, 90], np.uint8)
+    """Small frames are BT.601 and large ones BT.709, when written and when read."""
+    color = np.array([200, 40, 90], np.uint8)
     clip = sample_videos.write(
         tmp_path / "clip.mkv",
-        [np.full((height, width, 3), colour)] * 3,
+        [np.full((height, width, 3), color)] * 3,
         codec="ffv1",
         pix_fmt="bgr0",
     )
@@ -201,7 +201,7 @@ def test_colours_are_not_shifted(
     monkeypatch.setattr(autoencoding.Autoencoder, "decoded", same)
     assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
     again = [one.pixels for one in video_reading.Video(tmp_path / "out.mp4").pictures()]
-    assert np.abs(again[0].mean((0, 1)) - colour).max() < 6  # the other matrix is off by 20
+    assert np.abs(again[0].mean((0, 1)) - color).max() < 6  # the other matrix is off by 20
     with av.open(str(tmp_path / "out.mp4")) as container:
         shown = next(container.decode(video=0))
         assert shown.colorspace == (1 if height > 576 else 6)
@@ -230,11 +230,11 @@ def garbled(place: Path) -> Path:
 
 
 def scratched(place: Path) -> Path:
-    """Nothing raises; only a flag tells that a frame is not what it was."""
+    """Damages a frame so that only a flag marks it as corrupt: decoding does not fail."""
     path = sample_videos.write(place / "s.mp4", sample_videos.busy(30))
-    whole = path.read_bytes()
-    for at in np.arange(0.3, 0.9, 0.03):  # what it does depends on where it falls
-        path.write_bytes(whole)
+    intact = path.read_bytes()
+    for at in np.arange(0.3, 0.9, 0.03):  # the effect depends on the position
+        path.write_bytes(intact)
         sample_videos.garble(path, at, length=20)
         verdict = decode.verify(str(path), packets.scan(str(path)))
         if "is corrupt" in str(verdict.broken):
@@ -243,7 +243,7 @@ def scratched(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda place: place / "nowhere.mp4", r"nowhere\.mp4: No such file or directory"),
         (lambda place: place, "is not a file"),
@@ -255,21 +255,21 @@ def scratched(place: Path) -> Path:
         (garbled, r"g\.mp4: (frame \d+ is corrupt|decoding fails after)"),
     ],
 )
-def test_what_is_no_whole_video_is_refused(
-    weights: Path, make: Any, words: str, tmp_path: Path
+def test_inputs_that_are_not_intact_videos_are_refused(
+    weights: Path, make: Any, message: str, tmp_path: Path
 ) -> None:
     inputs, outputs = tmp_path / "in", tmp_path / "out"
     inputs.mkdir()
     outputs.mkdir()
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=message):
         command.main([str(weights), str(make(inputs)), str(outputs / "out.mp4")])
-    assert not list(outputs.iterdir())  # no half file stays
+    assert not list(outputs.iterdir())  # no partial file is left
 
 
 def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.mp4"
     preview = small_autoencoder.save(tmp_path / "preview.safetensors", time_upscale=(True, False))
-    for arguments, words in (
+    for arguments, message in (
         ([weights, clip, tmp_path / "out.gif"], r"must be one of \.mp4"),
         ([weights, clip, tmp_path / "no" / "out.mp4"], "does not exist: create it"),
         ([weights, clip, clip], "is the same file as the input"),
@@ -280,13 +280,13 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
         ([clip, clip, out], "the name of a weights file must end with"),
         ([preview, clip, out], "has a decoder for previews"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             command.main([str(one) for one in arguments])
         assert not out.exists()
     assert run() == 0  # help
 
 
-def test_sound_that_does_not_fit_is_said(weights: Path, tmp_path: Path) -> None:
+def test_an_unsupported_audio_codec_is_reported(weights: Path, tmp_path: Path) -> None:
     pictures = sample_videos.busy(4, height=16, width=16)
     clip = small_autoencoder.with_sound(tmp_path / "c.avi", pictures, 0.2, codec="pcm_u8")
     with pytest.raises(
@@ -297,10 +297,10 @@ def test_sound_that_does_not_fit_is_said(weights: Path, tmp_path: Path) -> None:
     assert small_autoencoder.sound_of(tmp_path / "out.mkv")
 
 
-def test_only_a_few_frames_are_held(
+def test_only_a_few_frames_are_in_memory(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames that were read and are not yet written do not grow in number with the video."""
+    """The number of frames read but not yet written does not grow with the video."""
     clip = sample_videos.write(tmp_path / "clip.mp4", 120)
     held, most = 0, 0
     reading, adding = video_reading.Video.items, writing.Writer.add

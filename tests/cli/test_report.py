@@ -12,7 +12,7 @@ from jaxtrain import main
 from jaxtrain.cli import report as command
 
 
-def test_one_run_gets_its_page_beside_it(
+def test_the_report_of_one_run_is_written_into_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = written_run.write(tmp_path / "run", history=written_run.full_history())
@@ -25,7 +25,9 @@ def test_one_run_gets_its_page_beside_it(
     assert len(text) < 3e6
 
 
-def test_several_runs_get_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_several_runs_is_written_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [str(written_run.write(tmp_path / name)) for name in ("a", "b")]
     monkeypatch.chdir(tmp_path)
     assert command.main(runs) == 0
@@ -44,16 +46,16 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         [str(run), "--wrong"],
     ):
         assert main.main(["report", *arguments]) == 2
-        said = capsys.readouterr()
-        assert said.err.startswith("error: ")
-        assert said.err.count("\n") == 1
-        assert said.out == ""
+        printed = capsys.readouterr()
+        assert printed.err.startswith("error: ")
+        assert printed.err.count("\n") == 1
+        assert printed.out == ""
     assert main.main(["report"]) == 0
     assert "usage: jaxtrain report" in capsys.readouterr().out
 
 
-def test_it_needs_no_jax(tmp_path: Path, checkout: Path) -> None:
-    """Which would take seconds, and a device."""
+def test_it_does_not_import_jax(tmp_path: Path, checkout: Path) -> None:
+    """Importing jax takes seconds, and would claim a device."""
     run = written_run.write(tmp_path / "run", history=written_run.full_history())
     program = (
         "import sys; from jaxtrain import main; "
@@ -62,7 +64,7 @@ def test_it_needs_no_jax(tmp_path: Path, checkout: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, timeout=60)
 
 
-def test_a_device_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, pipe = written_run.write(tmp_path / "run"), tmp_path / "pipe"
     os.mkfifo(pipe)
     assert main.main(["report", str(run), "--out", str(pipe)]) == 2

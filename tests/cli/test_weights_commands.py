@@ -1,4 +1,4 @@
-"""``jaxtrain import`` and ``export``: published weights in, ours out."""
+"""``jaxtrain import`` and ``export`` of weights files."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def run(*arguments: Any) -> int:
 
 
 def published(checkout: Path, name: str, to: Path) -> dict[str, np.ndarray]:
-    """Noise under a fixture's names and shapes, as others write it: no word of the model."""
+    """Writes noise with a fixture's names and shapes; as when published, without a model config."""
     with np.load(checkout / f"tests/fixtures/{name}.npz") as file:
         shapes = json.loads(str(file["params"]))
     rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def published(checkout: Path, name: str, to: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_in_and_out_again_nothing_has_changed(
+def test_import_and_export_change_nothing(
     checkout: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = published(checkout, name, tmp_path / "theirs.safetensors")
@@ -57,7 +57,7 @@ def test_in_and_out_again_nothing_has_changed(
         np.testing.assert_array_equal(found[key], tensor)
 
 
-def test_the_file_name_tells_the_rule_or_a_flag_does(
+def test_the_trim_rule_comes_from_the_file_name_or_a_flag(
     checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published(checkout, "taehv_base", tmp_path / "taecvx.safetensors")
@@ -79,8 +79,8 @@ def test_our_own_file_keeps_its_model(tmp_path: Path) -> None:
     assert model == small_autoencoder.config(patch_size=2, trim="odd_latents")
 
 
-def test_the_arrays_tell_every_width(tmp_path: Path) -> None:
-    """Also those that the reference never had; without the names that only our files hold."""
+def test_every_width_is_inferred_from_the_arrays(tmp_path: Path) -> None:
+    """Also widths that the reference never had; the file has none of our metadata."""
     wide = {"decoder": "super", "decoder_widths": (16, 8, 8, 16)}
     for number, fields in enumerate(({"decoder_widths": (24, 16, 8, 8)}, wide)):
         ours = small_autoencoder.save(tmp_path / f"{number}.safetensors", **fields)
@@ -94,25 +94,25 @@ def test_the_arrays_tell_every_width(tmp_path: Path) -> None:
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line that a refused command says."""
+    """Returns the one line that a refused command prints."""
     assert run(*arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
 
-def test_what_does_not_fit_is_named(
+def test_a_mismatch_is_named(
     checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     tensors = published(checkout, "taehv_base", source)
-    said = error(capsys, "import", source, target, "--patch-size", 4)
-    assert "misshapen: encoder.0.weight (64, 3, 3, 3) instead of (64, 48, 3, 3)" in said
+    printed = error(capsys, "import", source, target, "--patch-size", 4)
+    assert "misshapen: encoder.0.weight (64, 3, 3, 3) instead of (64, 48, 3, 3)" in printed
     del tensors["decoder.1.bias"]
     tensors["head"] = np.zeros(3, np.float32)
     tensors["encoder.0.bias"] = np.zeros(7, np.float32)
     safetensors.numpy.save_file(tensors, source)
-    said = error(capsys, "import", source, target)
-    assert "missing: decoder.1.bias; extra: head; misshapen: encoder.0.bias (7,)" in said
+    printed = error(capsys, "import", source, target)
+    assert "missing: decoder.1.bias; extra: head; misshapen: encoder.0.bias (7,)" in printed
     safetensors.numpy.save_file({"x": np.zeros(3, np.float32)}, source)
     assert "does not have weights of TAEHV" in error(capsys, "import", source, target)
     assert not target.exists()
@@ -124,7 +124,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     safetensors.numpy.save_file(safetensors.numpy.load_file(ours), theirs)
     out = tmp_path / "out.safetensors"
     (tmp_path / "torn.safetensors").write_bytes(ours.read_bytes()[:-5])
-    for arguments, words in (
+    for arguments, message in (
         (("import", ours, tmp_path / "o.pth"), "does not end with .safetensors"),
         (("import", tmp_path / "gone.safetensors", out), "gone.safetensors does not exist"),
         (("import", tmp_path, out), "the name of a weights file must end with"),
@@ -139,24 +139,24 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", tmp_path, out), "no checkpoint found in "),
         (("export", ours, out, "--format", "hf"), "is a weights file, which has no tokenizer"),
     ):
-        assert words in error(capsys, *arguments)
+        assert message in error(capsys, *arguments)
         assert not out.exists()
 
 
-def test_without_pytorch_a_pth_says_how_to_get_it(
+def test_without_pytorch_a_pth_prints_the_install_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     ours = small_autoencoder.save(tmp_path / "ours.safetensors")
     (tmp_path / "theirs.pth").write_bytes(b"PK")
-    said = error(capsys, "import", tmp_path / "theirs.pth", tmp_path / "o.safetensors")
-    assert "theirs.pth requires PyTorch: pip install -e '.[interop]'" in said
+    printed = error(capsys, "import", tmp_path / "theirs.pth", tmp_path / "o.safetensors")
+    assert "theirs.pth requires PyTorch: pip install -e '.[interop]'" in printed
     assert "'.[interop]'" in error(capsys, "export", ours, tmp_path / "o.pth")
     assert not (tmp_path / "o.pth").exists()
 
 
 def saved(folder: Path, model: Any, params: dict[str, Any]) -> Path:
-    """A run's directory with a checkpoint of these parameters."""
+    """Writes a run directory with a checkpoint of these parameters."""
     import dataclasses
 
     state = dataclasses.replace(make_state(3), params=params)
@@ -183,20 +183,20 @@ def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found.params[name], array)
 
 
-def test_a_model_without_names_elsewhere_is_refused(
+def test_a_model_without_an_export_format_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(mlm.Config, "to_weights")
     run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
-    said = error(capsys, "export", run_, tmp_path / "out.safetensors")
-    assert "the model mlm cannot be exported because it has no to_weights" in said
-    assert "export can write gpt, llama, video_ae" in said
-    said = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
-    assert "clip.mp4: No such file" in said
+    printed = error(capsys, "export", run_, tmp_path / "out.safetensors")
+    assert "the model mlm cannot be exported because it has no to_weights" in printed
+    assert "export can write gpt, llama, video_ae" in printed
+    printed = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
+    assert "clip.mp4: No such file" in printed
 
 
-def test_tools_take_a_model_that_was_trained_with_an_adversary(tmp_path: Path) -> None:
-    """Its discriminator stays behind."""
+def test_a_model_that_was_trained_with_an_adversary_loads(tmp_path: Path) -> None:
+    """Its discriminator is not loaded."""
     bare = small_autoencoder.save(tmp_path / "bare.safetensors")
     trained = small_autoencoder.save(
         tmp_path / "trained.safetensors",

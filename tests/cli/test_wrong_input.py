@@ -1,4 +1,4 @@
-"""Wrong input ends with one clear line and exit code 2, before anything is compiled."""
+"""Wrong input gives a one-line error and exit code 2, before anything is compiled."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ EIGHT_DEVICES = ["--mesh.fsdp", "8"]  # as many as the tests have
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, where no program may be compiled."""
+    """An empty working directory; compiling a step fails the test."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled, though the input is wrong")
@@ -34,7 +34,7 @@ def with_a_file_in_the_way(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--output-dir", "taken"]
 
 
-def in_a_place_where_nothing_can_be_written(place: Path) -> list[str]:
+def in_a_folder_that_cannot_be_written(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--output-dir", "/proc/run"]
 
 
@@ -47,7 +47,7 @@ def with_an_empty_folder(place: Path) -> list[str]:
     return ["--data.path", "empty"]
 
 
-def with_files_that_are_no_text(place: Path) -> list[str]:
+def with_files_that_are_not_text(place: Path) -> list[str]:
     (place / "pictures").mkdir()
     (place / "pictures/a.png").write_bytes(b"\x89PNG")
     return ["--data.path", "pictures"]
@@ -72,7 +72,7 @@ def with_parameters_from_nowhere(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--model.init_from", "nothing"]
 
 
-def with_a_trace_behind_the_end(place: Path) -> list[str]:
+def with_a_trace_after_the_end(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--profile", "50:60"]
 
 
@@ -80,15 +80,15 @@ def with_a_trace_behind_the_end(place: Path) -> list[str]:
     ("wrong", "named"),
     [
         (with_a_file_in_the_way, "taken"),
-        (in_a_place_where_nothing_can_be_written, "/proc/run"),
+        (in_a_folder_that_cannot_be_written, "/proc/run"),
         (without_data, "nowhere"),
         (with_an_empty_folder, "empty"),
-        (with_files_that_are_no_text, "pictures"),
+        (with_files_that_are_not_text, "pictures"),
         (with_too_little_text, "a.txt"),
         (with_nothing_to_resume_from, "nowhere"),
         (with_a_step_that_was_never_saved, "700"),
         (with_parameters_from_nowhere, "nothing does not exist"),
-        (with_a_trace_behind_the_end, "50:60"),
+        (with_a_trace_after_the_end, "50:60"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -99,21 +99,21 @@ def test_wrong_input_is_one_line(
 ) -> None:
     arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong(place)]
     assert main.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
     assert not list((place / "output").glob("*/*")), "the directory of a run that never was"
 
 
-def test_everything_that_is_wrong_is_reported_at_once(
+def test_all_wrong_input_is_reported_at_once(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The config's own fields, devices, data, and what the model starts from."""
+    """Config fields, devices, data, and the source of the initial parameters."""
     wrong = ["--optim.peak_lr", "-1", "--loop.log_every", "0", "--mesh.fsdp", "4"]
     files = ["--data.path", "gone", "--model.init_from", "nothing", "--data.tokenizer", "no.json"]
     assert main.main([*TINY_MLM, *wrong, *files]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["error"] * 6
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in printed] == ["error"] * 6
     named = (
         "optim.peak_lr",
         "loop.log_every",
@@ -122,7 +122,7 @@ def test_everything_that_is_wrong_is_reported_at_once(
         "gone",
         "no.json",
     )
-    for part, line in zip(named, said, strict=True):
+    for part, line in zip(named, printed, strict=True):
         assert part in line
 
 
@@ -171,27 +171,27 @@ def test_flags_and_overrides_are_reported_with_the_rest(
 ) -> None:
     (place / "taken").write_text("a file")
     arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "20", "--data.path", str(place)]
-    words = wrong.split()
-    if not words[0].startswith("--"):
-        arguments, words = [*arguments[:2], words[0], *arguments[2:]], words[1:]
-    assert main.main([*arguments, *words]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(named), said
+    flags = wrong.split()
+    if not flags[0].startswith("--"):
+        arguments, flags = [*arguments[:2], flags[0], *arguments[2:]], flags[1:]
+    assert main.main([*arguments, *flags]) == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == len(named), printed
     for part in named:
-        assert sum(part in line for line in said) == 1, said
+        assert sum(part in line for line in printed) == 1, printed
     assert sorted(path.name for path in place.iterdir()) == ["taken"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "lines"),
     [
-        ("--data.pth x", 1),  # the data itself lacks a path now
+        ("--data.pth x", 1),  # the data then has no path
         ("--loop.steps 2e --optim.warmup_steps 500", 1),  # the config has fewer steps
         ("--loop.steps 2e --profile 500:501", 1),
         ("--mesh.fsdp eight", 1),  # the config has another number of devices
     ],
 )
-def test_what_follows_from_a_wrong_override_is_not_reported(
+def test_consequences_of_a_wrong_override_are_not_reported(
     place: Path, capsys: pytest.CaptureFixture[str], wrong: str, lines: int
 ) -> None:
     fits = [] if "mesh" in wrong else EIGHT_DEVICES
@@ -202,43 +202,43 @@ def test_what_follows_from_a_wrong_override_is_not_reported(
 
 @pytest.mark.parametrize("resume", [(), ("--resume", "latest")])
 @pytest.mark.parametrize("made", ["", "new", "new/deep"])
-def test_a_named_directory_is_as_it_was_before(
+def test_a_given_output_directory_is_left_unchanged(
     place: Path, made: str, resume: tuple[str, ...]
 ) -> None:
-    """Also where the data turns out wrong only when it is opened."""
+    """Also if the data turns out to be wrong only when it is opened."""
     (place / made).mkdir(parents=True, exist_ok=True)
     before = sorted(place.rglob("new*/**"))
-    data = with_files_that_are_no_text(place)
+    data = with_files_that_are_not_text(place)
     named = [*data, "--output-dir", "new/deep", *resume]
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, *named]) == 2
     assert sorted(place.rglob("new*/**")) == before
     assert not [path for path in (place / "new").rglob("*") if path.is_file()]
 
 
-def test_a_trace_behind_the_end_is_refused_before_the_data_is_read(
+def test_a_trace_after_the_end_is_refused_before_the_data_is_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("the data was opened")
 
     monkeypatch.setattr(setup, "open_data", read)
-    wrong = with_a_trace_behind_the_end(place)
+    wrong = with_a_trace_after_the_end(place)
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong]) == 2
 
 
-def test_what_keeps_a_video_model_from_being_trained(
+def test_all_reasons_why_a_video_model_cannot_be_trained_are_reported(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lpips = ["--model.perceptual.weights", "lpips.pth", "--model.perceptual.backbone", "alex.pth"]
     preview = ["--model.time_upscale", "True", "False", "--data.batch_size", "8"]
     assert main.main(["--config", "demo", *EIGHT_DEVICES, *lpips, *preview]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
-    for part, line in zip(("time_upscale", "lpips.pth", "alex.pth"), said, strict=True):
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 3
+    for part, line in zip(("time_upscale", "lpips.pth", "alex.pth"), printed, strict=True):
         assert part in line
 
 
-def test_a_config_without_data_of_its_own_names_the_override(
+def test_a_config_without_a_data_path_names_the_flag(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     eight = ["--config", "mlm_h200_8"]
@@ -246,24 +246,24 @@ def test_a_config_without_data_of_its_own_names_the_override(
     assert "--data.path" in capsys.readouterr().err
 
 
-def test_a_best_metric_that_the_model_does_not_give(
+def test_an_unknown_best_metric_is_reported_with_the_known_ones(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = ["--checkpoint.best_metric", "val/acuracy", "--loop.eval_every", "1"]
     path = ["--data.path", str(write_corpus(place)), "--loop.steps", "2"]
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, *path, *wrong]) == 2
-    said = capsys.readouterr().err
-    assert "val/acuracy" in said
-    assert "val/accuracy, val/loss" in said
+    printed = capsys.readouterr().err
+    assert "val/acuracy" in printed
+    assert "val/accuracy, val/loss" in printed
 
 
-def test_another_number_of_devices_names_the_ways_out(
+def test_a_wrong_device_count_is_reported_with_fixes(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([*TINY_MLM, "--data.path", str(write_corpus(place)), "--mesh.fsdp", "4"]) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for part in ("needs 4 devices", "this machine has 8", "--mesh.fsdp 8", "--simulate-devices 4"):
-        assert part in said
+        assert part in printed
 
 
 def test_too_many_broken_videos_stop_the_run(
@@ -274,6 +274,6 @@ def test_too_many_broken_videos_stop_the_run(
     (place / "videos/bad.mp4").write_bytes(b"no video")
     arguments = ["--config", "demo", "--data.path", "videos", "--data.batch_size", "8"]
     assert main.main([*arguments, *EIGHT_DEVICES]) == 2
-    said = capsys.readouterr().err
-    assert "--data.max_bad_share" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "--data.max_bad_share" in printed
+    assert printed.count("\n") == 1
