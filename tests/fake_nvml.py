@@ -54,7 +54,7 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int) -> Any:
         assert version == pynvml.nvmlMemory_v2
-        return SimpleNamespace(total=81559 * 2**20, used=_said(handle["used"]))
+        return SimpleNamespace(total=81559 * 2**20, used=_reported(handle["used"]))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
         if "slices" not in handle:
@@ -67,17 +67,17 @@ class Nvml:
         return handle["slices"][index]
 
     def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
-        return SimpleNamespace(gpu=_said(handle["share"]), memory=0)
+        return SimpleNamespace(gpu=_reported(handle["share"]), memory=0)
 
     def nvmlDeviceGetPowerUsage(self, handle: Card) -> int:
-        return _said(handle["watts"]) * 1000
+        return _reported(handle["watts"]) * 1000
 
     def nvmlDeviceGetTemperature(self, handle: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return _said(handle["celsius"])
+        return _reported(handle["celsius"])
 
 
-def _said(value: Any) -> int:
+def _reported(value: Any) -> int:
     if isinstance(value, pynvml.NVMLError):
         raise value
     return value

@@ -125,7 +125,7 @@ def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[
         assert f"\n  {section} " in text
 
 
-def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_also_commands(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*arguments: str) -> str:
         assert main.main([*arguments]) == 0
         return capsys.readouterr().out

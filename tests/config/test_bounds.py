@@ -1,4 +1,4 @@
-"""Values of a model's config that would hang a program or fill its memory."""
+"""Values of a model config that would hang jaxtrain or exhaust its memory are refused."""
 
 import dataclasses
 import math
@@ -34,13 +34,13 @@ FLOATS = {
 }
 
 
-def of(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+def pairs(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
     return [(model, name) for model, names in table.items() for name in names]
 
 
-@pytest.mark.parametrize(("model", "name"), of(SIZES))
-def test_no_size_can_be_huge_or_something_else(model: str, name: str) -> None:
-    for value, words in (
+@pytest.mark.parametrize(("model", "name"), pairs(SIZES))
+def test_a_size_is_a_bounded_whole_number(model: str, name: str) -> None:
+    for value, message in (
         (10**9, f"model.{name}=1000000000: use at most "),
         (10**12, f"model.{name}=1000000000000: use at most "),
         (10**400, f"model.{name}=1000.*: use at most "),
@@ -51,22 +51,22 @@ def test_no_size_can_be_huge_or_something_else(model: str, name: str) -> None:
         (True, f"model.{name}=True: use a whole number"),
         ([1], rf"model.{name}=\[1\]: use a whole number"),
     ):
-        with pytest.raises(InputError, match=words) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             dataclasses.replace(MODELS[model], **{name: value})
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(("model", "name"), of(FLOATS))
-def test_no_number_is_nan_infinite_negative_or_something_else(model: str, name: str) -> None:
+@pytest.mark.parametrize(("model", "name"), pairs(FLOATS))
+def test_a_number_is_finite_and_not_negative(model: str, name: str) -> None:
     for value in (math.nan, math.inf, -math.inf, -1.0, "1", None, [0.1], True):
         with pytest.raises(InputError, match=f"model.{name}="):
             dataclasses.replace(MODELS[model], **{name: value})
 
 
 def test_a_fraction_is_below_one() -> None:
-    words = r"model.dropout=1.0: use a fraction of at least 0 and below 1"
-    with pytest.raises(InputError, match=words):
+    message = r"model.dropout=1.0: use a fraction of at least 0 and below 1"
+    with pytest.raises(InputError, match=message):
         dataclasses.replace(MODELS["mlm"], dropout=1.0)
 
 
@@ -82,7 +82,7 @@ def test_sizes_of_the_adversary_are_bounded(name: str) -> None:
         video_ae.Adversary(**{name: 10**9})
 
 
-def test_shipped_configs_are_far_below(checkout: Path) -> None:
+def test_shipped_configs_are_far_below_the_bounds(checkout: Path) -> None:
     for path in (checkout / "configs").glob("*.py"):
         model = config.named(path.stem).model
         for name in SIZES[type(model).__module__.split(".")[2]]:
@@ -92,6 +92,6 @@ def test_shipped_configs_are_far_below(checkout: Path) -> None:
             refusal = ""
             try:
                 dataclasses.replace(model, **{name: 4 * value})
-            except InputError as error:  # as it does not go with other fields
+            except InputError as error:  # other fields do not match
                 refusal = str(error)
             assert "use at most" not in refusal, path.name

@@ -1,4 +1,4 @@
-"""The shipped configs: their numbers, their help, and that every field is read by some code."""
+"""The shipped configs: their values and help, and that jaxtrain reads every field."""
 
 import dataclasses
 import typing
@@ -21,8 +21,8 @@ GPT = (
 LLAMA = ("a6000_medium",)
 DEMOS = ("demo", "demo_mlm", "demo_gpt")
 
-# Typed from the tables that the configs come from, not read from the configs: batch a device,
-# accumulation, global batch; data, fsdp, shard; workers, prefetch.
+# Copied by hand from the tables that the configs implement: per-device batch size, accumulation,
+# global batch size; data, fsdp, shard; workers, prefetch.
 LAYOUT = {
     "h100_1": ((8, 16, 128), (1, 1, "optimizer"), (4, 2)),
     "h100_8": ((8, 2, 128), (1, 8, "optimizer"), (8, 2)),
@@ -42,7 +42,7 @@ LAYOUT = {
     "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), (8, 2)),
     "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), (8, 4)),
 }
-# Depth, tokens of a sequence, tokens of a batch.
+# Depth, tokens per sequence, tokens per batch.
 GPT_SIZES = {
     "gpt_32gb_conservative": (12, 1536, 24_576),
     "gpt_32gb_medium": (16, 2048, 49_152),
@@ -50,7 +50,7 @@ GPT_SIZES = {
     "gpt_h200_1": (12, 2048, 524_288),
     "gpt_h100_8": (20, 2048, 524_288),
 }
-# Steps, peak rate, warm-up; log / eval / save / keep; validation clips, hang timeout, patience.
+# Steps, peak learning rate, warmup; log, eval, save, keep; eval clips, hang timeout, patience.
 VIDEO_LENGTHS = {
     "h100_1": ((100_000, 1e-4, 2000), (50, 1000, 2000, 100), (10, 1800, 100)),
     "h100_8": ((100_000, 1e-4, 2000), (25, 1000, 2000, 100), (20, 3600, 100)),
@@ -66,7 +66,7 @@ def runs() -> dict[str, config.Run]:
     return {name: config.load(name) for name in files.names()}
 
 
-def test_what_ships(runs: dict[str, config.Run]) -> None:
+def test_these_configs_ship(runs: dict[str, config.Run]) -> None:
     assert set(VIDEO + MLM + BERT + GPT + LLAMA + DEMOS) <= set(runs)
 
 
@@ -132,7 +132,7 @@ def test_mlm_configs(runs: dict[str, config.Run], name: str) -> None:
 
 @pytest.mark.parametrize("name", BERT)
 def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
-    """As in https://arxiv.org/abs/1810.04805, section 3 and appendix A.2."""
+    """The values are from https://arxiv.org/abs/1810.04805, section 3 and appendix A.2."""
     run = runs[name]
     model, optim = run.model, run.optim
     shape = (model.layers, model.heads, model.hidden, model.vocab_size, model.sequence_length)
@@ -188,14 +188,14 @@ def test_demos_fit_a_laptop(runs: dict[str, config.Run], name: str) -> None:
     assert (run.data.workers, run.data.prefetch) == (2, 2)
 
 
-def test_each_says_what_it_is_and_its_command() -> None:
+def test_each_docstring_has_a_summary_and_the_command() -> None:
     for name in files.names():
         text = files.docstring(name)
         assert f"--config {name}" in text, name
         assert text.partition("\n")[0].endswith("."), name
 
 
-def test_a_derived_config_shows_only_what_differs(runs: dict[str, config.Run]) -> None:
+def test_a_derived_config_sets_only_the_differences(runs: dict[str, config.Run]) -> None:
     lines = (files.directory() / "h100_16.py").read_text().splitlines()
     assert len(lines) < 30
     found = config.differences(config.to_dict(runs["h100_8"]), config.to_dict(runs["h100_16"]))
@@ -247,7 +247,7 @@ def test_each_field_has_help(runs: dict[str, config.Run]) -> None:
                     assert text, f"{type(section).__qualname__}.{field} has no help"
 
 
-# ---- every field is read by some code -----------------------------------------------------------
+# ---- jaxtrain reads every field ------------------------------------------------------------------
 
 
 def sources(checkout: Path) -> dict[str, str]:
@@ -274,9 +274,7 @@ def test_every_field_is_read(runs: dict[str, config.Run], checkout: Path) -> Non
 @pytest.mark.parametrize(
     "module", ["jaxtrain.config.run", "jaxtrain.models.mlm", "jaxtrain.data.text.config"]
 )
-def test_a_field_that_nothing_reads_is_found(
-    runs: dict[str, config.Run], checkout: Path, module: str
-) -> None:
+def test_an_unread_field_is_found(runs: dict[str, config.Run], checkout: Path, module: str) -> None:
     texts = sources(checkout)
     before = unread(runs, texts)
     owner = {"jaxtrain.config.run": "Optim", "jaxtrain.data.text.config": "Masked"}.get(
@@ -292,7 +290,7 @@ def test_a_field_that_nothing_reads_is_found(
 
     knob = f"{module}.{owner}.unused_knob"
     assert added() == [knob]
-    # Only checked: still read by nobody.
+    # Validating a field does not count as reading it.
     assert added("    def __post_init__(self) -> None:\n        assert self.unused_knob\n") == [
         knob
     ]

@@ -1,4 +1,4 @@
-"""Commands that the program prints run when they are pasted, however it was started."""
+"""Printed commands run when they are pasted, however jaxtrain was started."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from jaxtrain import main; main.console()' "$@"
 
 
 def printed(place: Path, command: list[str], path: str = "") -> str:
-    """Returns the command in an error: ``(run COMMAND to see what is there)``."""
+    """Returns the command in an error, ``(run COMMAND to see what is there)``, after running it."""
     variables = program.environment(place)
     variables["PATH"] = path + variables["PATH"]
     ended = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def printed(place: Path, command: list[str], path: str = "") -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A working directory with an empty run, and a jaxtrain in bin/, as pip installs it."""
+    """A working directory with an empty run, and with bin/jaxtrain as pip installs it."""
     (tmp_path / "run").mkdir()
     script = tmp_path / "bin/jaxtrain"
     script.parent.mkdir()
@@ -73,7 +73,7 @@ def test_from_python(place: Path) -> None:
     assert found.endswith(" -m jaxtrain.main checkpoints run")
 
 
-def test_a_process_that_is_started_says_what_the_user_typed() -> None:
+def test_a_child_process_prints_the_program_that_the_user_typed() -> None:
     typed = "/my env/bin/jaxtrain"
     assert invocation.program({invocation.PROGRAM: typed}) == typed
     assert invocation.program({}) == invocation.program(os.environ)
@@ -89,7 +89,7 @@ def _no_checkpoint(run: Path) -> str:
     return _refused(lambda: weights.load(run))
 
 
-def _none_whole(run: Path) -> str:
+def _none_intact(run: Path) -> str:
     (run / "checkpoints/9").mkdir(parents=True)
     return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_updates=1))
 
@@ -100,37 +100,39 @@ def _flags_help(_: Path) -> str:
 
 
 def _ways_to_fit(place: Path) -> str:
-    return run_summary.fit_command(invocation.program(), config.as_typed(_own(place)))
+    return run_summary.fit_command(invocation.program(), config.as_typed(_own_config(place)))
 
 
-def _go_on(place: Path) -> str:
-    return run_summary.resume_command(invocation.program(), config.as_typed(_own(place)), place)
+def _resume(place: Path) -> str:
+    return run_summary.resume_command(
+        invocation.program(), config.as_typed(_own_config(place)), place
+    )
 
 
 def _doctor(place: Path) -> str:
-    return devices._plan(_own(place), "NVIDIA H200")
+    return devices._plan(_own_config(place), "NVIDIA H200")
 
 
-def _own(place: Path) -> config.Run:
+def _own_config(place: Path) -> config.Run:
     file = place / "own.py"
     file.write_text("from jaxtrain import config\nrun = config.named('demo_gpt')\n")
     return config.load(str(file), ["--loop.steps", "7"])
 
 
 @pytest.mark.parametrize(
-    ("told", "pattern", "expected"),
+    ("message_of", "pattern", "expected"),
     [
         (_no_checkpoint, r"\(run (.*) to see what is there\)", "no checkpoints"),
-        (_none_whole, r"; ([^;]*) lists them", "checkpoints/9"),
+        (_none_intact, r"; ([^;]*) lists them", "checkpoints/9"),
         (_flags_help, r"see (.*)", "jaxtrain export"),
-        # What follows makes a command end early that has understood everything before.
+        # The flag added to these commands ends them early, once all other arguments are parsed.
         (_ways_to_fit, r"(.*) --fit", "--fit-seconds -1"),
         (_doctor, r"(.*)", "--fit-seconds -1"),
-        (_go_on, r"(.*)", "Number of"),
+        (_resume, r"(.*)", "Number of"),
     ],
 )
-def test_printed_commands_run_where_a_folder_has_a_space(
-    told: Callable[[Path], str],
+def test_printed_commands_run_in_a_folder_with_a_space(
+    message_of: Callable[[Path], str],
     pattern: str,
     expected: str,
     tmp_path: Path,
@@ -139,7 +141,7 @@ def test_printed_commands_run_where_a_folder_has_a_space(
     place = tmp_path / "my runs"
     place.mkdir()
     monkeypatch.chdir(place)
-    text = told(place)
+    text = message_of(place)
     found = re.search(pattern, text)
     assert found, text
     command = found[1]
@@ -159,7 +161,7 @@ def test_printed_commands_run_where_a_folder_has_a_space(
 
 
 @pytest.mark.parametrize("flag", ["--debug", "--output-dir", "--resume", "--profile"])
-def test_a_suggestion_is_never_what_was_typed(flag: str) -> None:
+def test_a_flag_is_not_suggested_for_itself(flag: str) -> None:
     with pytest.raises(InputError) as caught:
         overrides.apply(config.named("demo"), [flag, "x"])
     assert "did you mean" not in str(caught.value)
@@ -167,7 +169,7 @@ def test_a_suggestion_is_never_what_was_typed(flag: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
-def test_a_run_s_command_line_can_be_pasted_behind(command: str) -> None:
+def test_a_runs_command_line_can_be_pasted_after_a_command(command: str) -> None:
     import importlib
 
     parser = importlib.import_module(f"jaxtrain.cli.{command}")._parser()

@@ -1,4 +1,4 @@
-"""Optional sections, switched on and off from the command line; test_config.py has the rest."""
+"""Overrides of optional sections, and whole numbers such as 2.5M; test_run.py has the rest."""
 
 import dataclasses
 import pickle
@@ -15,7 +15,7 @@ def video(*arguments: str) -> Any:
     return config.load("h100_16", [*arguments]).model
 
 
-def test_a_field_switches_its_section_on() -> None:
+def test_a_field_enables_its_section() -> None:
     on = video("--model.adversary.weight", "0.3", "--model.perceptual.weights=a.pth")
     assert (on.adversary.weight, on.adversary.replay) == (0.3, 1152)
     assert (on.perceptual.weights, on.teacher) == ("a.pth", None)
@@ -44,7 +44,7 @@ def test_a_field_switches_its_section_on() -> None:
         (["--model.adversary", "0.5"], r"--model.adversary takes .* or None, not '0.5'"),
     ],
 )
-def test_sections_that_cannot_be_switched_on_say_why(arguments: list[str], message: str) -> None:
+def test_a_section_that_cannot_be_enabled_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         video(*arguments)
 
@@ -66,7 +66,7 @@ def test_sections_that_cannot_be_switched_on_say_why(arguments: list[str], messa
         ("k", None),
     ],
 )
-def test_a_whole_number_with_a_factor(text: str, number: int | None) -> None:
+def test_a_whole_number_with_a_suffix(text: str, number: int | None) -> None:
     assert overrides.whole_number(text) == number
 
 
@@ -82,19 +82,19 @@ def test_a_whole_number_with_a_factor(text: str, number: int | None) -> None:
         (0, "0"),
     ],
 )
-def test_readable(number: int, text: str) -> None:
+def test_readable_numbers(number: int, text: str) -> None:
     assert overrides.readable(number) == text
     assert overrides.whole_number(text) in (number, None)
 
 
 @pytest.mark.parametrize(("text", "number"), [("2.5M", 2_500_000), ("1B", 10**9), ("70", 70)])
-def test_the_command_line_takes_them_where_a_whole_number_belongs(text: str, number: int) -> None:
+def test_whole_number_fields_accept_suffixes(text: str, number: int) -> None:
     run = config.load("demo_mlm", ["--data.max_examples", text, f"--loop.steps={text}"])
     assert (run.data.max_examples, run.loop.steps) == (number, number)
     assert config.load("demo_mlm", ["--data.path", text]).data.path == text
 
 
-def test_what_is_no_whole_number_is_refused() -> None:
+def test_a_suffix_must_give_a_whole_number() -> None:
     with pytest.raises(InputError, match=r"--data.max_examples takes a whole number.*'0.0001k'"):
         config.load("demo_mlm", ["--data.max_examples", "0.0001k"])
 
@@ -116,10 +116,10 @@ class Outer:
     """Another field."""
 
 
-def test_an_error_says_by_itself_which_override_is_to_blame() -> None:
-    """Not by its words: they may be anything."""
-    words = ["--inner.size", "10", "--other", "7", "--othr", "3"]
-    applied, found = overrides.apply_fitting(Outer(), words)
+def test_an_error_is_assigned_to_its_override() -> None:
+    """The text of the error does not matter."""
+    arguments = ["--inner.size", "10", "--other", "7", "--othr", "3"]
+    applied, found = overrides.apply_fitting(Outer(), arguments)
     assert applied == Outer(other=7)
     assert [fields_of(message) for message in found] == [("othr", "other"), ("inner.size",)]
     assert pickle.loads(pickle.dumps(found[1])).about == ("inner.size",)

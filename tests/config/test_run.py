@@ -1,4 +1,4 @@
-"""Loading, overriding, checking: what a wrong word or number says, and what steps come out."""
+"""Loads, overrides and checks configs: errors for wrong values, and the number of steps."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ class Model:
     """A model."""
 
     frames: int = 12
-    """Frames of a clip (frames)."""
+    """Frames per clip."""
     widths: tuple[int, ...] = (64, 32)
     """Channels of each stage (channels)."""
     remat: Literal["none", "block"] = "none"
-    """What is computed again."""
+    """Rematerialization."""
     head: Any = None
     """An optional section."""
 
@@ -38,11 +38,11 @@ class Data:
     path: str | None = None
     """Folder."""
     batch_size: int = 64
-    """Examples in a batch."""
+    """Examples per batch."""
     prefetch: int = 2
-    """Batches ahead."""
+    """Batches to prefetch."""
     max_bad_share: float = 0.1
-    """Share of bad files."""
+    """Fraction of bad files."""
     flip: bool = True
     """Mirror."""
     sigma: tuple[float, float] = (0.1, 2.0)
@@ -75,11 +75,11 @@ def message(*arguments: str) -> str:
     return text
 
 
-def test_the_toy_itself_is_right() -> None:
+def test_the_toy_config_is_valid() -> None:
     assert changed() == RUN
 
 
-def test_overrides_of_each_kind() -> None:
+def test_overrides_of_each_type() -> None:
     run = changed(
         *("--data.path", "a b/c=d", "--optim.peak_lr=1e-2", "--model.widths", "8", "4", "2"),
         *("--optim.max_grad_norm", "None", "--data.flip", "False", "--data.sigma", "0.5", "1"),
@@ -97,7 +97,7 @@ def test_the_last_of_two_overrides_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["--optim.peek_lr", "1"], "unknown field --optim.peek_lr; "),
         (["--optm.peak_lr", "1"], "did you mean --optim.peak_lr?"),
@@ -123,12 +123,12 @@ def test_the_last_of_two_overrides_wins() -> None:
         (["--model.frames", "13", "--seed", "x"], "--seed takes a whole number, not 'x'"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_names_the_right_one(arguments: list[str], words: str) -> None:
-    assert words in message(*arguments)
+def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: str) -> None:
+    assert expected in message(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it must be above 0"),
         (
@@ -163,11 +163,11 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], words: str) 
         ),
     ],
 )
-def test_a_wrong_number_is_named(arguments: str, words: str) -> None:
-    assert words in message(*arguments.split())
+def test_a_wrong_value_is_named(arguments: str, expected: str) -> None:
+    assert expected in message(*arguments.split())
 
 
-def test_batch_arithmetic_is_one_readable_sentence() -> None:
+def test_the_batch_arithmetic_is_one_sentence() -> None:
     assert message("--data.batch_size", "70") == (
         "data.batch_size 70 cannot be split: it is the global batch, per device x 8 devices "
         "(mesh.data 1 x mesh.fsdp 8) x 2 microbatches (optim.accumulate), so a multiple of 16: "
@@ -176,7 +176,7 @@ def test_batch_arithmetic_is_one_readable_sentence() -> None:
     assert message("--data.batch_size", "3").endswith("use 16 or 32")
 
 
-def test_the_two_nearest_batches_work_and_enclose() -> None:
+def test_the_two_nearest_valid_batch_sizes_are_suggested() -> None:
     for batch in range(1, 60):
         try:
             changed("--data.batch_size", str(batch), "--mesh.fsdp", "4", "--optim.accumulate", "3")
@@ -191,7 +191,7 @@ def test_the_two_nearest_batches_work_and_enclose() -> None:
             assert below < batch or below == 12
 
 
-def test_values_that_a_file_sets_are_checked_like_typed_ones() -> None:
+def test_values_from_a_file_are_checked_like_flags() -> None:
     def check(**optim: Any) -> None:
         config.validate(dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, **optim)))
 
@@ -203,7 +203,7 @@ def test_values_that_a_file_sets_are_checked_like_typed_ones() -> None:
         check(accumulate=2.0)
     with pytest.raises(InputError, match=r"optim.accumulate takes a whole number, not True"):
         check(accumulate=True)
-    check(peak_lr=1)  # a whole number is a number
+    check(peak_lr=1)  # an int is accepted for a float
 
 
 def steps(run: config.Run, **given: Any) -> int:
@@ -222,7 +222,7 @@ def test_the_three_rules_for_steps() -> None:
     assert rule == "78 steps (5 epochs x 1000 examples / batch 64)"
 
 
-def test_a_run_that_goes_on_with_another_batch_sees_as_much_as_it_was_to_see() -> None:
+def test_a_resume_with_another_batch_size_keeps_the_number_of_examples() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
     assert steps(epochs, position=run_length.Position(30, 30 * 64)) == 78
     smaller = dataclasses.replace(epochs, data=dataclasses.replace(epochs.data, batch_size=32))
@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_with_another_batch_sees_as_much_as_it_was_to_see() -
     assert steps(tokens, tokens_per_example=128, position=run_length.Position(61, 61 * 64)) == 122
 
 
-def test_examples_that_were_left_out_do_not_shorten_a_run() -> None:
+def test_skipped_examples_do_not_shorten_a_run() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
     position = run_length.Position(30, 37 * 64, left_out=7 * 64)
@@ -244,7 +244,7 @@ def test_examples_that_were_left_out_do_not_shorten_a_run() -> None:
     assert steps(tokens, tokens_per_example=128, position=position) == 122
 
 
-def test_steps_that_cannot_be() -> None:
+def test_an_impossible_number_of_steps_is_refused() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
     with pytest.raises(InputError, match=r"no steps: loop\.epochs 5 x 12 examples"):
         steps(epochs, examples=12)
@@ -257,7 +257,7 @@ def test_steps_that_cannot_be() -> None:
         steps(tokens, parameters=3, tokens_per_example=128)
 
 
-def test_a_config_as_json_and_what_differs() -> None:
+def test_configs_as_json_and_their_differences() -> None:
     before = config.to_dict(RUN)
     assert before == json.loads(json.dumps(before))
     assert before["model"]["class"].endswith("test_run.Model")
@@ -322,7 +322,7 @@ run = config.Run(
 """
 
 
-def test_configs_derive_and_are_named_after_their_files(folder: Path) -> None:
+def test_configs_are_named_after_their_files(folder: Path) -> None:
     assert files.names() == ["toy_16", "toy_8"]
     derived = config.load("toy_16", ["--optim.peak_lr", "2e-3"])
     assert (derived.name, derived.seed, derived.optim.peak_lr) == ("toy_16", 5, 2e-3)
@@ -332,14 +332,14 @@ def test_configs_derive_and_are_named_after_their_files(folder: Path) -> None:
 
 
 def test_a_wrong_name_or_path(folder: Path) -> None:
-    for name, words in {
+    for name, expected in {
         "toy_61": r"unknown config 'toy_61'; did you mean toy_16\?",
         "toy8": r"did you mean toy_8\?",
         "zzz": "choose from toy_16, toy_8",
         "here/none.py": "config file here/none.py does not exist",
         str(folder): "does not exist",
     }.items():
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=expected):
             config.load(name)
     (folder / "notes.txt").write_text("")
     with pytest.raises(InputError, match=r"does not end with .py"):
@@ -347,7 +347,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("run = 3", "sets run to a int; it must be a config.Run"),
         ("x = 3", "does not set run"),
@@ -362,7 +362,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
             "run = dataclasses.replace(base, optim=dataclasses.replace(base.optim, peek_lr=3))",
             "line 4: Optim has no field 'peek_lr'; did you mean peak_lr?",
         ),
-        (  # the video model and video data have a Config too, and other fields
+        (  # the video model and the video data have a Config with other fields
             "from jaxtrain.data import video\nfrom jaxtrain.models import gpt, mlm, video_ae\n"
             "run = (\n    gpt,\n    mlm.Config(depth=3),\n)",
             "Config has no field 'depth'; choose from attend, dropout, ff,",
@@ -376,16 +376,16 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
         ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
     ],
 )
-def test_a_wrong_file_names_the_line(folder: Path, text: str, words: str) -> None:
+def test_a_wrong_file_names_the_line(folder: Path, text: str, expected: str) -> None:
     path = folder / "wrong.py"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         config.load(str(path))
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
     assert str(path) in str(caught.value)
 
 
-def test_an_error_inside_the_program_keeps_its_traceback(folder: Path) -> None:
+def test_an_unexpected_error_in_a_config_file_keeps_its_traceback(folder: Path) -> None:
     path = folder / "wrong.py"
     path.write_text("import json\njson.loads('{')")
     with pytest.raises(json.JSONDecodeError):
@@ -402,8 +402,8 @@ def test_help_lists_each_field_with_help_and_default() -> None:
     assert "--model.remat {none,block} " in text
 
 
-def test_help_of_a_section_has_its_fields_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line break in a docstring is none in the help; sections that are off are one line."""
+def test_help_of_a_section_lists_only_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks in docstrings are removed; a section that is off is one line."""
     monkeypatch.setenv("COLUMNS", "500")
     text = help.fields(RUN, ["optim"])
     fields = [field.name for field in dataclasses.fields(config.Optim)]
@@ -420,17 +420,17 @@ def test_help_of_a_section_has_its_fields_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "suggestion"),
     [
         ("optm", "did you mean optim?"),
         ("max_grad_nrm", "max_grad_norm"),
         ("xyz", "use run, model,"),
     ],
 )
-def test_help_of_an_unknown_section_names_close_ones(name: str, said: str) -> None:
+def test_help_of_an_unknown_section_names_close_ones(name: str, suggestion: str) -> None:
     with pytest.raises(InputError, match=f"--help {name}: unknown section; ") as caught:
         help.fields(RUN, [name])
-    assert said in str(caught.value)
+    assert suggestion in str(caught.value)
 
 
 def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,14 +451,14 @@ def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatc
         ["--optim.average.decay", "0.9"],
     ],
 )
-def test_the_arguments_of_a_run_give_it_again(changes: list[str]) -> None:
+def test_a_run_is_rebuilt_from_its_arguments(changes: list[str]) -> None:
     run = config.unchecked("demo", changes)
     arguments = config.as_typed(run)
     assert arguments[:2] == ("--config", "demo")
     assert config.unchecked("demo", arguments[2:]) == run
 
 
-def test_a_run_that_no_argument_gives_has_none() -> None:
+def test_a_run_that_arguments_cannot_express_has_none() -> None:
     demo = config.named("demo")
     renamed = dataclasses.replace(demo, name="mine")
     assert config.as_typed(renamed) == ("--config", "demo", "--name", "mine")
@@ -466,7 +466,7 @@ def test_a_run_that_no_argument_gives_has_none() -> None:
     assert config.as_typed(other) == ()
 
 
-def test_a_config_of_ones_own_is_typed_as_its_path(tmp_path: Path) -> None:
+def test_a_users_config_is_passed_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "a folder/own.py"
     file.parent.mkdir()
     file.write_text(
@@ -478,8 +478,8 @@ def test_a_config_of_ones_own_is_typed_as_its_path(tmp_path: Path) -> None:
     assert "path" not in config.to_dict(run), "where it came from is not recorded"
 
 
-def test_a_command_that_is_printed_holds_no_query() -> None:
+def test_a_printed_command_has_no_query_string() -> None:
     run = config.load("demo", ["--data.path", "https://host/list.txt?token=SENTINEL"])
-    words = " ".join(config.as_typed(run))
-    assert "https://host/list.txt" in words
-    assert "SENTINEL" not in words
+    command = " ".join(config.as_typed(run))
+    assert "https://host/list.txt" in command
+    assert "SENTINEL" not in command

@@ -7,8 +7,8 @@ from jaxtrain.inference import intervals
 
 
 @pytest.mark.parametrize(
-    ("share", "freedom", "value"),
-    [  # Any textbook's table.
+    ("probability", "freedom", "value"),
+    [  # from any table of Student's t
         (0.975, 1, 12.7062),
         (0.975, 2, 4.3027),
         (0.975, 3, 3.1824),
@@ -19,8 +19,8 @@ from jaxtrain.inference import intervals
         (0.995, 8, 3.3554),
     ],
 )
-def test_quantiles(share: float, freedom: int, value: float) -> None:
-    assert intervals.student_quantile(share, freedom) == pytest.approx(value, abs=6e-5)
+def test_quantiles(probability: float, freedom: int, value: float) -> None:
+    assert intervals.student_quantile(probability, freedom) == pytest.approx(value, abs=6e-5)
 
 
 def test_an_interval() -> None:
@@ -35,15 +35,15 @@ def test_an_interval() -> None:
     assert (alone.mean, alone.std, alone.low, alone.high) == (7.0, None, None, None)
 
 
-def test_the_interval_holds_the_mean_as_often_as_it_says() -> None:
+def test_intervals_have_their_nominal_coverage() -> None:
     rng = np.random.default_rng(0)
-    held = 0
+    covered = 0
     for _ in range(1000):
         found = intervals.estimate(rng.normal(3.0, 2.0, 6))
         assert found.low is not None
         assert found.high is not None
-        held += found.low < 3.0 < found.high
-    assert 930 <= held <= 968
+        covered += found.low < 3.0 < found.high
+    assert 930 <= covered <= 968
 
 
 def test_paired_t_test() -> None:
@@ -53,19 +53,19 @@ def test_paired_t_test() -> None:
     found = intervals.difference(first, second)
     assert found.estimate.mean == pytest.approx(1.58)
     assert found.p_student == pytest.approx(0.002833, abs=1e-6)
-    assert found.p_signs == 2 / 512  # one is zero: only the others' signs count, and all are alike
+    assert found.p_signs == 2 / 512  # one zero is dropped; the rest have one sign
     other_way = intervals.difference(second, first)
     assert other_way.estimate.mean == pytest.approx(-1.58)
     assert (other_way.p_student, other_way.p_signs) == (found.p_student, found.p_signs)
 
 
-def test_signs_exactly_and_drawn_agree() -> None:
+def test_exact_and_sampled_sign_tests_agree() -> None:
     rng = np.random.default_rng(1)
     few = rng.normal(0.4, 1.0, 12)
     exact = intervals.signs_test(few)
-    drawn = intervals.signs_test(np.append(few, 0.0))  # a zero changes nothing but the way
-    assert drawn == pytest.approx(exact, abs=0.01)
-    assert intervals.signs_test(np.append(few, 0.0)) == drawn
+    sampled = intervals.signs_test(np.append(few, 0.0))  # a zero only changes the method
+    assert sampled == pytest.approx(exact, abs=0.01)
+    assert intervals.signs_test(np.append(few, 0.0)) == sampled
 
 
 def test_no_difference_and_a_constant_one() -> None:
@@ -77,7 +77,7 @@ def test_no_difference_and_a_constant_one() -> None:
     assert (single.p_student, single.p_signs) == (None, None)
 
 
-def test_tests_reject_as_seldom_as_they_say() -> None:
+def test_tests_have_their_nominal_error_rate() -> None:
     rng = np.random.default_rng(2)
     rejected = np.zeros(2)
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""A trained model for a command: what it can do is what its methods say."""
+"""Loading a trained model for a command: the model's methods determine what it can do."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
 
 
-def test_optional_methods_say_which_models_can() -> None:
+def test_optional_methods_determine_what_a_model_can_do() -> None:
     assert load.able("decode_step") == ["gpt", "llama"]
     assert load.able("logits_at") == ["mlm"]
     assert load.able("decode") == ["video_ae"]
@@ -22,7 +22,7 @@ def test_optional_methods_say_which_models_can() -> None:
     assert not load.has(mlm.Config.tiny(), "decode_step")
 
 
-def test_a_model_that_cannot_is_refused_before_its_arrays_are_read(
+def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
@@ -35,7 +35,7 @@ def test_a_model_that_cannot_is_refused_before_its_arrays_are_read(
         load.load(tmp_path / "run", "fill", "logits_at")
 
 
-def test_a_file_that_names_no_model_is_of_the_only_kind_that_can(tmp_path: Path) -> None:
+def test_a_file_without_a_model_config_has_the_only_suitable_model(tmp_path: Path) -> None:
     params = drawn(MODEL)
     path = tmp_path / "bare.safetensors"
     tensor_files.write(path, MODEL.to_weights(params), {})

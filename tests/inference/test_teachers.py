@@ -1,4 +1,4 @@
-"""Teachers: another model of this program; what is refused. tests/interop tests diffusers' own."""
+"""Teachers trained with jaxtrain, and refused sources; tests/interop covers diffusers."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ MODEL = video_ae.Config.tiny()
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A weights file, and the module it came from."""
+    """A weights file and the module that it was saved from."""
     path = tmp_path_factory.mktemp("teacher") / "taught v1.safetensors"
     definition = ModelDefinition(MODEL.build)
     params, _ = definition.init(jax.random.key(3))
@@ -35,20 +35,20 @@ def _load(path: Path | str, **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_our_own_encoder_teaches(made: tuple[Path, Any]) -> None:
+def test_our_own_encoder_as_a_teacher(made: tuple[Path, Any]) -> None:
     path, module = made
-    said: list[str] = []
-    teacher = _load(path, say=said.append)
+    log: list[str] = []
+    teacher = _load(path, say=log.append)
     video = np.random.default_rng(0).random((8, 4, 16, 16, 3), np.float32)
     wanted = np.asarray(module.encode(video))
     found = teacher.encode(video)
     assert (found.dtype, found.shape) == (np.float32, (8, *MODEL.latent_shape))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     np.testing.assert_allclose(_load(path, scaling=0.5).encode(video), wanted / 2, atol=1e-5)
-    assert said == [f"teacher {teacher.name}: encoder of {path}, latents times 1"]
+    assert log == [f"teacher {teacher.name}: encoder of {path}, latents times 1"]
 
 
-def test_a_name_stands_for_encoder_and_scaling(made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_the_name_depends_on_encoder_and_scaling(made: tuple[Path, Any], tmp_path: Path) -> None:
     path, _ = made
     name = _load(path).name
     assert name.startswith("taught-v1-")
@@ -62,7 +62,7 @@ def test_a_name_stands_for_encoder_and_scaling(made: tuple[Path, Any], tmp_path:
     assert len({name, _load(copy).name, _load(path, scaling=2.0).name}) == 3
 
 
-def test_a_model_with_losses_teaches_without_them(made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_loss_settings_do_not_change_a_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
     params = weights.load(made[0]).params
     model = dataclasses.replace(MODEL, perceptual=None, teacher=video_ae.Teacher(), remat="block")
     path = tmp_path / made[0].name
@@ -70,7 +70,7 @@ def test_a_model_with_losses_teaches_without_them(made: tuple[Path, Any], tmp_pa
     assert _load(path).name == _load(made[0]).name
 
 
-def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_sources_that_are_not_teachers_are_refused(made: tuple[Path, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--teacher .*gone: no such file or folder; pass a"):
         _load(tmp_path / "gone")
     with pytest.raises(InputError, match=r"no checkpoint found in"):
@@ -82,7 +82,7 @@ def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
         _load(tmp_path)
 
 
-def test_a_config_of_any_size_is_not_read(tmp_path: Path) -> None:
+def test_a_huge_config_is_not_read(tmp_path: Path) -> None:
     config = json.dumps({"_class_name": "AutoencoderKL"})
     (tmp_path / "config.json").write_text(config)
     assert teachers._class_name(tmp_path) == "AutoencoderKL"
