@@ -2,10 +2,10 @@
 
     python benchmarks/clip_rate.py --videos DIR [--seconds N] [--section.field value ...]
 
-Runs in one process, without batches or devices, as one worker does. Sizes are those of `h100_8`
-(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, in turns.
-Seconds are CPU time, so that other work on the machine has little effect, except through caches and
-shared parts of a core.
+Runs in one process, like one worker, without batches or devices. Sizes are those of `h100_8`
+(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, alternately.
+Rates are per second of CPU time, so other work on the machine has little effect, except through
+caches and shared parts of a core.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from jaxtrain.data.video import pieces, prepare_clips
 
 
 def main() -> None:
-    """Measures both, prints them, and appends rows to the results file if requested."""
+    """Measures and prints all rates; appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
-    parser.add_argument("--videos", required=True, help="a folder of long videos")
+    parser.add_argument("--videos", required=True, help="folder of long videos")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="seconds per measurement (default: 20)"
     )
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
-    """Returns the training split in order; files are not decoded completely on first use."""
+    """Returns the training split in order; files are not verified on first use."""
     more = ["--data.path", path, "--data.verify", "never", *overrides]
     run = config.load("h100_8", more)
     source = run.data.open(run.model, seed=run.seed, say=print).train
@@ -76,7 +76,7 @@ def _size(rows: sampler.TrainingRows) -> int:
 
 
 def _clips_per_second(ways: list[sampler.TrainingRows], seconds: float) -> list[float]:
-    """Returns clips per second of CPU time for each way, measured in turns."""
+    """Returns clips per second of CPU time for each way, measured alternately."""
     made, took = [0] * len(ways), [0.0] * len(ways)
     for rows in ways:
         rows.load([0])

@@ -1,6 +1,6 @@
 """Makes a checkout importable without installing it.
 
-A comparison also sets ``SHARED_GPU``: jax would otherwise take most of a GPU's memory at once.
+Comparisons also set ``SHARED_GPU``; otherwise jax would allocate most of a GPU's memory at once.
 """
 
 import sys

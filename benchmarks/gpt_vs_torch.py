@@ -2,9 +2,9 @@
 
     python benchmarks/gpt_vs_torch.py [--rounds N] [--section.field value ...]
 
-Same weights, same batches, AdamW on both sides (Muon would compare optimizers, not the network). On
-a GPU, PyTorch runs in bfloat16 with SDPA and torch.compile, 32 x 2048 tokens; on a CPU
-both compute 256 tokens in float32.
+Both sides use the same weights, the same batches, and AdamW, because Muon would compare optimizers
+instead of networks. On a GPU, PyTorch runs in bfloat16 with SDPA and torch.compile on 32 x 2048
+tokens; on a CPU, both sides run in float32 on 256 tokens.
 """
 
 import os
@@ -35,7 +35,7 @@ CURVE_STEPS = 8
 
 
 def main() -> None:
-    """Compares, prints a row, and records it."""
+    """Runs the comparison, prints it, and records it if requested."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -86,7 +86,7 @@ class _Theirs:
         self.module.load(params)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Returns tokens and targets as integer tensors for PyTorch."""
+        """Returns tokens and targets as int64 tensors."""
         wide = {name: batch[name].astype(np.int64) for name in ("tokens", "targets")}
         return torch_training.to_torch(wide, self._device)
 

@@ -2,10 +2,10 @@
 
     python benchmarks/input_vs_dataloader.py [--rounds N] [--section.field value ...]
 
-Both sides use the same number of workers (data.workers) and prefetched batches, and draw the file,
+Both sides use the same number of workers (data.workers) and of prefetched batches, and draw file,
 frame distance, start and crop from the same distributions. The other side decodes like most
-loaders: seek to the key frame before the clip, decode, convert to RGB, crop, resize with
-antialiasing. The files are those of data.path, or the scenes that `demo` renders.
+loaders: it seeks to the key frame before the clip, decodes, converts to RGB, crops, and resizes
+with antialiasing. The files are those of data.path, or else the scenes that `demo` renders.
 """
 
 import os
@@ -26,17 +26,17 @@ from jaxtrain import config
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 
-BATCHES = 8  # per measurement; prefetched batches are consumed first, untimed
+BATCHES = 8  # per measurement, after the prefetched batches, which are not timed
 
 
 class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
     """Yields endless random clips, uint8 [T, H, W, 3].
 
     Args:
-        paths: video files with their number of frames.
-        frames, height, width: of a clip.
+        paths: video files with their numbers of frames.
+        frames, height, width: size of a clip.
         largest_delta: maximum distance between two frames.
-        least_scale: minimum side of a crop as a fraction of the largest that fits.
+        least_scale: minimum width of a crop, as a fraction of the largest that fits.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 
 
 def main() -> None:
-    """Compares, prints a row, and records it."""
+    """Runs the comparison, prints it, and records it if requested."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -124,14 +124,14 @@ def main() -> None:
         {"": compared},
         examples=clips,
         unit="clips/s",
-        same_work="the same decoding, cropping and resizing; the clips are drawn apart",
+        same_work="same decoding, cropping and resizing, but different random clips",
     )
 
 
 def _seconds(batches: Iterator[Any], ready: int) -> float:
-    """Times some batches, after consuming those that were prefetched.
+    """Returns the seconds for :data:`BATCHES` batches, without the prefetched ones.
 
-    Each time with new workers, so that those of the other side have ended.
+    Uses new workers each time, so that those of the other side have ended.
     """
     try:
         for _ in range(ready):

@@ -1,9 +1,9 @@
-"""Compares the masked LM's training step with transformers' BertForMaskedLM.
+"""Compares the training step of the masked language model with transformers' BertForMaskedLM.
 
     python benchmarks/mlm_vs_transformers.py [--rounds N] [--section.field value ...]
 
-Same weights, same batches, same optimizer; dropout as configured when timing, and none when
-comparing losses. On a GPU, transformers runs in bfloat16 with SDPA and torch.compile.
+Both sides use the same weights, batches and optimizer. Dropout is as configured when timing, and
+off when comparing losses. On a GPU, transformers runs in bfloat16 with SDPA and torch.compile.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ from jaxtrain import config
 from jaxtrain.data.text import specials
 from jaxtrain.models.bert_weights import to_bert
 
-# BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 tokens).
+# BERT base on a GPU; on a CPU the config's own sizes: 8 layers of width 256, vocabulary 25,000.
 ON_GPU = ("mlm_h200_8", *sizes.BERT_BASE)
 ON_CPU = ("mlm_h200_8", "--data.batch_size", "16", "--precision", "float32")
 CURVE_STEPS = 20
-CURVE_BATCH = 4  # few sequences suffice for losses, and a CPU takes a second for each
+CURVE_BATCH = 4  # enough to compare losses; a CPU takes a second per sequence
 _IGNORED = -100  # transformers' label for positions that are not predicted
 
 
 def main() -> None:
-    """Compares, prints a row, and records it."""
+    """Runs the comparison, prints it, and records it if requested."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -91,7 +91,7 @@ class _Theirs:
         token_types.requires_grad_(False).zero_()
         called: Any = self.module
         if device == "cuda":
-            torch._dynamo.reset()  # or a second size would compile with dynamic shapes
+            torch._dynamo.reset()  # otherwise the second batch size compiles with dynamic shapes
             called = torch.compile(self.module, dynamic=False)
         self._training = torch_training.Training(
             self.module, lambda batch: called(**batch).loss, run.optim, autocast=device == "cuda"

@@ -1,4 +1,4 @@
-"""Runs jaxtrain's training step for the comparisons, as the training loop does."""
+"""Runs jaxtrain's training step like the training loop, for the comparisons."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxtrain.training import setup
 
 
 def on_one_device(run: config.Run) -> config.Run:
-    """Returns the same run on one device, without a schedule, for a comparison in one process."""
+    """Returns the run on one device with a constant learning rate and without accumulation."""
     return dataclasses.replace(
         run,
         mesh=dataclasses.replace(run.mesh, data=1, fsdp=1),
@@ -37,7 +37,7 @@ class Training:
         return {name: np.asarray(array) for name, array in self._state.params.items()}
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a host batch to the devices."""
+        """Copies a batch to the device."""
         return jax.device_put(dict(batch), batch_sharding(self._built.rule.mesh))
 
     def step(self, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -46,9 +46,9 @@ class Training:
         return metrics["loss"]
 
     def finish(self) -> None:
-        """Waits for all steps."""
+        """Waits until all steps are done."""
         jax.block_until_ready(self._state.step)
 
     def losses(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Trains on the batches in turn; returns the loss of each before its step."""
+        """Trains on the batches in order; returns the loss of each before its step."""
         return [float(self.step(self.place(batch))) for batch in batches]

@@ -1,4 +1,4 @@
-"""Flags, device detection and results tables shared by all benchmarks."""
+"""Provides the flags, device detection and results tables of all benchmarks."""
 
 import argparse
 import datetime
@@ -31,20 +31,21 @@ def arguments(text: str | None) -> tuple[argparse.Namespace, list[str]]:
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add_flags(parser)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements per side (default: 5)")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="measurements of each side (default: 5)"
-    )
-    parser.add_argument(
-        "--processes", type=int, default=2, help="processes to repeat this in (default: 2)"
+        "--processes",
+        type=int,
+        default=2,
+        help="number of processes to repeat the comparison in (default: 2)",
     )
     return parser.parse_known_args()
 
 
 def repeated(flags: argparse.Namespace) -> bool:
-    """Runs this script in several processes and records one result; False if one is enough.
+    """Runs this script in several processes and records one result; returns False for one process.
 
-    Where memory lies and which cores threads get differs from process to process, by more than
-    rounds differ inside one.
+    Memory addresses and the cores of threads make processes differ by more than rounds in one
+    process.
     """
     if flags.processes < 2:
         return False
@@ -64,27 +65,32 @@ def repeated(flags: argparse.Namespace) -> bool:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for results files."""
-    parser.add_argument("--results", type=Path, help="append rows to this table (RESULTS.md)")
-    parser.add_argument("--json", type=Path, help="also write the findings to this file")
+    parser.add_argument(
+        "--results", type=Path, help="append rows to this table, such as RESULTS.md"
+    )
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
 
 
 def device() -> str:
     """Returns ``"cuda"`` if both jax and PyTorch see a GPU, else ``"cpu"``.
 
     Raises:
-        SystemExit: only one of them sees it; the comparison would be unfair.
+        SystemExit: only one of them sees it, so the comparison would be unfair.
     """
     import jax
     import torch
 
     seen = (jax.default_backend() == "gpu", torch.cuda.is_available())
     if seen[0] != seen[1]:
-        raise SystemExit(f"jax runs on {jax.default_backend()}, but PyTorch's CUDA is {seen[1]}")
+        raise SystemExit(
+            f"jax runs on {jax.default_backend()}, but torch.cuda.is_available() is {seen[1]}: "
+            "install both for the same device"
+        )
     return "cuda" if seen[0] else "cpu"
 
 
 def machine(device_kind: str) -> str:
-    """Describes the machine for a row; a CPU by its model name."""
+    """Returns the device kind, or for a CPU the number of cores and the model name."""
     if device_kind != "cpu":
         return device_kind
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -95,7 +101,7 @@ def machine(device_kind: str) -> str:
 
 
 def append_row(path: Path, device_kind: str, what: str, result: str, command: str) -> None:
-    """Appends a dated row to the last table of a results file; creates the table if missing."""
+    """Appends a dated row to the last table of a results file; creates a missing table."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     python, jax = platform.python_version(), importlib.metadata.version("jax")
     driver = hardware.driver().version
@@ -123,14 +129,14 @@ def record_comparison(
     unit: str,
     same_work: str,
 ) -> None:
-    """Prints a comparison; writes a row and a JSON file where the flags ask for them.
+    """Prints a comparison; writes a row and a JSON file if the flags request them.
 
     Args:
         flags: from the command line.
         what: describes the comparison, for the table.
-        compared: setting -> times of both sides; "" if there is only one setting.
-        examples: per step.
-        unit: of examples per second.
+        compared: setting -> times of both sides; the key is "" if there is only one setting.
+        examples: number of examples per step.
+        unit: of the rate, such as clips/s.
         same_work: evidence that both sides did the same work.
     """
     _record(
@@ -158,7 +164,7 @@ def of_losses(ours: list[float], theirs: list[float]) -> str:
 
 
 def _record(flags: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Prints a comparison; writes a row and a JSON file where the flags ask for them."""
+    """Prints a comparison; writes a row and a JSON file if the flags request them."""
     import jax
 
     ratios = "; ".join(
@@ -192,7 +198,7 @@ def _ratio(compared: side_by_side.Comparison, examples: float, unit: str, proces
 
 
 def _without_results(typed: list[str]) -> list[str]:
-    """Returns the arguments without those for results files and processes."""
+    """Returns the arguments without the flags for results files and processes."""
     kept: list[str] = []
     rest = iter(typed)
     for argument in rest:
@@ -204,13 +210,13 @@ def _without_results(typed: list[str]) -> list[str]:
 
 
 def shown(typed: list[str]) -> list[str]:
-    """Returns the arguments for a table, without local data paths."""
+    """Returns the arguments with DIR in place of local data paths, for the table."""
     hidden = {place + 1 for place, argument in enumerate(typed) if argument == "--data.path"}
     return ["DIR" if place in hidden else argument for place, argument in enumerate(typed)]
 
 
 def bench_results(found: dict[str, Any]) -> list[str]:
-    """Summarizes the findings of ``jaxtrain bench``: startup, steps, pipeline, sweep."""
+    """Returns a line each for the startup, steps, pipeline and sweep of ``jaxtrain bench``."""
     if "failure" in found:
         return [f"failed: {found['failure']} {found['detail']}"]
     rows = found["rows"]
@@ -249,8 +255,8 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
     for name, words in (
         ("tokens_per_second", "tokens/s"),
         ("mfu", "MFU"),
-        ("share_of_measured_flops", "of the product rate measured beside it"),
-        ("machine_drift", "drift of that rate"),
+        ("share_of_measured_flops", "of the matmul rate measured in the same run"),
+        ("machine_drift", "change of that rate during the run"),
         ("share_of_measured_copy", "of the measured copy rate"),
         ("data_wait_fraction", "waiting for data"),
     ):
@@ -260,7 +266,7 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
     if prefix == "synthetic":
         memory = rows.get("memory/device_peak_gib")
         planned = f"{rows['memory/compiled_gib']:.3g} GiB planned"
-        parts.append(planned if memory is None else f"{memory:.3g} GiB held at most, {planned}")
+        parts.append(planned if memory is None else f"peak memory {memory:.3g} GiB, {planned}")
     return ", ".join(parts)
 
 

@@ -1,10 +1,10 @@
-"""Runs all measurements that this machine supports within a time limit, most valuable first.
+"""Runs all measurements that this machine supports within a time limit, the most valuable first.
 
     python benchmarks/run_all.py [--minutes N] [--only WORD] [--videos DIR]
 
-Each runs in a separate process, and its findings are appended to benchmarks/RESULTS.md at once, so
-that nothing is lost when the time ends. Works from a checkout. Measurements whose packages are
-missing are skipped and reported.
+Each runs in a separate process, and its results are appended to benchmarks/RESULTS.md immediately,
+so that nothing is lost when the time is over. Works from a checkout. Measurements whose packages
+are missing are reported as skipped.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import sizes
 from jaxtrain.telemetry import hardware
 
 _HERE = Path(__file__).parent
-_LEAST_S = 45  # with less time left, no measurement is started
+_LEAST_S = 45  # start no measurement with less time left
 _PROBE = "import jax; print(jax.default_backend(), jax.local_devices()[0].device_kind, sep='|')"
 
 
@@ -49,7 +49,7 @@ class Measurement:
 
 
 def on_gpu(videos: str | None) -> list[Measurement]:
-    """Lists the measurements for one GPU: first the comparisons, then those that explain them."""
+    """Returns the measurements for one GPU, the most valuable first."""
     clips = ("--data.path", videos) if videos else ("--data.demo", "True")
     video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
     text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
@@ -73,7 +73,7 @@ def on_gpu(videos: str | None) -> list[Measurement]:
 
 
 def on_cpu(videos: str | None) -> list[Measurement]:
-    """Lists the measurements for a CPU, at sizes with steps of about a second."""
+    """Returns the measurements for a CPU, with steps of about a second."""
     found = [
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch"),
@@ -105,7 +105,7 @@ def _script(name: str, *needs: str, arguments: tuple[str, ...] = ()) -> Measurem
 
 
 def main() -> None:
-    """Runs the measurements, and prints which were skipped."""
+    """Runs the measurements, and reports those that are skipped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,10 +113,10 @@ def main() -> None:
         "--minutes",
         type=float,
         default=20.0,
-        help="time limit in minutes for all measurements (default: 20)",
+        help="time limit for all measurements, minutes (default: 20)",
     )
-    parser.add_argument("--only", help="run only measurements with this text in their name")
-    parser.add_argument("--videos", help="a folder of videos for the input comparison")
+    parser.add_argument("--only", help="run only measurements whose name contains this")
+    parser.add_argument("--videos", help="folder of videos for the input comparison")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="table to append to")
     parser.add_argument("--output", type=Path, default=Path("output/benchmarks"), help="JSON files")
     flags = parser.parse_args()
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: str) -> None:
-    """Runs one measurement in a separate process; keeps its findings even if it is stopped."""
+    """Runs one measurement in a separate process; keeps its results even if it is stopped."""
     findings.unlink(missing_ok=True)
     of_bench = one.arguments[0] == "-m"
     options = ["--json", str(findings.absolute())]
@@ -155,7 +155,7 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
     try:
         ended = f"exit code {process.wait(timeout_s)}"
     except subprocess.TimeoutExpired:
-        ended = "ended, the time is over"
+        ended = "stopped at the time limit"
     finally:  # the process and its children
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -171,7 +171,7 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
 
 
 def _device() -> tuple[str, str]:
-    """Returns jax's platform and the device's name, using a process that releases the device."""
+    """Returns jax's platform and device kind, from a process that then releases the device."""
     asked = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
     )

@@ -1,10 +1,10 @@
-"""Compiles the GPT for GPUs with unrolled layers, and with one layer scanned over parameters.
+"""Compiles the GPT for GPUs with unrolled layers, and with a scan over stacked layers.
 
     python benchmarks/scanned_blocks.py [--config gpt_h100_8] [--section.field value ...]
 
-Compiles the config's real training step (with AdamW alone) for the described GPUs in both forms,
-and prints one JSON object for each: seconds to trace and compile, temporaries, bytes read and
-written, and communication volume. Requires the extra `cuda12`.
+Compiles the config's real training step (with AdamW only) in both forms, without GPUs, and prints
+one JSON object for each: seconds to trace and to compile, temporaries, bytes read and written, and
+communication volume. Requires the extra `cuda12`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # the plugin would look for a driver
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # otherwise the plugin requires a driver
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def main() -> None:
     )
     mesh = make_mesh(run.mesh, described.devices)
     scanned = _ScannedConfig(**vars(run.model))
-    for name, model in (("written out", run.model), ("scanned", scanned)):
+    for name, model in (("unrolled", run.model), ("scanned", scanned)):
         print(json.dumps({"blocks": name} | _compiled(run, model, mesh)), flush=True)
 
 
@@ -76,14 +76,14 @@ def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> di
 
 
 class _ScannedConfig(gpt.Config):
-    """The same network with stacked parameters."""
+    """Configures the same network with stacked parameters."""
 
     def build(self, rngs: nnx.Rngs) -> "_ScannedGPT":  # type: ignore[override]
         return _ScannedGPT(self, rngs)
 
 
 class _ScannedGPT(gpt.GPT):
-    """A GPT with one block whose parameters have the layers as their first dimension."""
+    """A GPT with one block, whose parameters have the layers as their first axis."""
 
     def __init__(self, config: gpt.Config, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs)
@@ -92,7 +92,7 @@ class _ScannedGPT(gpt.GPT):
         self.blocks = nnx.merge(graph, stacked)  # type: ignore[assignment]
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
-        """Token ids -> [B, S, D], scanning over the layers."""
+        """Computes token ids -> [B, S, D] with a scan over the layers."""
         cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
         x_BSD = layers.remat(gpt.Embedding.__call__, self.remat)(self.wte, tokens_BS)
         graph, variables = nnx.split(self.blocks)
@@ -108,9 +108,9 @@ class _ScannedGPT(gpt.GPT):
 
 
 def _of_layer(stack: Any, shard: jax.Array) -> Any:
-    """Returns one layer's variable, gathered in the loop; the layer dimension is not sharded."""
+    """Returns one layer's variable, gathered in the loop; the layer axis is not sharded."""
     stored: NamedSharding = stack.get_metadata()["stored"]
-    assert not stored.spec or stored.spec[0] is None, f"{stored}: the layers are sharded"
+    assert not stored.spec or stored.spec[0] is None, f"{stored}: the layer axis is sharded"
     of_layer = NamedSharding(stored.mesh, PartitionSpec(*stored.spec[1:]))
     return GatheredParam(shard, stored=of_layer)
 

@@ -1,4 +1,4 @@
-"""Times two programs that do the same work, in turns on the same machine."""
+"""Times two programs that do the same work, alternately on the same machine."""
 
 import dataclasses
 import multiprocessing
@@ -23,12 +23,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times longer theirs takes than ours: the ratio of medians."""
+        """The speed of ours relative to theirs: the ratio of median times."""
         return float(np.median(self.theirs) / np.median(self.ours))
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ratio of adjacent measurements."""
+        """The smallest and largest ratio of adjacent measurements."""
         ratios = np.divide(self.theirs, self.ours)
         return float(ratios.min()), float(ratios.max())
 
@@ -46,7 +46,7 @@ class Side:
     finish: Callable[[], object]
 
     def seconds(self, steps: int) -> float:
-        """Returns the time per step of ``steps`` steps, queued back to back as in training."""
+        """Returns the seconds per step of ``steps`` steps, queued back to back as in training."""
         began = time.perf_counter()
         for _ in range(steps):
             self.step()
@@ -58,18 +58,18 @@ class Timed(Protocol):
     """Anything whose steps can be timed."""
 
     def seconds(self, steps: int) -> float:
-        """Returns the time per step of ``steps`` steps."""
+        """Returns the seconds per step of ``steps`` steps."""
 
 
 class Apart:
-    """A side in a separate process, which waits while the other side is timed.
+    """A side in a separate process, which is idle while the other side is timed.
 
     Args:
         build: creates the side in that process; pickled together with ``args``.
-        keep_freed: call :func:`jaxtrain.ops.cpu.keep_freed`, as `jaxtrain` does on a CPU.
+        keep_freed: whether to call :func:`jaxtrain.ops.cpu.keep_freed`, as `jaxtrain` does on CPUs.
 
     Raises:
-        RuntimeError: ``keep_freed`` is not possible on this system; on the first use.
+        RuntimeError: on the first use, if this system does not support ``keep_freed``.
     """
 
     def __init__(self, build: Callable[..., Side], *args: object, keep_freed: bool = False) -> None:
@@ -82,10 +82,10 @@ class Apart:
         far.close()
 
     def seconds(self, steps: int) -> float:
-        """As :meth:`Side.seconds`.
+        """Returns the seconds per step of ``steps`` steps.
 
         Raises:
-            RuntimeError: the process has ended; an error it has shown itself.
+            RuntimeError: the process has ended; it has printed its own error.
         """
         try:
             self._connection.send(steps)
@@ -115,7 +115,7 @@ def _serve(
     args: tuple[object, ...],
 ) -> None:
     if keep_freed and not cpu.keep_freed():
-        raise RuntimeError("this system's C library cannot keep freed memory")
+        raise RuntimeError("the C library of this system does not support keeping freed memory")
     side = build(*args)
     while True:
         try:
@@ -126,14 +126,14 @@ def _serve(
 
 
 def alternate(ours: Timed, theirs: Timed, *, rounds: int, steps: int, warm_up: int) -> Comparison:
-    """Times both in turn.
+    """Times both sides alternately.
 
     Args:
         ours: one side.
         theirs: the other.
-        rounds: measurements of each side.
-        steps: per measurement.
-        warm_up: untimed steps of each side.
+        rounds: measurements per side.
+        steps: steps per measurement.
+        warm_up: untimed steps per side.
     """
     for side in (ours, theirs):
         side.seconds(warm_up)
@@ -142,5 +142,5 @@ def alternate(ours: Timed, theirs: Timed, *, rounds: int, steps: int, warm_up: i
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float:
-    """Returns the largest difference of two loss curves, relative to theirs."""
+    """Returns the largest difference between two loss curves, relative to theirs."""
     return float(np.max(np.abs(np.subtract(ours, theirs)) / np.abs(theirs)))

@@ -1,10 +1,10 @@
-"""Measures the peak anonymous memory of all processes of a run on a generated corpus.
+"""Measures the peak anonymous memory of all processes of a run, on a generated corpus.
 
     python benchmarks/text_memory.py --megabytes 2000 --folder /tmp/corpus
 
-Writes a corpus (.jsonl), then trains `demo_mlm` on it from the command line: this reads the files,
-trains a vocabulary, tokenizes and packs everything, and runs some steps. Meanwhile it sums
-`RssAnon` (/proc) of the process and all its children: memory that the kernel cannot free by
+Writes a corpus (.jsonl) and trains `demo_mlm` on it from the command line, which reads the files,
+trains a tokenizer, tokenizes and packs everything, and runs a few steps. Meanwhile, it sums
+`RssAnon` (/proc) over the process and its descendants: memory that the kernel cannot free by
 dropping file pages. Prints one JSON object.
 """
 
@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def generate(path: Path, megabytes: float, seed: int = 0) -> None:
-    """Generates documents of 2 to 60 sentences; words follow Zipf's law, and some occur once."""
+    """Generates documents of 2 to 60 sentences, with words by Zipf's law and some unique ones."""
     rng = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(rng.choices(letters, range(26, 0, -1), k=n % 11 + 2)) for n in range(50_000)]
@@ -42,7 +42,7 @@ def generate(path: Path, megabytes: float, seed: int = 0) -> None:
 
 
 def anonymous_gib(pid: int) -> float:
-    """Returns the anonymous memory of a process and its descendants, GiB, without shared memory."""
+    """Returns the anonymous, unshared memory of a process and its descendants, GiB."""
     total = 0
     try:
         family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
@@ -60,17 +60,17 @@ def anonymous_gib(pid: int) -> float:
 
 
 def measured(command: list[str], folder: Path) -> dict[str, float]:
-    """Runs a command; returns its peak anonymous memory and how its time was spent.
+    """Runs a command; returns its peak anonymous memory, the time of the peak, and its duration.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
-    log = folder / "said.txt"
+    log = folder / "output.txt"
     began, peak, peak_at_s = time.monotonic(), 0.0, 0.0
     environment = {**os.environ, "JAXTRAIN_CACHE": str(folder / "cache")}
-    with open(log, "w") as said:
+    with open(log, "w") as output:
         process = subprocess.Popen(
-            command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, env=environment
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         while process.poll() is None:
             now = anonymous_gib(process.pid)
@@ -78,7 +78,9 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
                 peak, peak_at_s = now, time.monotonic() - began
             time.sleep(_LOOK_EVERY_S)
     if process.returncode:
-        raise SystemExit(f"the run failed ({process.returncode}):\n{log.read_text()[-2000:]}")
+        raise SystemExit(
+            f"the run failed with exit code {process.returncode}:\n{log.read_text()[-2000:]}"
+        )
     return {
         "peak_anonymous_gib": round(peak, 3),
         "peak_at_s": round(peak_at_s, 1),
@@ -87,11 +89,14 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Generates the corpus, runs the training, and prints the result."""
+    """Generates the corpus, trains on it, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=2000.0)
     parser.add_argument(
-        "--folder", type=Path, required=True, help="created; needs space for twice the corpus"
+        "--folder",
+        type=Path,
+        required=True,
+        help="folder for the corpus and the run; requires twice the size of the corpus",
     )
     flags = parser.parse_args()
     folder = flags.folder.absolute()

@@ -1,10 +1,10 @@
-"""Measures training tokens per second and core of one text pipeline worker, with a built cache.
+"""Measures training tokens per second and core from the text pipeline, with a complete cache.
 
     python benchmarks/text_rate.py --texts DIR [--seconds N] [--section.field value ...]
 
-Runs in one process, without batches or devices: masked sequences as for `bert_base_h200_8`, and
-plain ones as for `gpt_h200_1`. Seconds are CPU time, so that other work on the machine has little
-effect, except through caches and shared parts of a core.
+Runs in one process, like one worker, without batches or devices: masked sequences as for
+`bert_base_h200_8`, and plain ones as for `gpt_h200_1`. Rates are per second of CPU time, so other
+work on the machine has little effect, except through caches and shared parts of a core.
 """
 
 import argparse
@@ -24,12 +24,12 @@ _AT_ONCE = 64
 
 
 def main() -> None:
-    """Measures both, prints them, and appends rows to the results file if requested."""
+    """Measures and prints both rates; appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
-    parser.add_argument("--texts", required=True, help="a folder of texts")
+    parser.add_argument("--texts", required=True, help="folder of texts")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="seconds per measurement (default: 10)"
     )

@@ -1,8 +1,8 @@
-"""nanochat's network in plain PyTorch, with nanochat's names, for the comparison.
+"""Implements nanochat's network in plain PyTorch, with nanochat's names, for the comparison.
 
-Causal SDPA, parameter-free norms, and capped float32 logits of the complete batch, as in nanochat.
+Uses causal SDPA, parameter-free norms, and capped float32 logits of the complete batch.
 
-Shapes: B sequences, S tokens, D width, N query heads, H heads of keys and values, K head width.
+Shapes: B sequences, S tokens, D width, N query heads, H key and value heads, K head width.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The network; its call returns the mean loss of the targets in nats."""
+    """The network; a call returns the mean loss of the targets, in nats."""
 
     def __init__(
         self, vocab_size: int, length: int, depth: int, width: int, heads: int, kv_heads: int
@@ -86,7 +86,7 @@ class GPT(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """int64 [B, S] twice -> float32 []."""
+        """Tokens and targets, int64 [B, S] -> mean loss, float32 []."""
         x = _norm(self.transformer["wte"](tokens))
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         for block in self.transformer["h"]:
@@ -98,7 +98,7 @@ class GPT(nn.Module):
         """Copies jaxtrain's parameters.
 
         Raises:
-            RuntimeError: theirs have other names or shapes.
+            RuntimeError: names or shapes differ.
         """
         state = gpt_weights.NANOCHAT.outward(params)
         self.load_state_dict({name: torch.from_numpy(one.copy()) for name, one in state.items()})

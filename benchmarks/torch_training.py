@@ -1,4 +1,4 @@
-"""A plain PyTorch training step with the optimizer of a jaxtrain config."""
+"""Provides a plain PyTorch training step with the optimizer of a jaxtrain config."""
 
 import argparse
 import functools
@@ -17,13 +17,13 @@ Loss = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 class Training:
-    """AdamW with clipping, bfloat16 by autocast on a GPU; no schedule.
+    """AdamW with gradient clipping and a constant learning rate; bfloat16 by autocast.
 
     Args:
         module: its parameters are trained in place.
         loss: computes the mean loss of a batch with ``module``.
-        settings: of the optimizer, with a constant learning rate ``peak_lr``.
-        autocast: compute in bfloat16.
+        settings: of the optimizer; the learning rate is ``peak_lr``.
+        autocast: whether to compute in bfloat16.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Theirs(Protocol):
         """Runs one step on the result of :meth:`place`."""
 
     def place(self, batch: Mapping[str, Any]) -> Any:
-        """Converts a host batch to the program's format, on the device."""
+        """Converts a batch to the program's format, on the device."""
 
 
 Build = Callable[[config.Run, str], Theirs]
-"""Builds a program from a config and a device; top-level, as another process calls it."""
+"""Builds a program from a config and a device; picklable, because another process calls it."""
 
 
 def compare(
@@ -91,25 +91,25 @@ def compare(
     examples: int,
     unit: str,
 ) -> None:
-    """Checks that both sides do the same, times their steps in turns, and records both.
+    """Compares the losses of both sides, times their steps alternately, and records the result.
 
     On a CPU, each side is timed in a separate process: after PyTorch's steps, the state of the heap
     makes ours 10% slower (benchmarks/LOG.md). Both sides use the same allocator, first the
-    system's, then one that keeps freed memory, and both ratios are recorded: both sides gain from
-    the second, but not equally. This process, which has compared the losses, keeps its memory
-    meanwhile.
+    system's, then one that keeps freed memory. Both ratios are recorded, because both sides gain
+    from the second allocator, but not equally. This process, which has compared the losses, keeps
+    its memory meanwhile.
 
     Args:
         flags: from the command line.
         what: describes the comparison, for the table.
         run: the config whose steps are timed.
         theirs: builds the other side.
-        batch: for each timed step.
-        curve_run: the config that both sides train on ``curve`` from the same parameters.
-        curve: batches, one per step.
+        batch: the batch of every timed step.
+        curve_run: the config that both sides train on ``curve``, from the same parameters.
+        curve: one batch per step.
         device: "cpu" or "cuda".
-        examples: in a batch.
-        unit: of examples per second.
+        examples: number of examples in a batch.
+        unit: of the rate, such as clips/s.
     """
     left, right = ours.Training(curve_run), theirs(curve_run, device)
     right.load(left.params())

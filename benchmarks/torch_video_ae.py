@@ -1,6 +1,6 @@
-"""TAEHV's base network in plain PyTorch, as in the reference, with jaxtrain's weights.
+"""Implements TAEHV's base network in plain PyTorch, as in the reference, with jaxtrain's weights.
 
-Processes all frames at once, folded into the batch, channels last on a GPU. As in the reference,
+Processes all frames at once, folded into the batch; channels last on a GPU. As in the reference,
 the number of frames grows after upsampling, and all decoded frames are computed.
 
 Shapes: B clips, T frames, C channels, H height, W width.
@@ -20,7 +20,7 @@ _DROPPED = timing.TIME_FACTOR - 1
 
 
 class MemoryBlock(nn.Module):
-    """Three convolutions of each frame stacked with the previous frame's input; a residual."""
+    """Three convolutions of each frame, stacked with the previous one, with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class EncoderStage(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Frames -> latents."""
+    """Computes frames -> latents."""
 
     def __init__(self, width: int, latent_channels: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class DecoderStage(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents -> frames, including three extra ones."""
+    """Computes latents -> frames, including three extra ones."""
 
     def __init__(self, widths: tuple[int, ...], latent_channels: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class VideoAutoencoder(nn.Module):
         self.reconstruction_weight = reconstruction_weight
 
     def forward(self, video: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, T, H, W, 3] -> the weighted mean squared error."""
+        """uint8 [B, T, H, W, 3] -> weighted mean squared error, float32 []."""
         x = video.permute(0, 1, 4, 2, 3).float() / 255
         missing = -x.shape[1] % timing.TIME_FACTOR
         x = torch.cat([x, x[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
@@ -140,7 +140,7 @@ class VideoAutoencoder(nn.Module):
 
 
 def load(module: VideoAutoencoder, params: Mapping[str, np.ndarray]) -> None:
-    """Copies jaxtrain's parameters (the modules have the same names) into the PyTorch module."""
+    """Copies jaxtrain's parameters into the PyTorch module, which has the same names."""
     state = {}
     for name, array in params.items():
         if name.endswith(".kernel"):
@@ -152,6 +152,6 @@ def load(module: VideoAutoencoder, params: Mapping[str, np.ndarray]) -> None:
 def _kernel(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 2:  # pooling and growing: [in, out]
         return array.T[:, :, None, None]
-    if ".conv1." in name:  # kernels for this and the next frame -> stacked inputs
+    if ".conv1." in name:  # kernels for this and the previous frame -> stacked inputs
         array = np.concatenate(np.split(array, 2, axis=3), axis=2)
     return array.transpose(3, 2, 0, 1)

@@ -2,8 +2,9 @@
 
     python benchmarks/video_ae_vs_torch.py [--rounds N] [--section.field value ...]
 
-Same weights, same batches, same optimizer. PyTorch runs eagerly on a CPU; on a GPU in bfloat16 with
-channels last and torch.compile. Our step also augments colors (here by zero) and computes PSNR.
+Both sides use the same weights, batches and optimizer. PyTorch runs eagerly on a CPU; on a GPU, in
+bfloat16 with channels last and torch.compile. Our step also augments colors (here without effect)
+and computes PSNR.
 """
 
 import os
@@ -23,8 +24,8 @@ import torch_video_ae
 
 from jaxtrain import config
 
-# The training size for one H200 (targets: 12x480x720), and one with CPU steps of a second.
-# Four clips, as the activations of both sides are in memory together.
+# The training size for one H200 (12x480x720), and a size with CPU steps of a second. Four clips,
+# because the activations of both sides are in memory together.
 ON_GPU = ("h100_8", "--data.batch_size", "4", "--model.remat", "none")
 ON_CPU = (
     "h100_8",
@@ -45,7 +46,7 @@ CURVE_STEPS = 20
 
 
 def main() -> None:
-    """Compares, prints a row, and records it."""
+    """Runs the comparison, prints it, and records it if requested."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -95,7 +96,7 @@ class _Theirs:
         torch_video_ae.load(self.module, params)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Returns only the clips."""
+        """Returns only the clips, as tensors."""
         return torch_training.to_torch({"video": batch["video"]}, self._device)
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

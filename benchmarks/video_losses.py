@@ -1,10 +1,10 @@
-"""Measures the effect of each video autoencoder loss, and of bfloat16, on held-out files.
+"""Measures the effect of each loss of the video autoencoder, and of bfloat16, on held-out files.
 
     python benchmarks/video_losses.py --videos DIR [--steps N] [--only WORD] [--section.field value]
 
-Each variant is a separate run of `jaxtrain` with the same number of steps, from the same
-parameters, on the same clips in the same order. The teacher is a run of the same network with
-another seed; its latents are computed once. Sizes are those of `demo` at 12x64x64 unless
+Each variant is a separate run of `jaxtrain` with the same number of steps, the same initial
+parameters, and the same clips in the same order. The teacher is a run of the same network with
+another seed; its latents are computed once. Sizes are those of `demo` with 12 frames unless
 overridden.
 """
 
@@ -25,7 +25,7 @@ SIZES = (
     *("--optim.peak_lr", "1e-3"),
 )
 # A teacher trained for 200 steps has small latents: with the default weight of 0.1, their distance
-# is 1/30 of the loss, too little to have an effect.
+# is 1/30 of the loss, too small to have an effect.
 ENCODER = ("--model.teacher.encoder_weight", "5")
 ADVERSARY = ("--model.adversary.replay", "64")
 BFLOAT16 = ("--precision", "bfloat16")
@@ -40,14 +40,14 @@ METRICS = ("val/psnr", "val/ssim", "val/encoder_loss")
 
 
 def main() -> None:
-    """Trains each variant, prints its curve, and appends rows to the results file if requested."""
+    """Trains and prints each variant; appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
-    parser.add_argument("--videos", required=True, help="a folder of videos, split by file")
-    parser.add_argument("--steps", type=int, default=200, help="steps of each run (default: 200)")
-    parser.add_argument("--only", help="run only variants with this text in their name")
+    parser.add_argument("--videos", required=True, help="folder of videos, split by file")
+    parser.add_argument("--steps", type=int, default=200, help="steps per run (default: 200)")
+    parser.add_argument("--only", help="run only variants whose name contains this")
     parser.add_argument(
         "--output", type=Path, default=Path("output/losses"), help="folder for the runs"
     )
@@ -82,7 +82,7 @@ class _Runs:
         self._sizes = (*SIZES, *length, "--checkpoint.every", str(flags.steps), *overrides)
 
     def teach(self) -> None:
-        """Trains the teacher and computes its latents, unless already done."""
+        """Trains the teacher, unless already done, and prepares its latents."""
         teacher = self._output / "teacher"
         if not teacher.exists():
             self.train("teacher", "--seed", "1")
@@ -90,7 +90,7 @@ class _Runs:
         _jaxtrain(*prepared, *self._data, *self._sizes)
 
     def train(self, name: str, *variant: str) -> dict[int, dict[str, float]]:
-        """Returns the metrics of each validation by step."""
+        """Trains a variant; returns step -> metrics of each validation."""
         directory = self._output / name.replace(", ", "-").replace(" ", "-")
         arguments = ("--config", CONFIG, "--output-dir", str(directory), *self._data, *self._sizes)
         _jaxtrain(*arguments, *variant, "--resume", "latest")
@@ -104,7 +104,7 @@ class _Runs:
 
 
 def _curve(found: dict[int, dict[str, float]]) -> str:
-    """Formats each metric at each validation."""
+    """Formats the metrics of all validations."""
     curves = []
     for metric in METRICS:
         values = {step: one[metric] for step, one in found.items() if metric in one}

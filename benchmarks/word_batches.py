@@ -9,9 +9,9 @@ from jaxtrain.data.text.specials import CLS, NAMES, SEP, Specials
 
 
 def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """Generates masked tokens from a skewed distribution, for the masked language model.
+    """Generates masked tokens by Zipf's law, for the masked language model.
 
-    Unused slots repeat a used one, so that a PyTorch label tensor holds every target once.
+    Unused slots repeat a used one, so that a PyTorch label tensor contains every target once.
 
     Args:
         model: ``jaxtrain.models.mlm.Config``.
@@ -46,7 +46,7 @@ def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray
 
 
 def following(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """Generates tokens of the same distribution with next-token targets, for causal models.
+    """Generates tokens by Zipf's law with next-token targets, for causal models.
 
     Args:
         model: ``jaxtrain.models.gpt.Config`` or ``llama.Config``.
@@ -71,6 +71,6 @@ def following(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndar
 
 
 def _shares(count: int) -> np.ndarray:
-    """Returns the probability of each token by Zipf's law."""
+    """Returns the probabilities of tokens by Zipf's law."""
     shares = 1 / np.arange(1, count + 1)
     return shares / shares.sum()

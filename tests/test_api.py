@@ -121,7 +121,7 @@ def test_configs_are_overridden_from_python() -> None:
     run = jaxtrain.load_config("demo_gpt", {"loop.steps": "1k", "optim.average.decay": 0.9})
     assert (run.loop.steps, run.optim.average.decay) == (1000, 0.9)
     assert run.override({"optim.muon": None}).optim.muon is None
-    with pytest.raises(jaxtrain.InputError, match=r"unknown field .*peek_lr; did you mean --optim.peak_lr"):
+    with pytest.raises(jaxtrain.InputError, match=r"unknown field .*; did you mean --optim.peak"):
         run.override({"optim.peek_lr": 1})
     with pytest.raises(jaxtrain.InputError, match=r"loop.steps takes .*, not 'soon'"):
         run.override({"loop.steps": "soon"})
