@@ -1,4 +1,4 @@
-"""Serves HTTP on loopback, with faults if wanted, and replaces s3 by a bucket in memory."""
+"""Serves HTTP on loopback, optionally with faults, and replaces s3 by a bucket in memory."""
 
 import contextlib
 import dataclasses

@@ -25,12 +25,12 @@ def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarra
     return np.broadcast_to(row[None, :, None], (height, width, 3)).copy()
 
 
-def number_of(picture_HW3: np.ndarray) -> int:
+def number_of(image_HW3: np.ndarray) -> int:
     """Reads the number in an image of :func:`numbered`, at any size but not cropped."""
-    width = picture_HW3.shape[1]
+    width = image_HW3.shape[1]
     bars = [int((bar + 0.5) * (width // _BITS)) for bar in range(_BITS)]
-    bits = [picture_HW3[picture_HW3.shape[0] // 2, x].mean() > 127 for x in bars]
-    return sum(int(bit) << (_BITS - 1 - place) for place, bit in enumerate(bits))
+    bits = [image_HW3[image_HW3.shape[0] // 2, x].mean() > 127 for x in bars]
+    return sum(int(bit) << (_BITS - 1 - index) for index, bit in enumerate(bits))
 
 
 def write(
@@ -47,17 +47,17 @@ def write(
 ) -> Path:
     """Encodes numbered frames, or the given images."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures = [numbered(n) for n in range(frames)] if isinstance(frames, int) else frames
+    images = [numbered(n) for n in range(frames)] if isinstance(frames, int) else frames
     with av.open(str(path), "w", options=container_options or {}) as container:
         container.metadata["title"] = title
         stream: Any = container.add_stream(codec, rate=Fraction(fps), options=options)
-        stream.height, stream.width = pictures[0].shape[:2]
+        stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = pix_fmt
         stream.codec_context.thread_count = 1
         if full_range:
             stream.codec_context.color_range = 2
-        for picture in pictures:
-            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+        for image in images:
+            frame = av.VideoFrame.from_ndarray(image, "rgb24")
             if full_range:
                 frame = frame.reformat(format=pix_fmt, dst_color_range="JPEG")
                 frame.color_range = 2
@@ -66,15 +66,15 @@ def write(
     return path
 
 
-def write_at(path: Path, pictures: list[np.ndarray], stamps_ms: list[int]) -> Path:
+def write_at(path: Path, images: list[np.ndarray], stamps_ms: list[int]) -> Path:
     """Encodes images with the given timestamps."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=25)
-        stream.height, stream.width = pictures[0].shape[:2]
+        stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
-        for stamp, picture in zip(stamps_ms, pictures, strict=True):
-            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+        for stamp, image in zip(stamps_ms, images, strict=True):
+            frame = av.VideoFrame.from_ndarray(image, "rgb24")
             frame.pts, frame.time_base = stamp, Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
@@ -103,17 +103,17 @@ def drop_packet(path: Path, number: int) -> Path:
     copy = path.with_name(f"dropped_{path.name}")
     with av.open(str(path)) as source, av.open(str(copy), "w") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
-        for place, packet in enumerate(source.demux(video=0)):
-            if packet.size and place != number:
+        for index, packet in enumerate(source.demux(video=0)):
+            if packet.size and index != number:
                 packet.stream = stream
                 target.mux(packet)
     return copy
 
 
-def truncate(path: Path, share: float) -> Path:
+def truncate(path: Path, fraction: float) -> Path:
     """Cuts the end off a file."""
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+    path.write_bytes(data[: int(len(data) * fraction)])
     return path
 
 
@@ -136,12 +136,12 @@ def rotate_quarter(path: Path) -> Path:
     return path
 
 
-def shorten_edit(path: Path, share: float) -> Path:
+def shorten_edit(path: Path, fraction: float) -> Path:
     """Shortens the edit list of an MP4 to its first part (ISO 14496-12, 8.6.6)."""
     data = bytearray(path.read_bytes())
     field = data.index(b"elst") + 4 + 8
     (duration,) = struct.unpack_from(">I", data, field)
-    struct.pack_into(">I", data, field, int(duration * share))
+    struct.pack_into(">I", data, field, int(duration * fraction))
     path.write_bytes(data)
     return path
 
@@ -150,18 +150,18 @@ def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame
     """Decodes the frames with these numbers."""
     frames: dict[int, av.VideoFrame] = {}
     decode.read(path, info, numbers, frames.__setitem__)
-    return [frames[place] for place in range(len(numbers))]
+    return [frames[index] for index in range(len(numbers))]
 
 
 def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
     """Crops all frames alike; ``cut`` as for :class:`jaxtrain.data.video.frames.Cut`."""
     clip = video_frames.Cut(info, frames=len(frames), **cut)
-    for place, frame in enumerate(frames):
-        clip.put(place, frame)
+    for index, frame in enumerate(frames):
+        clip.put(index, frame)
     return clip.out_THWC
 
 
-def single_picture(path: Path, height: int, width: int, times: int = 1) -> Path:
+def single_image(path: Path, height: int, width: int, times: int = 1) -> Path:
     """Writes a MOV with a repeated black PNG: large images in few bytes."""
     once = path.with_name(f"once_{path.name}")
     with av.open(str(once), "w") as container:
@@ -185,10 +185,10 @@ def single_picture(path: Path, height: int, width: int, times: int = 1) -> Path:
 
 def growing(path: Path, small: tuple[int, int], large: tuple[int, int]) -> Path:
     """Writes an MPEG transport stream whose (height, width) changes after 150 frames."""
-    whole = b""
+    content = b""
     for number, size in enumerate((small, large)):
         part = path.with_name(f"part{number}.ts")
-        whole += write(part, [numbered(n, *size) for n in range(150)]).read_bytes()
+        content += write(part, [numbered(n, *size) for n in range(150)]).read_bytes()
         part.unlink()
-    path.write_bytes(whole)
+    path.write_bytes(content)
     return path

@@ -73,21 +73,21 @@ def reconstructed(path: Path, video_THW3: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.round(cut * 255).astype(jnp.uint8))
 
 
-def with_sound(path: Path, pictures: list[np.ndarray], seconds: float, codec: str = "aac") -> Path:
+def with_sound(path: Path, images: list[np.ndarray], seconds: float, codec: str = "aac") -> Path:
     """Writes a video with a tone; without images, only the tone."""
     rate = 16_000
     with av.open(str(path), "w") as container:
         video: Any = None
-        if pictures:
+        if images:
             video = container.add_stream("libx264", rate=25)
-            video.height, video.width = pictures[0].shape[:2]
+            video.height, video.width = images[0].shape[:2]
             video.pix_fmt = "yuv420p"
         sound: Any = container.add_stream(codec, rate=rate)
         sound.layout = "mono"
-        for picture in pictures:
-            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+        for image in images:
+            frame = av.VideoFrame.from_ndarray(image, "rgb24")
             container.mux(video.encode(frame))
-        if pictures:
+        if images:
             container.mux(video.encode())
         tone = np.sin(np.arange(int(rate * seconds)) / 5).astype(np.float32)
         form = sound.codec_context.format.name

@@ -44,7 +44,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "expected"),
     [
         (["--config", "demp"], "did you mean demo"),
         (["--seconds", "3"], "--config is missing"),
@@ -55,11 +55,11 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_wrong_use_is_one_line(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["bench", *arguments]) == 2
     printed = capsys.readouterr().err
-    assert named in printed
+    assert expected in printed
     assert printed.count("\n") == 1
 
 

@@ -220,7 +220,7 @@ def test_two_processes_report_together(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "expected"),
     [
         (["--output-dir", "x"], "--config is missing"),
         (["--config", "h100_9"], "did you mean"),
@@ -233,14 +233,14 @@ def test_two_processes_report_together(place: Path) -> None:
 )
 def test_wrong_use_is_one_line(
     arguments: list[str],
-    named: str,
+    expected: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     assert main.main(["doctor", *arguments]) == 2
     printed = capsys.readouterr()
-    assert named in printed.err
+    assert expected in printed.err
     assert printed.err.count("\n") == 1
     assert not printed.out
 

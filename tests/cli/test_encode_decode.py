@@ -53,11 +53,11 @@ def test_latents_equal_those_of_the_entire_video(place: Path) -> None:
     latents = found["latents"]
     assert latents.shape == (4, 3, 5, 4)  # decoding 10 frames takes 13; 24x40 in squares of 8
     assert latents.dtype == np.float32
-    pictures = [one.pixels for one in reading.Video(place / "clip.mp4").pictures()]
-    video = np.pad(np.stack(pictures), ((0, 6), (0, 4), (0, 4), (0, 0)), mode="edge")
+    images = [one.pixels for one in reading.Video(place / "clip.mp4").pictures()]
+    video = np.pad(np.stack(images), ((0, 6), (0, 4), (0, 4), (0, 0)), mode="edge")
     module = small_autoencoder.module(place / "weights.safetensors")
-    wanted = np.asarray(module.encode(video[None].astype(np.float32) / 255))[0]
-    np.testing.assert_allclose(latents, wanted, atol=1e-5)
+    expected = np.asarray(module.encode(video[None].astype(np.float32) / 255))[0]
+    np.testing.assert_allclose(latents, expected, atol=1e-5)
 
 
 def test_the_file_describes_its_video(place: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_file_describes_its_video(place: Path) -> None:
 def test_a_variable_frame_rate_is_reported(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = sample_videos.busy(6, height=16, width=16)
-    clip = sample_videos.write_at(tmp_path / "c.mkv", pictures, [0, 40, 50, 200, 1000, 1010])
+    images = sample_videos.busy(6, height=16, width=16)
+    clip = sample_videos.write_at(tmp_path / "c.mkv", images, [0, 40, 50, 200, 1000, 1010])
     target = tmp_path / "z.safetensors"
     assert run("encode", place / "weights.safetensors", clip, target) == 0
     printed = capsys.readouterr().out
@@ -96,9 +96,9 @@ def test_encode_and_decode_equal_reconstruct(place: Path, tmp_path: Path) -> Non
     weights, clip = place / "weights.safetensors", place / "clip.mp4"
     assert run("decode", weights, place / "z.safetensors", tmp_path / "d.mp4", "--crf", 0) == 0
     assert run("reconstruct", weights, clip, tmp_path / "r.mp4", "--crf", 0) == 0
-    found, wanted = (small_autoencoder.read(tmp_path / name) for name in ("d.mp4", "r.mp4"))
+    found, expected = (small_autoencoder.read(tmp_path / name) for name in ("d.mp4", "r.mp4"))
     assert found.shape == (10, 20, 36, 3)
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(found, expected)
     assert reading.Video(tmp_path / "d.mp4").rate == 12
 
 

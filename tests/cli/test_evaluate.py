@@ -42,8 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small_autoencoder.save(folder / f"{number}.safetensors", seed=number)
     small_autoencoder.save(folder / "2.safetensors", trim="odd_latents")
     for number, frames in enumerate((8, 12, 20, 30)):
-        pictures = sample_videos.busy(frames, seed=number, height=20, width=30)
-        sample_videos.write(folder / "videos" / f"{number}.mp4", pictures)
+        images = sample_videos.busy(frames, seed=number, height=20, width=30)
+        sample_videos.write(folder / "videos" / f"{number}.mp4", images)
     return folder
 
 
@@ -90,8 +90,8 @@ def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
         module = small_autoencoder.module(source)
         decoded = small_autoencoder.through(module, jnp.asarray(video[None], jnp.float32) / 255)
         other = np.clip(np.asarray(decoded)[0], 0, 1)
-        wanted = by_hand(video[:5] / 255, other)
-        for name, value in wanted.items():
+        expected = by_hand(video[:5] / 255, other)
+        for name, value in expected.items():
             assert values[name] == pytest.approx(value, rel=2e-4), name
         ssim = quality.ssim(jnp.asarray(video[None, :5] / 255, jnp.float32), other[None])
         assert values["ssim"] == pytest.approx(float(ssim.mean()), rel=1e-4)
@@ -104,8 +104,8 @@ def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
             assert estimate["high"] - estimate["mean"] == pytest.approx(reach, rel=1e-4)
         gap = found["metrics"][name]["differences"]["B - A"]
         assert gap["mean"] == pytest.approx((table[:, 1] - table[:, 0]).mean())
-        wanted_p = intervals.difference(table[:, 0], table[:, 1])
-        assert (gap["p_student"], gap["p_signs"]) == (wanted_p.p_student, wanted_p.p_signs)
+        expected_p = intervals.difference(table[:, 0], table[:, 1])
+        assert (gap["p_student"], gap["p_signs"]) == (expected_p.p_student, expected_p.p_signs)
 
 
 def test_tars_and_addresses_give_the_same_clips_as_files(
@@ -290,8 +290,8 @@ def test_another_metric_can_be_added(place: Path) -> None:
         say=lambda line: None,
     )
     (one,) = meter(clips, lambda line: None)
-    wanted = 1 - clips[0].read()[:5].mean() / 255
-    assert one.values[0]["darkness"] == pytest.approx(wanted, rel=1e-4)
+    expected = 1 - clips[0].read()[:5].mean() / 255
+    assert one.values[0]["darkness"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_wrong_use(place: Path, tmp_path: Path) -> None:

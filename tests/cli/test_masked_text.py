@@ -60,9 +60,9 @@ def masked(folder: Path) -> fill_mask.MaskedModel:
 
 def test_a_folder_loads_as_it_was_written(folder: Path) -> None:
     found = weights.load(folder)
-    wanted = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
-    assert found.model == wanted
-    params = params_of(wanted)
+    expected = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
+    assert found.model == expected
+    params = params_of(expected)
     assert found.params.keys() == params.keys()
     for name, array in params.items():
         np.testing.assert_array_equal(found.params[name], array)

@@ -63,7 +63,7 @@ def test_alternatives_are_compiled_and_ranked(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "expected"),
     [
         (["--config", "h100_1x"], "did you mean h100_1"),
         (["--gpu", "h100"], "--config is missing"),
@@ -85,11 +85,11 @@ def test_alternatives_are_compiled_and_ranked(
     ],
 )
 def test_wrong_use_is_one_line(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["plan", *arguments]) == 2
     printed = capsys.readouterr().err
-    assert named in printed
+    assert expected in printed
     assert printed.count("\n") == 1
 
 

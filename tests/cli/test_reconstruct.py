@@ -26,8 +26,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30 frames of 36x50, which are not multiples of 8."""
-    pictures = sample_videos.busy(30, height=36, width=50)
-    return sample_videos.write(tmp_path_factory.mktemp("clip") / "clip.mp4", pictures, crf="1")
+    images = sample_videos.busy(30, height=36, width=50)
+    return sample_videos.write(tmp_path_factory.mktemp("clip") / "clip.mp4", images, crf="1")
 
 
 def run(*arguments: Any) -> int:
@@ -54,10 +54,10 @@ def test_names_that_look_like_addresses_are_paths(
         )
 
 
-def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
     """Asserts that each frame is closer to the frame with its number than to any other."""
-    assert found.shape == wanted.shape
-    distance = np.abs(blocks(found)[:, None] - blocks(wanted)[None]).mean((2, 3))
+    assert found.shape == expected.shape
+    distance = np.abs(blocks(found)[:, None] - blocks(expected)[None]).mean((2, 3))
     assert np.diag(distance).max() < 4.0
     assert (distance.argmin(1) == np.arange(len(found))).all()
     others = distance + np.where(np.eye(len(found)), np.inf, 0)
@@ -91,9 +91,9 @@ def test_streaming_equals_the_entire_video_at_once(rule: str, frames: int, tmp_p
     latents = list(model.encoded(video))
     assert len(latents) == model.model.timing.needed(frames)
     found = list(model.decoded(latents, height=16, width=24, count=len(latents)))[:frames]
-    wanted = small_autoencoder.reconstructed(source, video)
+    expected = small_autoencoder.reconstructed(source, video)
     assert len(found) == frames
-    assert np.abs(np.stack(found).astype(int) - wanted).max() <= 1
+    assert np.abs(np.stack(found).astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("growth", [4, 2, 1])
@@ -135,14 +135,14 @@ def test_side_by_side_with_the_original(weights: Path, clip: Path, tmp_path: Pat
 def test_odd_sizes_are_padded_and_reported(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = sample_videos.busy(3, height=33, width=47)
-    clip = sample_videos.write(tmp_path / "clip.mkv", pictures, codec="ffv1", pix_fmt="bgr0")
+    images = sample_videos.busy(3, height=33, width=47)
+    clip = sample_videos.write(tmp_path / "clip.mkv", images, codec="ffv1", pix_fmt="bgr0")
     assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
     found = small_autoencoder.read(tmp_path / "out.mp4")
     assert found.shape == (3, 34, 48, 3)
     assert "padded 47x33 to 48x34 by repeating the edges" in capsys.readouterr().out
-    wanted = small_autoencoder.reconstructed(weights, np.stack(pictures))
-    assert np.abs(blocks(found[:, :32, :44]) - blocks(wanted[:, :32, :44])).mean() < 2.0
+    expected = small_autoencoder.reconstructed(weights, np.stack(images))
+    assert np.abs(blocks(found[:, :32, :44]) - blocks(expected[:, :32, :44])).mean() < 2.0
 
 
 def test_rotation_is_honored(weights: Path, clip: Path, tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_rotation_is_honored(weights: Path, clip: Path, tmp_path: Path) -> None:
 
 
 def test_the_audio_is_copied(weights: Path, tmp_path: Path) -> None:
-    pictures = sample_videos.busy(30, height=16, width=16)
-    clip = small_autoencoder.with_sound(tmp_path / "clip.mp4", pictures, seconds=2.0)
+    images = sample_videos.busy(30, height=16, width=16)
+    clip = small_autoencoder.with_sound(tmp_path / "clip.mp4", images, seconds=2.0)
     assert run(weights, clip, tmp_path / "out.mp4") == 0
     before = small_autoencoder.sound_of(clip)
     assert len(before) > 30
@@ -287,8 +287,8 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
 
 
 def test_an_unsupported_audio_codec_is_reported(weights: Path, tmp_path: Path) -> None:
-    pictures = sample_videos.busy(4, height=16, width=16)
-    clip = small_autoencoder.with_sound(tmp_path / "c.avi", pictures, 0.2, codec="pcm_u8")
+    images = sample_videos.busy(4, height=16, width=16)
+    clip = small_autoencoder.with_sound(tmp_path / "c.avi", images, 0.2, codec="pcm_u8")
     with pytest.raises(
         InputError, match=r"out\.mp4: \.mp4 does not support the audio codec pcm_u8"
     ):
@@ -312,10 +312,10 @@ def test_only_a_few_frames_are_in_memory(
             most = max(most, held)
             yield item
 
-    def add(self: Any, picture: Any) -> None:
+    def add(self: Any, image: Any) -> None:
         nonlocal held
         held -= 1
-        adding(self, picture)
+        adding(self, image)
 
     monkeypatch.setattr(video_reading.Video, "items", items)
     monkeypatch.setattr(writing.Writer, "add", add)

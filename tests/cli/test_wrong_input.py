@@ -77,7 +77,7 @@ def with_a_trace_after_the_end(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
+    ("wrong", "expected"),
     [
         (with_a_file_in_the_way, "taken"),
         (in_a_folder_that_cannot_be_written, "/proc/run"),
@@ -95,12 +95,12 @@ def test_wrong_input_is_one_line(
     place: Path,
     capsys: pytest.CaptureFixture[str],
     wrong: Callable[[Path], list[str]],
-    named: str,
+    expected: str,
 ) -> None:
     arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong(place)]
     assert main.main(arguments) == 2
     printed = capsys.readouterr().err
-    assert named in printed
+    assert expected in printed
     assert printed.count("\n") == 1
     assert not list((place / "output").glob("*/*")), "the directory of a run that never was"
 
@@ -114,7 +114,7 @@ def test_all_wrong_input_is_reported_at_once(
     assert main.main([*TINY_MLM, *wrong, *files]) == 2
     printed = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in printed] == ["error"] * 6
-    named = (
+    expected = (
         "optim.peak_lr",
         "loop.log_every",
         "the config needs 4",
@@ -122,7 +122,7 @@ def test_all_wrong_input_is_reported_at_once(
         "gone",
         "no.json",
     )
-    for part, line in zip(named, printed, strict=True):
+    for part, line in zip(expected, printed, strict=True):
         assert part in line
 
 
@@ -139,7 +139,7 @@ def test_all_wrong_overrides_are_reported_at_once(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
+    ("wrong", "expected"),
     [
         ("--optim.peak_lr -1 --profile x", ["peak_lr", "--profile x"]),
         ("--optim.peak_lr -1 --profile 50:60", ["peak_lr", "--profile 50:60 begins after"]),
@@ -167,7 +167,7 @@ def test_all_wrong_overrides_are_reported_at_once(
     ],
 )
 def test_flags_and_overrides_are_reported_with_the_rest(
-    place: Path, capsys: pytest.CaptureFixture[str], wrong: str, named: list[str]
+    place: Path, capsys: pytest.CaptureFixture[str], wrong: str, expected: list[str]
 ) -> None:
     (place / "taken").write_text("a file")
     arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "20", "--data.path", str(place)]
@@ -176,8 +176,8 @@ def test_flags_and_overrides_are_reported_with_the_rest(
         arguments, flags = [*arguments[:2], flags[0], *arguments[2:]], flags[1:]
     assert main.main([*arguments, *flags]) == 2
     printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == len(named), printed
-    for part in named:
+    assert len(printed) == len(expected), printed
+    for part in expected:
         assert sum(part in line for line in printed) == 1, printed
     assert sorted(path.name for path in place.iterdir()) == ["taken"]
 
@@ -209,8 +209,8 @@ def test_a_given_output_directory_is_left_unchanged(
     (place / made).mkdir(parents=True, exist_ok=True)
     before = sorted(place.rglob("new*/**"))
     data = with_files_that_are_not_text(place)
-    named = [*data, "--output-dir", "new/deep", *resume]
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *named]) == 2
+    arguments = [*data, "--output-dir", "new/deep", *resume]
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *arguments]) == 2
     assert sorted(place.rglob("new*/**")) == before
     assert not [path for path in (place / "new").rglob("*") if path.is_file()]
 

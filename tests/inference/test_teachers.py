@@ -40,11 +40,11 @@ def test_our_own_encoder_as_a_teacher(made: tuple[Path, Any]) -> None:
     log: list[str] = []
     teacher = _load(path, say=log.append)
     video = np.random.default_rng(0).random((8, 4, 16, 16, 3), np.float32)
-    wanted = np.asarray(module.encode(video))
+    expected = np.asarray(module.encode(video))
     found = teacher.encode(video)
     assert (found.dtype, found.shape) == (np.float32, (8, *MODEL.latent_shape))
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    np.testing.assert_allclose(_load(path, scaling=0.5).encode(video), wanted / 2, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(_load(path, scaling=0.5).encode(video), expected / 2, atol=1e-5)
     assert log == [f"teacher {teacher.name}: encoder of {path}, latents times 1"]
 
 

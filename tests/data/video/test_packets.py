@@ -187,7 +187,7 @@ else:
 
 
 def test_an_oversized_frame_is_rejected_before_it_is_decoded(tmp_path: Path) -> None:
-    path = sample.single_picture(tmp_path / "bomb.mov", 8000, 8000)
+    path = sample.single_image(tmp_path / "bomb.mov", 8000, 8000)
     assert path.stat().st_size < 500_000
     least, _ = peak_mib(SCANS, tmp_path / "gone.mov", "No such file")
     most, _ = peak_mib(SCANS, path, "more than 35,651,584 pixels")
@@ -195,7 +195,7 @@ def test_an_oversized_frame_is_rejected_before_it_is_decoded(tmp_path: Path) -> 
 
 
 def test_sizes_within_the_limit_are_read(tmp_path: Path) -> None:
-    eight_k = sample.single_picture(tmp_path / "8k.mov", 4320, 7680)
+    eight_k = sample.single_image(tmp_path / "8k.mov", 4320, 7680)
     assert packets.scan(str(eight_k)).width == 7680
 
 
@@ -252,7 +252,7 @@ assert clips.unaugmented(Entry, range(info.frames), 64, 64).shape == (info.frame
 
 def test_a_clip_needs_the_memory_of_a_few_frames(tmp_path: Path) -> None:
     few, many = (
-        peak_mib(CLIP, sample.single_picture(tmp_path / f"{times}.mov", 2000, 2000, times))[0]
+        peak_mib(CLIP, sample.single_image(tmp_path / f"{times}.mov", 2000, 2000, times))[0]
         for times in (3, 20)
     )
     assert many < few + 40, (
