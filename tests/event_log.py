@@ -18,7 +18,7 @@ def phases() -> Phases:
 
 
 def attached(directory: Path, process: int = 0, process_count: int = 1) -> EventLog:
-    """The log of a process once the run has its directory."""
+    """The log of a process after its run directory is set."""
     log = EventLog(Console(phases(), process))
     log.attach(file_sinks(directory, process, process_count), directory)
     return log

@@ -1,4 +1,4 @@
-"""The Python API, as a script of one's own uses it: without ``if __name__ == "__main__"``."""
+"""The Python API, in a script without ``if __name__ == "__main__"``."""
 
 import json
 import subprocess
