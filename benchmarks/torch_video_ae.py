@@ -20,7 +20,7 @@ _DROPPED = timing.TIME_FACTOR - 1
 
 
 class MemoryBlock(nn.Module):
-    """Three convolutions of each frame, stacked with the previous one, with a residual connection."""
+    """Three convolutions of each frame stacked with the previous one; a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -152,6 +152,6 @@ def load(module: VideoAutoencoder, params: Mapping[str, np.ndarray]) -> None:
 def _kernel(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 2:  # pooling and growing: [in, out]
         return array.T[:, :, None, None]
-    if ".conv1." in name:  # kernels for this and the previous frame -> stacked inputs
+    if ".conv1." in name:  # outputs for this and the next frame -> stacked inputs
         array = np.concatenate(np.split(array, 2, axis=3), axis=2)
     return array.transpose(3, 2, 0, 1)

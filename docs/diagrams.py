@@ -1,8 +1,8 @@
-"""Draws the diagrams of architecture.md: `python docs/diagrams.py` writes them beside it.
+"""Draws the diagrams of architecture.md; `python docs/diagrams.py` writes them to docs/.
 
-What they show is read from the code: the order of the packages from the test that holds it, what a
-package is for from its docstring, where arrays lie from `jaxtrain.sharding`. A test fails where the
-files differ from what this draws.
+The contents come from the code: the order of the packages from the test that enforces it, the
+purpose of a package from its docstring, and the layout of arrays from `jaxtrain.sharding`. A test
+fails if the committed files are out of date.
 """
 
 import ast
@@ -15,22 +15,22 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent
 
-# An image in a page cannot see the page's colors, only whether the reader prefers dark ones.
+# An image cannot use the page's colors, but it can follow the reader's color scheme.
 _STYLE = """
     text { font: 14px system-ui, sans-serif; fill: #1f2328 }
     .name { font-weight: 600 }
     .small { font-size: 12px; fill: #59636e }
     .box { fill: #f6f8fa; stroke: #afb8c1 }
-    .held { fill: #b6e3ff; stroke: #0969da }
-    .whole { fill: #fff8c5; stroke: #9a6700 }
+    .stored { fill: #b6e3ff; stroke: #0969da }
+    .gathered { fill: #fff8c5; stroke: #9a6700 }
     .line { stroke: #59636e; stroke-width: 1.5; fill: none }
     .head { fill: #59636e }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3 }
       .small { fill: #9198a1 }
       .box { fill: #161b22; stroke: #3d444d }
-      .held { fill: #0c2d6b; stroke: #58a6ff }
-      .whole { fill: #3b2300; stroke: #d29922 }
+      .stored { fill: #0c2d6b; stroke: #58a6ff }
+      .gathered { fill: #3b2300; stroke: #d29922 }
       .line { stroke: #9198a1 }
       .head { fill: #9198a1 }
     }"""
@@ -41,7 +41,7 @@ class Drawing:
 
     Args:
         width, height: in pixels.
-        title: what it shows, for those who cannot see it.
+        title: for screen readers.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -56,57 +56,57 @@ class Drawing:
         ]
 
     def box(self, x: float, y: float, width: float, height: float, kind: str = "box") -> None:
-        """A rectangle; ``kind`` is its class in the style."""
+        """Adds a rectangle; ``kind`` is its CSS class."""
         self._parts.append(
             f'  <rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
             'rx="5"/>'
         )
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
-        """A line of text; ``y`` is its base."""
+        """Adds a line of text; ``y`` is its baseline."""
         self._parts.append(
             f'  <text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">'
             f"{escape(words)}</text>"
         )
 
     def arrow(self, *points: tuple[float, float]) -> None:
-        """A line through some points, with a head at the last."""
+        """Adds a line through points, with an arrowhead at the last."""
         path = " L".join(f"{x:g} {y:g}" for x, y in points)
         self._parts.append(f'  <path class="line" d="M{path}" marker-end="url(#end)"/>')
 
     def svg(self) -> str:
-        """The file."""
+        """Returns the contents of the file."""
         return "\n".join([*self._parts, "</svg>", ""])
 
 
-# What a batch passes through, from a file to a checkpoint: the module, and what it hands on.
+# The path of a batch from a file to a checkpoint: each module and its output.
 FLOW = (
-    (("data/sampler.py", "which example is next: one global order"),),
+    (("data/sampler.py", "one global order of examples"),),
     (
-        ("data/video/clips.py", "in worker processes: a clip of a file"),
+        ("data/video/clips.py", "in worker processes: a clip from a file"),
         ("data/text/windows.py", "in worker processes: a piece of text"),
     ),
     (("data/pipeline.py", "a global batch on the devices"),),
     (("training/step.py", "step(state, batch) -> (state, metrics)"),),
-    (("training/loop.py", "validate and save when due, stop when told"),),
+    (("training/loop.py", "validates and saves when due, stops on a signal"),),
     (
         ("checkpoint/saver.py", "state, examples seen, manifest"),
-        ("telemetry/events.py", "to console, log, metrics, curves"),
+        ("telemetry/events.py", "console, log, metrics, TensorBoard"),
     ),
 )
 
 
 def flow() -> str:
-    """How data flows from a file to a step to a checkpoint."""
+    """Draws the flow of data from a file to a step to a checkpoint."""
     wide, high, gap = 300, 52, 30
     drawing = Drawing(700, 20 + len(FLOW) * (high + gap), "How data flows through a run")
     for row, stages in enumerate(FLOW):
         y = 10 + row * (high + gap)
-        for column, (module, hands_on) in enumerate(stages):
+        for column, (module, output) in enumerate(stages):
             middle = 350 if len(stages) == 1 else (180, 520)[column]
             drawing.box(middle - wide / 2, y, wide, high)
             drawing.text(middle, y + 22, module, "name", "middle")
-            drawing.text(middle, y + 41, hands_on, "small", "middle")
+            drawing.text(middle, y + 41, output, "small", "middle")
             if row + 1 < len(FLOW):
                 below = FLOW[row + 1]
                 for other in range(len(below)):
@@ -116,7 +116,11 @@ def flow() -> str:
 
 
 def order() -> tuple[str, ...]:
-    """The packages, top first, from the test of their imports."""
+    """Returns the packages, top first, from the test of their imports.
+
+    Raises:
+        LookupError: the test has no order.
+    """
     tree = ast.parse((CHECKOUT / "tests" / "test_layout.py").read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ORDER":
@@ -127,7 +131,7 @@ def order() -> tuple[str, ...]:
 
 
 def purpose(name: str) -> str:
-    """The first sentence of a package's or a module's docstring."""
+    """Returns the first sentence of the docstring of a package or module."""
     base = CHECKOUT / "jaxtrain" / name
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
     words = " ".join(
@@ -137,7 +141,7 @@ def purpose(name: str) -> str:
 
 
 def packages() -> str:
-    """The packages and their order."""
+    """Draws the packages in their order."""
     names = [name for name in order() if name != "__main__"]
     high = 34
     drawing = Drawing(900, 20 + len(names) * high, "Packages; each imports only those below it")
@@ -147,13 +151,13 @@ def packages() -> str:
         folder = (CHECKOUT / "jaxtrain" / name).is_dir()
         drawing.box(50, y, 130, high - 6, "box")
         drawing.text(115, y + 19, f"{name}/" if folder else f"{name}.py", "name", "middle")
-        said = purpose(name)
-        drawing.text(195, y + 19, said if len(said) <= 110 else said[:107] + "...", "small")
+        words = purpose(name)
+        drawing.text(195, y + 19, words if len(words) <= 110 else words[:107] + "...", "small")
     return drawing.svg()
 
 
 def stored() -> dict[str, int]:
-    """``mesh.shard`` -> over how many of 2 x 4 devices an array of the state is split."""
+    """Returns ``mesh.shard`` -> over how many of 2 x 4 devices an array of the state is sharded."""
     from jax.sharding import AbstractMesh
 
     from jaxtrain import config, sharding
@@ -170,14 +174,14 @@ def stored() -> dict[str, int]:
 
 
 _WORDS = {
-    "params": ("mesh.shard params (ZeRO-3)", "each array is gathered where the model reads it"),
-    "optimizer": ("mesh.shard optimizer (ZeRO-2)", "one whole copy is gathered for a step"),
-    "none": ("mesh.shard none", "every device holds everything; gradients are summed"),
+    "params": ("mesh.shard params (ZeRO-3)", "each parameter is gathered where the model uses it"),
+    "optimizer": ("mesh.shard optimizer (ZeRO-2)", "all parameters are gathered once per step"),
+    "none": ("mesh.shard none", "every device stores everything; gradients are summed"),
 }
 
 
 def mesh() -> str:
-    """The mesh of 2 x 4 devices, and what each choice of ``mesh.shard`` stores where."""
+    """Draws a mesh of 2 x 4 devices, and what each device stores for each ``mesh.shard``."""
     drawing = Drawing(900, 585, "A mesh of data 2 x fsdp 4, and what each device stores")
     for row, (mode, split) in enumerate(stored().items()):
         top = 14 + row * 182
@@ -194,9 +198,12 @@ def mesh() -> str:
                     at = x + 92 + (fsdp * width if split > 1 else 0)
                     drawing.text(x + 8, y + 17 + line * 17, name, "small")
                     if name == "parameters" and mode == "optimizer":
-                        drawing.box(x + 92, y + 7, 78, 11, "whole")
-                    drawing.box(at, y + 7 + line * 17, width, 11, "held")
-    for x, kind, words in ((70, "held", "on this device"), (240, "whole", "gathered for a step")):
+                        drawing.box(x + 92, y + 7, 78, 11, "gathered")
+                    drawing.box(at, y + 7 + line * 17, width, 11, "stored")
+    for x, kind, words in (
+        (70, "stored", "stored on this device"),
+        (240, "gathered", "gathered for a step"),
+    ):
         drawing.box(x, 562, 24, 11, kind)
         drawing.text(x + 32, 572, words, "small")
     return drawing.svg()
@@ -206,7 +213,7 @@ DRAWN = {"data_flow.svg": flow, "packages.svg": packages, "mesh.svg": mesh}
 
 
 def main() -> None:
-    """Writes the files."""
+    """Writes all diagrams."""
     for name, draw in DRAWN.items():
         (HERE / name).write_text(draw())
 

@@ -1,4 +1,4 @@
-"""What the comparisons share: alternating, rows, and measurements that end in time."""
+"""The benchmarks' shared parts: alternating sides, rows of results, time limits."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ ROWS = {
 }
 
 
-def test_sides_are_measured_in_turn() -> None:
+def test_sides_are_measured_alternately() -> None:
     done: list[str] = []
     ours = side_by_side.Side(lambda: done.append("o"), lambda: done.append("O"))
     theirs = side_by_side.Side(lambda: done.append("t"), lambda: done.append("T"))
@@ -44,7 +44,7 @@ def _broken() -> side_by_side.Side:
     raise ValueError("no such network")
 
 
-def test_sides_may_be_apart() -> None:
+def test_sides_may_run_in_separate_processes() -> None:
     apart = side_by_side.Apart
     with apart(_pausing, 0.02) as ours, apart(_pausing, 0.06) as theirs:
         found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
@@ -55,7 +55,7 @@ def test_sides_may_be_apart() -> None:
 
 
 def _mapping_of_64_mib() -> side_by_side.Side:
-    """A step takes 0.2 s where the C library gives such a block a mapping of its own."""
+    """Returns a side whose step takes 0.2 s if the C library maps such a block separately."""
     block = np.ones(2**26, np.uint8)
     heap = next(
         line for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line
@@ -65,7 +65,7 @@ def _mapping_of_64_mib() -> side_by_side.Side:
     return side_by_side.Side(lambda: time.sleep(0.0 if inside else 0.2), lambda: None)
 
 
-def test_both_sides_may_keep_the_memory_that_they_free() -> None:
+def test_a_side_may_keep_freed_memory() -> None:
     apart = side_by_side.Apart
     with apart(_mapping_of_64_mib) as one, apart(_mapping_of_64_mib, keep_freed=True) as two:
         assert one.seconds(1) > 0.1 > two.seconds(1)
@@ -86,14 +86,14 @@ def test_a_row_has_the_ratio_of_each_allocator(tmp_path: Path) -> None:
     )
 
 
-def test_the_ratio_says_how_many_times_as_fast() -> None:
+def test_the_ratio_is_theirs_over_ours() -> None:
     found = side_by_side.Comparison((1.0, 2.0, 4.0), (2.0, 6.0, 8.0))
     assert found.ratio == 3.0
     assert found.range == (2.0, 3.0)
     assert side_by_side.largest_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
 
 
-def test_a_row_begins_a_missing_table_and_cannot_break_it(tmp_path: Path) -> None:
+def test_a_row_creates_a_missing_table_and_cannot_break_it(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
     for _ in range(2):
         results.append_row(path, "NVIDIA H200", "a | b", "fast\nvery", "python x.py")
@@ -105,7 +105,7 @@ def test_a_row_begins_a_missing_table_and_cannot_break_it(tmp_path: Path) -> Non
     assert "NVIDIA H200" in lines[2]
 
 
-def test_rows_of_a_bench_are_few_words() -> None:
+def test_bench_results_are_one_line_each() -> None:
     found: dict[str, Any] = {"rows": ROWS, "notes": {"pipeline": "no data"}, "sweep": {}}
     assert results.bench_results(found) == [
         "pipeline skipped: no data",
@@ -120,12 +120,12 @@ def test_rows_of_a_bench_are_few_words() -> None:
     assert results.bench_results(swept)[-1] == "4: 8 examples/s, 0.336 GiB; 8: out of memory"
 
 
-def test_folders_of_this_machine_stay_out_of_the_table() -> None:
+def test_local_folders_are_hidden_in_the_table() -> None:
     typed = ["--data.path", "/data/x", "--json", "y", "--rounds", "3", "--processes", "2"]
     assert results.shown(results._without_results(typed)) == ["--data.path", "DIR", "--rounds", "3"]
 
 
-def test_a_measurement_ends_in_time_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_measurement_and_its_children_end_at_the_time_limit(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     child = (
         f"import pathlib, time\nwhile True: pathlib.Path({str(mark)!r}).touch(); time.sleep(0.05)"

@@ -1,4 +1,4 @@
-"""Made-up batches are what the model's step takes."""
+"""Random batches have the format that the models expect."""
 
 import numpy as np
 import word_batches
@@ -7,7 +7,7 @@ from jaxtrain.data.text.specials import NAMES
 from jaxtrain.models import gpt, mlm
 
 
-def test_masked_words_fit_the_model() -> None:
+def test_masked_tokens_fit_the_model() -> None:
     model = mlm.Config.tiny()
     for batch in word_batches.masked(model, batch_size=3, count=2):
         spec = model.batch_spec(3)
@@ -16,13 +16,13 @@ def test_masked_words_fit_the_model() -> None:
         }
         assert (batch["targets"] >= len(NAMES)).all()
         assert (batch["targets"] < model.vocab_size).all()
-        # Each target is where it was hidden, kept or replaced; labels of all slots agree.
+        # A label tensor that is filled from all slots contains every target once.
         labels = np.zeros(batch["tokens"].shape, np.int32)
         np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
         assert (labels > 0).sum() == batch["target_weights"].sum()
 
 
-def test_words_that_follow_fit_the_model() -> None:
+def test_next_tokens_fit_the_model() -> None:
     model = gpt.Config.tiny()
     for batch in word_batches.following(model, batch_size=3, count=2):
         spec = model.batch_spec(3)
