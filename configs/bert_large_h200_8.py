@@ -5,11 +5,12 @@ Otherwise the same as `bert_base_h200_8`.
     python -m jaxtrain.main --config bert_large_h200_8 --data.path TEXT
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("bert_base_h200_8")
-run = dataclasses.replace(
-    base, model=dataclasses.replace(base.model, hidden=1024, layers=24, heads=16)
+run = config.named("bert_base_h200_8").override(
+    {
+        "model.hidden": 1024,
+        "model.layers": 24,
+        "model.heads": 16,
+    }
 )

@@ -5,36 +5,33 @@ Trains on moving scenes, rendered and encoded once; set `--data.path` to use you
     python -m jaxtrain.main --config demo
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("h100_8")
-run = dataclasses.replace(
-    base,
-    precision="float32",  # CPUs compute bfloat16 slowly
-    model=dataclasses.replace(
-        base.model,
-        frames=8,
-        height=64,
-        width=64,
-        encoder_width=16,
-        decoder_widths=(64, 32, 16, 16),
-        remat="none",
-    ),
-    data=dataclasses.replace(base.data, demo=True, batch_size=4, workers=2, train_split=0.8),
-    optim=dataclasses.replace(
-        base.optim, peak_lr=3e-3, warmup_steps=None, warmup_fraction=1 / 16, accumulate=1
-    ),
-    mesh=dataclasses.replace(base.mesh, fsdp=1),
-    loop=dataclasses.replace(
-        base.loop,
-        steps=160,
-        log_every=10,
-        eval_every=80,
-        eval_examples=16,
-        hang_timeout_s=600.0,
-        early_stop_patience=None,
-    ),
-    checkpoint=dataclasses.replace(base.checkpoint, every=80, keep=2),
+run = config.named("h100_8").override(
+    {
+        "precision": "float32",  # CPUs compute bfloat16 slowly
+        "model.frames": 8,
+        "model.height": 64,
+        "model.width": 64,
+        "model.encoder_width": 16,
+        "model.decoder_widths": (64, 32, 16, 16),
+        "model.remat": "none",
+        "data.demo": True,
+        "data.batch_size": 4,
+        "data.workers": 2,
+        "data.train_split": 0.8,
+        "optim.peak_lr": 3e-3,
+        "optim.warmup_steps": None,
+        "optim.warmup_fraction": 1 / 16,
+        "optim.accumulate": 1,
+        "mesh.fsdp": 1,
+        "loop.steps": 160,
+        "loop.log_every": 10,
+        "loop.eval_every": 80,
+        "loop.eval_examples": 16,
+        "loop.hang_timeout_s": 600.0,
+        "loop.early_stop_patience": None,
+        "checkpoint.every": 80,
+        "checkpoint.keep": 2,
+    }
 )

@@ -5,27 +5,28 @@ Trains on the documentation of Python's standard library; set `--data.path` to u
     python -m jaxtrain.main --config demo_gpt
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("gpt_32gb_conservative")
-run = dataclasses.replace(
-    base,
-    precision="float32",  # CPUs compute bfloat16 slowly
-    model=dataclasses.replace(
-        base.model, vocab_size=2048, sequence_length=128, depth=4, width=128, heads=4
-    ),
-    data=dataclasses.replace(base.data, demo=True, batch_size=16, workers=2),
-    optim=dataclasses.replace(base.optim, accumulate=1, muon=config.Muon(momentum_steps=100)),
-    loop=dataclasses.replace(
-        base.loop,
-        tokens_per_param=None,
-        steps=200,
-        log_every=20,
-        eval_every=100,
-        eval_examples=64,
-        hang_timeout_s=600.0,
-    ),
-    checkpoint=dataclasses.replace(base.checkpoint, every=100, keep=2),
+run = config.named("gpt_32gb_conservative").override(
+    {
+        "precision": "float32",  # CPUs compute bfloat16 slowly
+        "model.vocab_size": 2048,
+        "model.sequence_length": 128,
+        "model.depth": 4,
+        "model.width": 128,
+        "model.heads": 4,
+        "data.demo": True,
+        "data.batch_size": 16,
+        "data.workers": 2,
+        "optim.accumulate": 1,
+        "optim.muon": config.Muon(momentum_steps=100),
+        "loop.tokens_per_param": None,
+        "loop.steps": 200,
+        "loop.log_every": 20,
+        "loop.eval_every": 100,
+        "loop.eval_examples": 64,
+        "loop.hang_timeout_s": 600.0,
+        "checkpoint.every": 100,
+        "checkpoint.keep": 2,
+    }
 )

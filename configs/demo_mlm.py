@@ -5,34 +5,30 @@ Trains on the documentation of Python's standard library; set `--data.path` to u
     python -m jaxtrain.main --config demo_mlm
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("mlm_h200_8")
-run = dataclasses.replace(
-    base,
-    precision="float32",  # CPUs compute bfloat16 slowly
-    model=dataclasses.replace(
-        base.model,
-        vocab_size=4096,
-        sequence_length=64,
-        hidden=128,
-        layers=4,
-        heads=4,
-        dropout=0.0,
-    ),
-    data=dataclasses.replace(base.data, demo=True, batch_size=32, workers=2, max_examples=None),
-    optim=dataclasses.replace(base.optim, peak_lr=1e-3),
-    mesh=dataclasses.replace(base.mesh, fsdp=1),
-    loop=dataclasses.replace(
-        base.loop,
-        epochs=None,
-        steps=400,
-        log_every=20,
-        eval_every=200,
-        eval_examples=256,
-        hang_timeout_s=600.0,
-    ),
-    checkpoint=dataclasses.replace(base.checkpoint, every=200, keep=2),
+run = config.named("mlm_h200_8").override(
+    {
+        "precision": "float32",  # CPUs compute bfloat16 slowly
+        "model.vocab_size": 4096,
+        "model.sequence_length": 64,
+        "model.hidden": 128,
+        "model.layers": 4,
+        "model.heads": 4,
+        "model.dropout": 0.0,
+        "data.demo": True,
+        "data.batch_size": 32,
+        "data.workers": 2,
+        "data.max_examples": None,
+        "optim.peak_lr": 1e-3,
+        "mesh.fsdp": 1,
+        "loop.epochs": None,
+        "loop.steps": 400,
+        "loop.log_every": 20,
+        "loop.eval_every": 200,
+        "loop.eval_examples": 256,
+        "loop.hang_timeout_s": 600.0,
+        "checkpoint.every": 200,
+        "checkpoint.keep": 2,
+    }
 )

@@ -5,13 +5,12 @@ Otherwise the same as `gpt_32gb_conservative`.
     python -m jaxtrain.main --config gpt_32gb_medium --data.path TEXT
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("gpt_32gb_conservative")
-run = dataclasses.replace(
-    base,
-    model=dataclasses.replace(base.model, depth=16, sequence_length=2048),
-    data=dataclasses.replace(base.data, batch_size=24),  # 49,152 tokens: 12 sequences x 2
+run = config.named("gpt_32gb_conservative").override(
+    {
+        "model.depth": 16,
+        "model.sequence_length": 2048,
+        "data.batch_size": 24,  # 49,152 tokens: 12 sequences x 2
+    }
 )

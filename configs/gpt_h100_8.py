@@ -6,16 +6,16 @@ Batches of 524,288 tokens, for which the learning rates were tuned; otherwise th
     python -m jaxtrain.main --config gpt_h100_8 --data.path TEXT
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("gpt_32gb_conservative")
-run = dataclasses.replace(
-    base,
-    model=dataclasses.replace(base.model, depth=20, sequence_length=2048),
-    data=dataclasses.replace(base.data, batch_size=256, workers=8),
-    optim=dataclasses.replace(base.optim, accumulate=2),  # 16 sequences x 8 GPUs x 2
-    mesh=config.Mesh(data=1, fsdp=8, shard="params"),
-    loop=dataclasses.replace(base.loop, hang_timeout_s=3600.0),
+run = config.named("gpt_32gb_conservative").override(
+    {
+        "model.depth": 20,
+        "model.sequence_length": 2048,
+        "data.batch_size": 256,
+        "data.workers": 8,
+        "optim.accumulate": 2,  # 16 sequences x 8 GPUs x 2
+        "mesh": config.Mesh(data=1, fsdp=8, shard="params"),
+        "loop.hang_timeout_s": 3600.0,
+    }
 )

@@ -6,14 +6,13 @@ Batches of 524,288 tokens, for which the learning rates were tuned; otherwise th
     python -m jaxtrain.main --config gpt_h200_1 --data.path TEXT
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("gpt_32gb_conservative")
-run = dataclasses.replace(
-    base,
-    model=dataclasses.replace(base.model, sequence_length=2048),
-    data=dataclasses.replace(base.data, batch_size=256, workers=8),
-    optim=dataclasses.replace(base.optim, accumulate=4),  # microbatches of 64 sequences x 4
+run = config.named("gpt_32gb_conservative").override(
+    {
+        "model.sequence_length": 2048,
+        "data.batch_size": 256,
+        "data.workers": 8,
+        "optim.accumulate": 4,  # microbatches of 64 sequences x 4
+    }
 )

@@ -5,18 +5,20 @@ Differs from `h100_8` in also sharding the parameters (ZeRO-3), and needs no gra
     python -m jaxtrain.main --config h100_16 --data.path CLIPS
 """
 
-import dataclasses
-
 from jaxtrain import config
 
-base = config.named("h100_8")
-run = dataclasses.replace(
-    base,
-    data=dataclasses.replace(base.data, workers=12, prefetch=3),
-    optim=dataclasses.replace(base.optim, accumulate=1, warmup_steps=1500),  # 8 clips x 16 = 128
-    mesh=dataclasses.replace(base.mesh, fsdp=16, shard="params"),
-    loop=dataclasses.replace(
-        base.loop, log_every=20, eval_every=500, eval_examples=24, hang_timeout_s=7200.0
-    ),
-    checkpoint=dataclasses.replace(base.checkpoint, every=1000),
+run = config.named("h100_8").override(
+    {
+        "data.workers": 12,
+        "data.prefetch": 3,
+        "optim.accumulate": 1,
+        "optim.warmup_steps": 1500,  # 8 clips x 16 = 128
+        "mesh.fsdp": 16,
+        "mesh.shard": "params",
+        "loop.log_every": 20,
+        "loop.eval_every": 500,
+        "loop.eval_examples": 24,
+        "loop.hang_timeout_s": 7200.0,
+        "checkpoint.every": 1000,
+    }
 )

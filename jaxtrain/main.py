@@ -17,34 +17,9 @@ if multiprocessing.current_process().name != "MainProcess":
     worker_process.begin_without_jax()
 
 from jaxtrain import terminal
-from jaxtrain.cli import train
+from jaxtrain.cli import COMMAND_GROUPS, COMMANDS, train
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAgain, Stopped
-
-COMMAND_GROUPS = {
-    "Use a model": {
-        "generate": "generate text with a causal language model",
-        "fill": "predict the tokens behind each [MASK] of a text",
-        "encode": "encode a video to latents",
-        "decode": "decode latents to a video",
-        "reconstruct": "encode and decode a video of any length",
-        "evaluate": "measure the quality of one or several models",
-        "export": "write weights for PyTorch or transformers",
-        "import": "convert published weights to a weights file",
-    },
-    "Prepare data": {
-        "prepare": "cut videos, tokenize text, compute latents",
-    },
-    "Check and plan": {
-        "plan": "predict memory, time and cost without GPUs",
-        "doctor": "check machine, cluster and data for a config",
-        "bench": "measure speed and memory on this machine",
-        "configs": "list, show or compare configs",
-        "checkpoints": "list and verify the checkpoints of a run",
-        "report": "write an HTML report of one or several runs",
-    },
-}
-COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,7 +75,7 @@ def _with_flags(arguments: list[str]) -> list[str]:
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; {_hint(name)}")
-    module = importlib.import_module(f"jaxtrain.cli.{name}")
+    module = importlib.import_module(f"jaxtrain.cli.{name.replace('-', '_')}")
     try:
         code: int = module.main(arguments)
     except (BrokenPipeError, ConnectionError):

@@ -1,1 +1,30 @@
 """Commands of the ``jaxtrain`` program, one file each."""
+
+COMMAND_GROUPS = {
+    "Use a model": {
+        "generate": "generate text with a causal language model",
+        "fill": "predict the tokens behind each [MASK] of a text",
+        "encode": "encode a video to latents",
+        "decode": "decode latents to a video",
+        "reconstruct": "encode and decode a video of any length",
+        "evaluate": "measure the quality of one or several models",
+        "export": "write weights for PyTorch or transformers",
+        "import": "convert published weights to a weights file",
+    },
+    "Prepare data": {
+        "prepare": "cut videos, tokenize text, compute latents",
+    },
+    "Check and plan": {
+        "plan": "predict memory, time and cost without GPUs",
+        "doctor": "check machine, cluster and data for a config",
+        "bench": "measure speed and memory on this machine",
+        "configs": "list, show or compare configs",
+        "checkpoints": "list and verify the checkpoints of a run",
+        "report": "write an HTML report of one or several runs",
+    },
+    "Set up": {
+        "completion": "complete commands and fields in bash or zsh",
+        "launch-scripts": "copy the launchers for ssh, SLURM and Kubernetes",
+    },
+}
+COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}

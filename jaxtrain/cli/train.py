@@ -17,8 +17,7 @@ Groups = Mapping[str, Mapping[str, str]]
 """Task -> command -> one line of help."""
 
 _USAGE = """\
-jaxtrain train NAME [flags] [--section.field VALUE ...]
-       jaxtrain COMMAND ..."""
+jaxtrain train NAME [--section.field VALUE ...] | jaxtrain COMMAND ..."""
 _DEMO = "demo"  # the config that --help SECTION describes where none is given
 
 

@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-PACKAGES = ("jaxtrain", "configs")
+PACKAGES = ("jaxtrain", "configs", "launch")
 # Files that the sdist must contain besides the packages.
 BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
 
@@ -29,8 +29,10 @@ def main(source: Path, dist: Path) -> list[str]:
         packaged = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    # configs/ is installed as the package jaxtrain.configs.
-    installed = {f"jaxtrain/{name}" if name.startswith("configs/") else name for name in shipped}
+    # configs/ and launch/ are installed inside the package.
+    installed = {
+        f"jaxtrain/{name}" if name.startswith(("configs/", "launch/")) else name for name in shipped
+    }
     return [
         *(f"{wheel.name} lacks {name}" for name in sorted(installed - packaged)),
         *(f"{wheel.name} has an unexpected {name}" for name in sorted(packaged - installed)),
