@@ -77,6 +77,7 @@ def candidates(typed: Sequence[str]) -> list[str]:
         typed: the words after ``jaxtrain``; the last one is being typed and may be empty.
     """
     *before, word = typed or [""]
+    found: Sequence[str]
     names = ("train", "help", "version", *COMMANDS)
     if not before:
         found = _run_flags() if word.startswith("-") else [*names, *files.names()]
