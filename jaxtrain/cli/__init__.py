@@ -3,11 +3,11 @@
 COMMAND_GROUPS = {
     "Use a model": {
         "generate": "generate text with a causal language model",
-        "fill": "predict the tokens behind each [MASK] of a text",
+        "fill": "predict the token at each [MASK] of a text",
         "encode": "encode a video to latents",
         "decode": "decode latents to a video",
         "reconstruct": "encode and decode a video of any length",
-        "evaluate": "measure the quality of one or several models",
+        "evaluate": "measure the quality of one or more models",
         "export": "write weights for PyTorch or transformers",
         "import": "convert published weights to a weights file",
     },
@@ -20,7 +20,7 @@ COMMAND_GROUPS = {
         "bench": "measure speed and memory on this machine",
         "configs": "list, show or compare configs",
         "checkpoints": "list and verify the checkpoints of a run",
-        "report": "write an HTML report of one or several runs",
+        "report": "write an HTML report of one or more runs",
     },
     "Set up": {
         "completion": "complete commands and fields in bash or zsh",

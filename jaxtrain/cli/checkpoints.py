@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxtrain checkpoints",
         usage="jaxtrain checkpoints DIR [--json FILE]",
-        description="Lists and verifies the checkpoints of a run; shows which one a resume takes.",
+        description="Lists and verifies the checkpoints of a run; shows which one a resume uses.",
         exit_on_error=False,
         allow_abbrev=False,
         add_help=False,

@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         type=int,
         default=200,
-        help="largest number of tokens to generate (default: 200)",
+        help="maximum number of tokens to generate (default: 200)",
     )
     add(
         "--temperature",

@@ -64,10 +64,10 @@ def _clips(arguments: list[str]) -> int:
     numbers = {
         "height": "height of a training clip, pixels",
         "width": "width of a training clip, pixels",
-        "min-crop-scale": "data.min_crop_scale of the config, for which clips leave room",
-        "frames": "most frames per prepared clip",
-        "min-frames": "fewest frames per prepared clip; shorter ends are dropped",
-        "min-side": "smallest shorter side of a video, pixels; smaller videos are dropped",
+        "min-crop-scale": "smallest data.min_crop_scale that the clips are large enough for",
+        "frames": "maximum frames per prepared clip",
+        "min-frames": "minimum frames per prepared clip; shorter pieces are dropped",
+        "min-side": "minimum length of a video's shorter side, pixels; smaller videos are dropped",
         "gop": "frames between keyframes",
         "crf": "H.264 quality, from 0 (lossless) to 51 (worst)",
     }

@@ -95,18 +95,18 @@ class Optim:
     peak_lr: float
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
-    """Learning rate after the warm-up. cosine: half a cosine to zero; linear: a line to zero;
-    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then a line to zero;
-    cosine_with_restarts: several half cosines."""
+    """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
+    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to zero;
+    cosine_with_restarts: several cosine decays, each from the peak."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
     warmup_fraction: float | None = None
     """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
     warmdown_fraction: float = 0.2
-    """trapezoid only: length of the final line to zero as a fraction of all steps, rounded
+    """trapezoid only: length of the final decay to zero as a fraction of all steps, rounded
     down."""
     cycles: int = 1
-    """cosine_with_restarts only: number of half cosines."""
+    """cosine_with_restarts only: number of cosine decays."""
     b1: float = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
     b2: float = 0.95
@@ -117,8 +117,8 @@ class Optim:
     """AdamW weight decay per step, multiplied by the learning rate; not applied to biases and
     norms."""
     accumulate: int = 1
-    """Gradient accumulation: microbatches per step. More of them need less memory;
-    data.batch_size stays the global batch size."""
+    """Gradient accumulation: microbatches per step. More microbatches need less
+    memory; data.batch_size stays the global batch size."""
     max_grad_norm: float | None = 1.0
     """Gradient clipping: the largest global norm. None is off."""
     muon: Muon | None = None
@@ -128,8 +128,9 @@ class Optim:
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
     above bad_norm. off: ignore norms, end the run at NaN/Inf; skip: keep the parameters and
-    continue with the next examples, end the run after bad_in_a_row; rollback: after bad_in_a_row,
-    restore the newest checkpoint and continue with the examples after the bad ones."""
+    continue with the next examples, end the run after bad_in_a_row bad steps; rollback: after
+    bad_in_a_row bad steps, restore the newest checkpoint and continue with the examples after
+    them."""
     bad_norm: float | None = 20.0
     """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
     last 128 steps. None is off."""

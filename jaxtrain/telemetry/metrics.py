@@ -28,9 +28,7 @@ _VALIDATION: tuple[Group, ...] = ("validation",)
 _VIDEO, _LANGUAGE = "video autoencoder", "language models"
 
 METRICS = {
-    "loss": Metric(
-        _BOTH, "all", "", "the loss that is minimized; in validation without augmentation"
-    ),
+    "loss": Metric(_BOTH, "all", "", "the loss that is minimized; validation uses no augmentation"),
     "grad_norm": Metric(_TRAINING, "all", "", "global norm of the gradient, before clipping"),
     "learning_rate": Metric(_TRAINING, "all", "", "learning rate of the step"),
     "psnr": Metric(_BOTH, _VIDEO, "dB", "peak signal-to-noise ratio of the reconstruction"),
@@ -50,10 +48,10 @@ METRICS = {
     ),
     "discriminator_loss": Metric(_TRAINING, _VIDEO, "", "loss of the discriminator"),
     "discriminator_accuracy": Metric(
-        _TRAINING, _VIDEO, "fraction", "how often the discriminator tells real from reconstructed"
+        _TRAINING, _VIDEO, "fraction", "accuracy of the discriminator: real or reconstructed"
     ),
     "accuracy": Metric(
-        _BOTH, _LANGUAGE, "fraction", "predictions whose most likely token is right"
+        _BOTH, _LANGUAGE, "fraction", "predictions whose most likely token is correct"
     ),
     "pseudo_perplexity": Metric(_VALIDATION, "masked LM", "", "exp of the mean loss"),
     "bits_per_byte": Metric(
