@@ -50,7 +50,8 @@ def train(
     """Trains, and returns when the run has ended.
 
     Ctrl-C, or the stop button of a notebook, ends the run after the current step, with a
-    checkpoint; ``resume="latest"`` continues it.
+    checkpoint; ``resume="latest"`` continues it. So does SIGTERM, and this function returns: a
+    program that a scheduler may preempt looks at ``result.finished`` before it does more.
 
     Args:
         config: a name, a path, or what :func:`load_config` returned.
@@ -102,7 +103,7 @@ def load_model(
 
 
 def plan(
-    config: str | Path,
+    config: "str | Path | Run",
     *,
     gpu: str | None = None,
     gpus: str | None = None,
@@ -112,7 +113,7 @@ def plan(
     """Predicts memory, time, and cost of a run on GPUs, without any.
 
     Args:
-        config: a name or a path.
+        config: a name, a path, or what :func:`load_config` returned.
         gpu: a10, a6000, a800, h100, h200, or rtx5090; None takes the one in the config's name.
         gpus: nodes x GPUs per node, such as ``"2x8"``; None takes the config's mesh.
         price_per_gpu_hour: in any currency; None omits the cost.
@@ -123,6 +124,5 @@ def plan(
     """
     from jaxtrain.planning.result import predict
 
-    return predict(
-        str(config), gpu=gpu, devices=gpus, price=price_per_gpu_hour, changes=overrides or {}
-    )
+    name = str(config) if isinstance(config, str | Path) else config
+    return predict(name, gpu=gpu, devices=gpus, price=price_per_gpu_hour, changes=overrides or {})

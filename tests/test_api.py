@@ -1,8 +1,10 @@
 """The Python API, in a script without ``if __name__ == "__main__"``."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ import small_text
 
 import jaxtrain
 from jaxtrain.data.video import reading
+from jaxtrain.planning import result as planning_result
+from jaxtrain.training.result import TrainResult
 
 TINY_GPT = {
     "model.vocab_size": 300,
@@ -139,3 +143,70 @@ def test_names_are_not_those_of_modules() -> None:
     for name in jaxtrain.__all__:
         assert not (folder / name).exists()
         assert not (folder / f"{name}.py").exists()
+
+
+def test_a_result_ignores_what_a_kill_left(tmp_path: Path) -> None:
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    for name in ("text_9.txt", "text_10.txt", ".text_10.txt.tmp", "notes.txt"):
+        (samples / name).write_text("a")
+    for name in ("checkpoints/100.replaced", "checkpoints/20", "best/100", "best/20"):
+        (tmp_path / name).mkdir(parents=True)  # none of them is complete
+    result = TrainResult(tmp_path, 130)
+    assert [path.name for path in result.samples] == ["text_9.txt", "text_10.txt"]
+    assert result.checkpoints == []
+    assert result.best is None
+    assert "Ctrl-C, step 0" in repr(result)
+
+
+def test_values_of_numpy_and_paths_are_taken(tmp_path: Path) -> None:
+    run = jaxtrain.load_config("demo").override(
+        {
+            "loop.steps": np.int64(5),
+            "optim.peak_lr": np.float32(0.5),
+            "data.path": tmp_path,
+            "model.decoder_widths": [32, 16, 16, 8],
+        }
+    )
+    assert (run.loop.steps, run.optim.peak_lr) == (5, 0.5)
+    assert (run.data.path, run.model.decoder_widths) == (str(tmp_path), (32, 16, 16, 8))
+    assert type(run.loop.steps) is int
+
+
+def test_a_run_starts_in_the_main_thread_only() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(jaxtrain.train, "demo", steps=1)
+        with pytest.raises(jaxtrain.InputError, match="in the main thread"):
+            started.result()
+
+
+def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Recorded:
+        def __init__(self, *arguments: object) -> None:
+            asked.append(arguments)
+
+        def compiled(self, changes: object) -> dict[str, object]:
+            return {}
+
+    monkeypatch.setattr(planning_result, "Planner", Recorded)
+    run = jaxtrain.load_config("demo_gpt", {"loop.steps": 7})
+    jaxtrain.plan(run, gpu="h100", overrides={"data.batch_size": np.int32(8)})
+    jaxtrain.plan("demo", gpus="1x2", overrides={"model.decoder_widths": [64, 32, 16, 16]})
+    assert asked == [
+        ("demo_gpt", ["--loop.steps", "7", "--data.batch_size", "8"], "h100", None, None),
+        ("demo", ["--model.decoder_widths", "64", "32", "16", "16"], None, "1x2", None),
+    ]
+    with pytest.raises(jaxtrain.InputError, match="was not loaded from a config"):
+        jaxtrain.plan(dataclasses.replace(run, model=None))
+
+
+def test_wrong_arrays_and_files_are_named(tmp_path: Path) -> None:
+    model = jaxtrain.load_model(small_autoencoder.save(tmp_path / "weights.safetensors"))
+    with pytest.raises(
+        jaxtrain.InputError, match=r"shape \[2, 2, 4\]: pass \[L, h, w, C\] with C=4"
+    ):
+        model.decode(np.zeros((2, 2, 4), np.float32))
+    with pytest.raises(jaxtrain.InputError, match="does not describe a language model"):
+        model.evaluate(tmp_path / "gone.txt")

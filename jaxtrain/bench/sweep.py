@@ -26,7 +26,7 @@ def points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
     """
     if kind == "batch":
         unit = run.mesh.devices * run.optim.accumulate
-        sizes = sorted({int(run.rows_at_once * 2.0**power) for power in _DOUBLINGS} - {0})
+        sizes = sorted({int(run.microbatch_size * 2.0**power) for power in _DOUBLINGS} - {0})
         return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
     if kind == "remat":
         if not hasattr(run.model, "remat"):

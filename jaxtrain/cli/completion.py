@@ -22,7 +22,8 @@ from jaxtrain.errors import InputError
 USAGE = """\
 usage: jaxtrain completion bash | zsh
 
-Prints a script that completes commands, config names, flags, config fields and run directories.
+Prints a script that completes commands, config names, flags, config fields
+and run directories.
   bash: add to ~/.bashrc    source <(jaxtrain completion bash)
   zsh:  add to ~/.zshrc     source <(jaxtrain completion zsh)"""
 # The shell falls back to file names where jaxtrain has no candidates.

@@ -1,7 +1,7 @@
 """Copies the launch scripts into a folder: local, ssh, SLURM, Kubernetes and cloud launchers.
 
-An installed package has them inside, where nothing can be edited: copy them, then run or edit the
-copies. A file in DIR with other content is not overwritten.
+The scripts are inside the installed package: copy them, then run or edit the copies. Files in DIR
+that differ are not overwritten.
 """
 
 import argparse

@@ -71,7 +71,11 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
             f"stopped after {flags.fit_seconds:g} s; raise --fit-seconds to try more alternatives"
         )
     if shown:
-        title = "by predicted time" if flags.fit else "the cheapest alternatives that fit"
+        title = (
+            "by predicted time"
+            if flags.fit
+            else "the fastest alternatives that fit, of those tried"
+        )
         if found["compiled"]["estimate"]:
             title += " (estimate from FLOPs alone)"
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")

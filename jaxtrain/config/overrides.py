@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import numbers
+import os
 import re
 import types
 import typing
@@ -448,8 +450,8 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
     Args:
         instance: nested frozen dataclasses.
         changes: dotted name -> value, such as ``{"optim.peak_lr": 3e-4, "optim.muon": None}``. A
-            value is of the field's type, or a text as one types it, such as ``"2.5M"``. A list
-            counts as a tuple. A field of an optional section that is None switches the section on.
+            value is of the field's type (see :func:`plain`), or a text as one types it, such as
+            ``"2.5M"``. A field of an optional section that is None switches the section on.
 
     Raises:
         InputError: no such field, or a value that the field does not take.
@@ -460,7 +462,7 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
     typed: list[str] = []
     direct: dict[str, Any] = {}
     for name, given in changes.items():
-        value: Any = tuple(given) if isinstance(given, list) else given
+        value = plain(given)
         leaf = known.get(f"--{name}")
         if leaf is not None and isinstance(value, str) and not matches(value, leaf.annotation):
             typed += [f"--{name}", value]
@@ -479,6 +481,19 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
     if wrong:
         raise InputError(*wrong)
     return apply(_with_all(instance, direct), typed)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as a config stores it: a list as a tuple, a path as text, NumPy as Python."""
+    if isinstance(value, list | tuple):
+        return tuple(plain(one) for one in value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | int):
+        return float(value)
+    return value
 
 
 def _with_all(instance: T, changes: Mapping[str, Any]) -> T:

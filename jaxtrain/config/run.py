@@ -227,7 +227,7 @@ class Run:
     checkpoint: Checkpoint
 
     @property
-    def rows_at_once(self) -> int:
+    def microbatch_size(self) -> int:
         """Examples per device and microbatch."""
         return self.data.batch_size // (self.mesh.devices * self.optim.accumulate)
 

@@ -102,6 +102,8 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            raise InputError("a run must be started in the main thread: signals reach no other")
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)

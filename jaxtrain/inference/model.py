@@ -19,7 +19,7 @@ from jaxtrain.ops.sampling import Choice
 
 
 class Model:
-    """A trained model. Which methods it has depends on its kind; the others say so.
+    """A trained model. Which methods it has depends on its kind; the others raise InputError.
 
     Args:
         source: a checkpoint, a run directory (its best checkpoint, or else its newest), a folder
@@ -96,8 +96,8 @@ class Model:
         """Encodes a video of any length.
 
         Args:
-            video: a file, or uint8 [T, H, W, 3]. Sides that the model does not divide are padded
-                by repeating the last row and column.
+            video: a file, or uint8 [T, H, W, 3]. Sides that are not multiples of the model's factor
+                are padded by repeating the last row and column.
 
         Returns:
             Latents, float32 [L, h, w, C].
@@ -125,6 +125,11 @@ class Model:
         """
         model = self._autoencoder
         factor = model.model.space_factor
+        if latents.ndim != 4 or latents.shape[-1] != model.model.latent_channels:
+            raise InputError(
+                f"latents have shape {list(latents.shape)}: pass [L, h, w, C] with "
+                f"C={model.model.latent_channels}"
+            )
         count, h, w, _ = latents.shape
         frames = model.decoded(
             latents, height=height or h * factor, width=width or w * factor, count=count
@@ -159,7 +164,10 @@ class Model:
         else:
             methods = ("decode_step", "logits_at")
             raise load.cannot(described, "evaluate", *methods, source=self._source)
-        text = Path(data).expanduser().read_text(encoding="utf-8")
+        try:
+            text = Path(data).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{data} cannot be read as UTF-8 text: {error}") from error
         score: TextScore | MaskedScore = model.score(
             text, rows=16, max_tokens=max_tokens, each=lambda done, count: None
         )

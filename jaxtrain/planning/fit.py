@@ -166,7 +166,9 @@ def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
             f"set --data.batch_size {max(batch // devices, 1) * devices}"
         )
     rows = batch // devices
-    parts = next(p for p in range(1, rows + 1) if rows % p == 0 and rows // p <= run.rows_at_once)
+    parts = next(
+        p for p in range(1, rows + 1) if rows % p == 0 and rows // p <= run.microbatch_size
+    )
     hybrid = run.mesh.data > 1 and nodes > 1
     data, fsdp = (nodes, gpus) if hybrid else (1, devices)
     changes = ("--mesh.data", str(data), "--mesh.fsdp", str(fsdp))

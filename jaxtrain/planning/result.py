@@ -4,17 +4,19 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtrain import config
 from jaxtrain.config import overrides
+from jaxtrain.errors import InputError
 from jaxtrain.planning import report
 from jaxtrain.planning.planner import Planner
 
 
 class PlanResult(dict[str, Any]):
-    """A plan: the content of ``plan --json``, which prints as ``plan`` prints it."""
+    """A plan: the content of ``plan --json``. ``str()`` returns the text that ``plan`` prints."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fits; None if that cannot be told without the compiler for GPUs."""
+        """Whether the run fits; None if unknown, because jax's compiler for GPUs is missing."""
         return report.fits(self)
 
     def __str__(self) -> str:
@@ -27,7 +29,7 @@ class PlanResult(dict[str, Any]):
 
 
 def predict(
-    name: str,
+    name: "str | config.Run",
     *,
     gpu: str | None,
     devices: str | None,
@@ -37,7 +39,7 @@ def predict(
     """Compiles the step for the GPUs and predicts the run.
 
     Args:
-        name: of the config.
+        name: of the config; or a run that was loaded from one.
         gpu: short name of the card; None takes the one in the config's name.
         devices: such as "2x8"; None takes the config's mesh.
         price: per GPU and hour.
@@ -47,7 +49,17 @@ def predict(
         InputError: wrong use, or the step cannot be compiled.
     """
     typed = [
-        word for field, value in changes.items() for word in (f"--{field}", *overrides.words(value))
+        word
+        for field, value in changes.items()
+        for word in (f"--{field}", *overrides.words(overrides.plain(value)))
     ]
+    if isinstance(name, config.Run):
+        given = config.as_typed(name)
+        if not given:
+            raise InputError(
+                f"the run {name.name!r} was not loaded from a config, and plan loads it again in "
+                "another process: pass a config's name or path, and overrides"
+            )
+        name, typed = given[1], [*given[2:], *typed]
     planner = Planner(name, typed, gpu, devices, price)
     return PlanResult(planner.compiled(()))

@@ -226,7 +226,7 @@ class PhaseEnded:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of this start of the run. Only messages follow it.
+    """The end of this start of the run. Only messages and the writing of the report follow it.
 
     Attributes:
         step: completed steps.
@@ -316,11 +316,11 @@ class EventLog:
         with self._lock:
             self._where = directory
             added = list(sinks)
+            self._sinks += added  # first: a sink that fails on an early event is reported in all
             early, self._early = self._early, []
             for event in early:
                 for sink in added:
                     self._deliver(sink, event)
-            self._sinks += added
 
     def emit(self, event: Event) -> None:
         """Hands an event to all sinks."""
@@ -366,7 +366,7 @@ class EventLog:
                 self._show(
                     f"warning: cannot write {sink.name} in {self._where} "
                     f"({error.strerror or error}): training continues; unwritten data is kept in "
-                    "memory and retried"
+                    "memory, up to 16 MiB (samples: 64 MiB), and retried"
                 )
             return
         except Exception as error:

@@ -41,7 +41,7 @@ class SampleFiles:
         if isinstance(event, Rewound):
             last = event.step if event.validated else event.step - 1
             self._last = last if self._last is None else min(last, self._last)
-            self._waiting = {p: c for p, c in self._waiting.items() if (_step(p) or 0) <= last}
+            self._waiting = {p: c for p, c in self._waiting.items() if (step_of(p) or 0) <= last}
         else:
             content = event.content
             data = content.encode() if isinstance(content, str) else b""
@@ -79,11 +79,12 @@ def _remove_after(folder: Path, last: int) -> None:
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
-        step = _step(path)
+        step = step_of(path)
         if step is not None and step > last:
             path.unlink(missing_ok=True)
 
 
-def _step(path: Path) -> int | None:
+def step_of(path: Path) -> int | None:
+    """Returns the step of a sample file; None for any other file."""
     match = _FILE.fullmatch(path.name)
     return None if match is None else int(match[1])

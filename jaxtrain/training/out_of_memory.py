@@ -64,7 +64,7 @@ def _state_and_batch(
     return (
         f"computed: per device {bytes_per_device(state) / GIB:.3f} GiB of state and "
         f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch, plus the activations of "
-        f"{run.rows_at_once} examples"
+        f"{run.microbatch_size} examples"
     )
 
 

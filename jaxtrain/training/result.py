@@ -1,4 +1,4 @@
-"""What :func:`jaxtrain.train` returns: the run's directory, read when it is asked for."""
+"""What :func:`jaxtrain.train` returns: a run directory, read on access."""
 
 import base64
 import dataclasses
@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint import layout
 from jaxtrain.errors import DONE, EXIT_CODES
 from jaxtrain.reporting import run_files
+from jaxtrain.telemetry.samples import FOLDER, step_of
 
 _SHOWN = ("loss", "psnr", "ssim", "accuracy", "pseudo_perplexity", "bits_per_byte")
-_LARGEST_IMAGE = 2**21  # bytes; a notebook stores them
+_LARGEST_IMAGE = 2**21  # bytes, embedded in the notebook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,27 +45,28 @@ class TrainResult:
     @property
     def samples(self) -> list[Path]:
         """Images, clips, and texts of the validations, those of the newest step last."""
-        files = (self.directory / "samples").glob("*_*.*")
-        return sorted(files, key=lambda path: (_step(path), path.name))
+        steps = {path: step_of(path) for path in (self.directory / FOLDER).glob("*")}
+        files = [path for path, step in steps.items() if step is not None]
+        return sorted(files, key=lambda path: (steps[path], path.name))
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The checkpoints that are kept, the newest last."""
-        found = (self.directory / "checkpoints").glob("[0-9]*")
-        return sorted(found, key=lambda path: int(path.name))
+        """The complete checkpoints that are kept, the newest last."""
+        folder = self.directory / layout.CHECKPOINTS
+        return [folder / str(step) for step in layout.steps(folder)]
 
     @property
     def best(self) -> Path | None:
         """The best checkpoint by ``checkpoint.best_metric``; None if no validation has run."""
-        return next(iter(sorted((self.directory / "best").glob("[0-9]*"))), None)
+        return layout.latest_in(self.directory / layout.BEST)
 
     @property
     def report(self) -> Path:
-        """The report page, which is written now if the run did not reach its end."""
+        """The report page. It is written now if there is none that is newer than the metrics."""
         from jaxtrain.reporting import page
 
-        path = self.directory / page.NAME
-        if not path.exists():
+        path, metrics = self.directory / page.NAME, self.directory / run_files.METRICS
+        if not path.exists() or path.stat().st_mtime < metrics.stat().st_mtime:
             page.write([self.directory], path, own=True)
         return path
 
@@ -109,8 +112,3 @@ def newest(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
                 if (value := record.get(f"{kind}/{name}")) is not None:
                     values[f"{kind}/{name}"] = float(value)
     return dict(sorted(values.items()))
-
-
-def _step(path: Path) -> int:
-    number = path.stem.rpartition("_")[2]
-    return int(number) if number.isdigit() else -1

@@ -215,7 +215,8 @@ def resume_command(
         longer: overrides that replace those in ``arguments``.
     """
     if not arguments:
-        more = "".join(f" and {name[2:]}={value}" for name, value in (longer or {}).items())
+        changes = ", ".join(f'"{name[2:]}": {value}' for name, value in (longer or {}).items())
+        more = f", overrides={{{changes}}}" if changes else ""
         return (
             "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'

@@ -12,7 +12,7 @@ from jaxtrain.distributed import key_value, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import DONE, Stopped, stop_inside
+from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
 from jaxtrain.training import loop, out_of_memory, preflight, run_summary
 from jaxtrain.training.preflight import Flags
@@ -20,7 +20,7 @@ from jaxtrain.training.result import TrainResult
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
-from jaxtrain.training.stopping import CONTINUE, EXIT_CODES
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_BAD_DATA
 from jaxtrain.xla import options
 
 
@@ -33,7 +33,7 @@ def train(
 ) -> TrainResult:
     """Trains inside a Python program or a notebook; :func:`jaxtrain.train` documents it.
 
-    The process outlives the run: whatever ends the run, it does not end the process, but for a hang
+    The process outlives the run. Only a hang ends it
     (:class:`jaxtrain.distributed.watchdog.Watchdog`).
 
     Raises:
@@ -48,6 +48,12 @@ def train(
             code, directory = _start(run, flags, signals, None)
         except Stopped as stopped:
             raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
+    if code == EXIT_CODES[STOP_BAD_DATA]:
+        raise InputError(
+            f"too many input files are broken (data.max_bad_share {run.data.max_bad_share}): "
+            f"{directory / 'quarantine.jsonl'} lists them; fix or remove them, or raise the limit, "
+            'and resume with resume="latest"'
+        )
     return TrainResult(directory, code)
 
 

@@ -206,7 +206,7 @@ def batch_sentence(run: config.Run) -> str:
     """Returns a console line on how the global batch is divided."""
     devices, pieces = run.mesh.devices, run.optim.accumulate
     return (
-        f"{run.data.batch_size} examples per step = {run.rows_at_once} per device x "
+        f"{run.data.batch_size} examples per step = {run.microbatch_size} per device x "
         f"{devices} {'device' if devices == 1 else 'devices'} x "
         f"{pieces} {'microbatch' if pieces == 1 else 'microbatches'}"
     )

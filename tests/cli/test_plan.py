@@ -133,7 +133,7 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
     printed = capsys.readouterr().out
     assert "does not fit" in printed
-    assert "the cheapest alternatives that fit" in printed
+    assert "the fastest alternatives that fit" in printed
     found = json.loads(output.read_text())["fit"]["tried"][0]
     assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
     assert found["overrides"].count("--optim.accumulate") == 1

@@ -71,7 +71,10 @@ DOUBTFUL = {
 }
 # What a user types or a program prints, and where a link leads.
 _CODE = re.compile(r"^```.*?^```$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
-_STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+_PREFIX = re.compile(r"^[a-zA-Z]*(\"\"\"|'''|\"|')")
+# Python 3.12 splits f-strings into tokens; what is between their texts does not end a text.
+_FSTRING_TEXT = getattr(tokenize, "FSTRING_MIDDLE", None)
+_FSTRING_PARTS = (getattr(tokenize, "FSTRING_START", None), getattr(tokenize, "FSTRING_END", None))
 
 
 class Text(NamedTuple):
@@ -108,14 +111,22 @@ def of_python(source: str, strings: bool = True) -> Iterator[Text]:
         and ast.get_docstring(node, clean=False) is not None
     }
     line, parts, kind = 0, [], None
-    previous = ""
+    previous, depth = "", 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
             continue
+        if token.type in _FSTRING_PARTS:
+            depth += 1 if token.type == _FSTRING_PARTS[0] else -1
+            continue
+        if depth and token.type != _FSTRING_TEXT:  # a value in an f-string
+            continue
         if token.type == tokenize.COMMENT:
             new_kind, text = "comment", token.string.lstrip("#: ")
-        elif token.type in _STRINGS and (strings or token.start[0] in docstrings):
-            new_kind, text = "string", token.string.strip("rbfu").strip("\"'").replace("\\n", "\n")
+        elif token.type == _FSTRING_TEXT and strings:
+            new_kind, text = "string", token.string
+        elif token.type == tokenize.STRING and (strings or token.start[0] in docstrings):
+            text = _PREFIX.sub("", token.string).rstrip("\"'").replace("\\n", "\n")
+            new_kind = "string"
         elif token.type == tokenize.NAME and previous == "def" and token.string.startswith("test_"):
             new_kind, text = "name", token.string.replace("_", " ")
         else:
@@ -202,6 +213,7 @@ def test_a_planted_word_is_found(planted: str) -> None:
         '"""It mends."""',
         "x = 1  # mended",
         'raise E(f"{x} is "\n    "no field")',
+        'raise E("foretold " f"{x}")',
         "# what is\n# not finite",
         "def test_it_begins_anew(): ...",
     ],

@@ -110,7 +110,7 @@ def test_other_devices_keep_the_microbatch_size_at_most(
     other = config.load("h100_16", fit.spread(RUN, *fit.parse_devices(devices)))
     assert (other.mesh.data, other.mesh.fsdp) == mesh
     assert other.optim.accumulate == parts
-    assert other.rows_at_once <= RUN.rows_at_once
+    assert other.microbatch_size <= RUN.microbatch_size
     assert other.data.batch_size == RUN.data.batch_size
 
 

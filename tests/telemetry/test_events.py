@@ -498,7 +498,7 @@ def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said == [
         "before the run directory exists",
         f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues; "
-        "unwritten data is kept in memory and retried",
+        "unwritten data is kept in memory, up to 16 MiB (samples: 64 MiB), and retried",
         f"tracker in {tmp_path} is written again",
     ]
 

@@ -203,5 +203,5 @@ def test_a_run_built_in_python_is_resumed_in_python_and_by_no_command() -> None:
     lines = said(arguments=())
     assert not any("--resume" in line or "--data.path" in line for line in lines)
     (found,) = [line for line in lines if "built in Python" in line]
-    assert "output_dir='/runs/my run', resume=\"latest\" and loop.steps=" in found
+    assert 'output_dir=\'/runs/my run\', resume="latest", overrides={"loop.steps": ' in found
     assert run_summary.fit_command(PYTHON, ()) == ""
