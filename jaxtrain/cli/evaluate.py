@@ -3,8 +3,8 @@
 SOURCE is a checkpoint, a run directory or a weights file. Autoencoders
 reconstruct the same clips, the middle of each video, and each frame is compared
 with its original. A language model is measured on a text: jaxtrain evaluate
-SOURCE --data FILE.txt prints pseudo-perplexity or bits per byte; for its flags,
-add --help after such a SOURCE.
+SOURCE --data FILE.txt [--max-tokens N] prints pseudo-perplexity or bits per
+byte; for its flags, add --help after such a SOURCE.
 """
 
 import argparse
