@@ -58,7 +58,7 @@ def test_alternatives_are_compiled_and_ranked(
     assert all(one["fits"] is None for one in found["tried"])
     printed = capsys.readouterr().out
     assert "whether one of them fits is unknown" in printed
-    assert "by predicted time, of arithmetic alone (estimate), each compiled" in printed
+    assert "by predicted time (estimate from FLOPs alone), each compiled" in printed
     assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in printed
 
 

@@ -75,7 +75,7 @@ def test_clips_then_latents_then_training(
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
-    assert "12 of them new (36 windows)" in printed
+    assert "12 of them new (36 clips)" in printed
     assert "--data.windows fixed --data.teacher teacher-" in printed
     kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
     assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
