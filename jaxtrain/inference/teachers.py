@@ -112,7 +112,9 @@ class Diffusers:
             "AutoencoderKLWan": diffusers.AutoencoderKLWan,
         }
         if kind not in made:
-            raise InputError(f"--teacher {folder} holds the class {kind[:60]}; use {' or '.join(made)}")
+            raise InputError(
+                f"--teacher {folder} holds the class {kind[:60]}; use {' or '.join(made)}"
+            )
         self._torch, self._seed, self._kind = torch, sample_seed, kind
         try:
             model = made[kind].from_pretrained(folder, local_files_only=True)

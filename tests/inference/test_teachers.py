@@ -78,7 +78,9 @@ def test_sources_that_are_not_teachers_are_refused(made: tuple[Path, Any], tmp_p
     with pytest.raises(InputError, match=r"--teacher-sample 1: .* has no latent distribution"):
         _load(made[0], sample_seed=1)
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
-    with pytest.raises(InputError, match=r"pip install -e '.\[interop\]'|holds the class AutoencoderKL;"):
+    with pytest.raises(
+        InputError, match=r"pip install -e '.\[interop\]'|holds the class AutoencoderKL;"
+    ):
         _load(tmp_path)
 
 

@@ -111,10 +111,12 @@ def test_incomplete_folders_are_input_errors(cogvideox: Path, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"cannot be loaded"):
         _load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"_class_name": "AutoencoderKL"}))
-    with pytest.raises(InputError, match=r"holds the class AutoencoderKL; use AutoencoderKLCogVideoX"):
+    with pytest.raises(
+        InputError, match=r"holds the class AutoencoderKL; use AutoencoderKLCogVideoX"
+    ):
         _load(tmp_path)
     for path in cogvideox.glob("*.safetensors"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"scaling_factor": None}))
-    with pytest.raises(InputError, match=r"give it with --teacher-scaling"):
+    with pytest.raises(InputError, match=r"set it with --teacher-scaling"):
         _load(tmp_path)
