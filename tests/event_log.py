@@ -7,9 +7,8 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.telemetry.console import Console
-from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.events import EventLog, file_sinks
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.training.run_log import file_sinks
 
 
 def phases() -> Phases:

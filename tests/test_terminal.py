@@ -28,9 +28,8 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.telemetry import console, progress_bar
 from jaxtrain.telemetry.console import Console, line_of
-from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.events import EventLog, file_sinks
 from jaxtrain.telemetry.phases import Now, Phases
-from jaxtrain.training.run_log import file_sinks
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CI": "", "COLUMNS": "80", "LINES": "24"}
 BEGIN = """
@@ -483,6 +482,7 @@ OWN_PRINTS = {
     "cli/generate.py": "streams text without line ends; unescaped if stdout is not a terminal",
     "cli/train.py": "versions and the list of commands",
     "cli/configs.py": "its usage",
+    "cli/completion.py": "scripts and candidates for a shell; only printable ones",
 }
 
 

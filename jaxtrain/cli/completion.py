@@ -92,7 +92,8 @@ def candidates(typed: Sequence[str]) -> list[str]:
         found = []
     else:
         found = [*(["latest"] if before[-1] == "--resume" else []), *_runs(), *_actions(before)]
-    return sorted({one for one in found if one.startswith(word)})
+    # A folder below output/ may have any name; a terminal obeys control characters.
+    return sorted({one for one in found if one.startswith(word) and one.isprintable()})
 
 
 def _actions(before: Sequence[str]) -> Sequence[str]:

@@ -17,7 +17,7 @@ A run emits each event once, to one :class:`EventLog`. Everything that stores or
 ==============================  ==================================================================
 
 To add a tracker, write one class in one file, such as ``telemetry/tensorboard.py``, and add it to
-the list in :func:`jaxtrain.training.run_log.file_sinks`.
+the list in :func:`file_sinks`, at the end of this file.
 """
 
 import dataclasses
@@ -403,3 +403,31 @@ class EventLog:
             self._console.show(text)
         except Exception:
             terminal.plain(text)
+
+
+def file_sinks(directory: Path, process: int, process_count: int) -> list[Sink]:
+    """Opens the sinks of a run directory, in the order in which they receive each event.
+
+    Args:
+        directory: of the run.
+        process: number of this process. Every process has a log and lists; only process 0 has the
+            other sinks.
+        process_count: of the run.
+    """
+    # Here, because each of these modules imports this one.
+    from jaxtrain.telemetry.history import History
+    from jaxtrain.telemetry.line_files import LogFile, MetricsFile, list_files
+    from jaxtrain.telemetry.samples import SampleFiles
+
+    own: list[Sink] = [LogFile(directory, process), *list_files(directory, process, process_count)]
+    if process:
+        return own
+    from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
+
+    return [
+        *own,
+        MetricsFile(directory),
+        SampleFiles(directory),
+        TensorBoard(directory),
+        History(directory),
+    ]

@@ -19,40 +19,11 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import RUN_AGAIN, InputError, stop_inside
 from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
-from jaxtrain.telemetry.history import History
-from jaxtrain.telemetry.line_files import LogFile, MetricsFile, list_files
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.telemetry.samples import SampleFiles
 from jaxtrain.training import run_directory
 
 # The last message may wait for a lock or an unresponsive disk; the process ends anyway after this.
 _CUT_OFF_S = 1.0
-
-
-def file_sinks(directory: Path, process: int, process_count: int) -> list[events.Sink]:
-    """Opens the files that store a run's events, in the order in which they receive each event.
-
-    Args:
-        directory: of the run.
-        process: number of this process. Every process has a log and lists; only process 0 has the
-            other files.
-        process_count: of the run.
-    """
-    own: list[events.Sink] = [
-        LogFile(directory, process),
-        *list_files(directory, process, process_count),
-    ]
-    if process:
-        return own
-    from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
-
-    return [
-        *own,
-        MetricsFile(directory),
-        SampleFiles(directory),
-        TensorBoard(directory),
-        History(directory),
-    ]
 
 
 class RunLog(events.EventLog):
@@ -136,7 +107,9 @@ class RunLog(events.EventLog):
         self._stack.callback(self.close)
         self._stack.push(self._failed)
         self.phases.at(position.done)
-        self.attach(file_sinks(directory, jax.process_index(), jax.process_count()), directory)
+        self.attach(
+            events.file_sinks(directory, jax.process_index(), jax.process_count()), directory
+        )
         self.say(f"run directory {directory}")
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")

@@ -48,7 +48,7 @@ def test_the_last_word_is_completed(typed: list[str], found: list[str]) -> None:
 
 
 def test_run_directories_are_completed(tmp_path: Path) -> None:
-    for name in ("demo/2026-01-01T00-00-00Z", "mine"):
+    for name in ("demo/2026-01-01T00-00-00Z", "mine", "evil\x1b[2J"):
         (tmp_path / "output" / name).mkdir(parents=True)
         (tmp_path / "output" / name / "config.json").write_text("{}")
     runs = ["output/demo/2026-01-01T00-00-00Z", "output/mine"]
