@@ -105,6 +105,7 @@ def flags_parser() -> argparse.ArgumentParser:
         help="check for NaNs, disable buffer donation, log collectives",
     )
     add("--profile", metavar="START:STOP", help="write a profiler trace of these steps")
+    add("--compiled", metavar="DIR", help="load the programs of plan --save; trust DIR as code")
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(
         "--help",

@@ -13,7 +13,7 @@ from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count
 from jaxtrain.xla import hlo
 from jaxtrain.xla.subprocess_worker import Send
@@ -54,6 +54,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
+    if request["save"] is not None:
+        _save(request, built, compiled, platform)
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, card, text)
     return {
@@ -73,6 +75,25 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "compile_s": time.perf_counter() - began,
         "estimate": request["estimate"],
     }
+
+
+def _save(
+    request: dict[str, Any], built: setup.StepSetup, step: jax.stages.Compiled, platform: str
+) -> None:
+    """Writes the step, and the program of the initial state, for runs with ``--compiled``."""
+    with per_device.tracing(platform=platform):
+        traced = built.jit_init().trace()
+    init = traced.lower(lowering_platforms=(platform,)).compile()
+    _, metrics = step.out_tree.unflatten([None] * step.out_tree.num_leaves)
+    devices = list(built.rule.mesh.devices.flat)
+    saved_programs.save(
+        Path(request["save"]),
+        {saved_programs.INIT: init, saved_programs.STEP: step},
+        list(metrics),
+        saved_programs.dependencies(
+            built.run, built.total, devices, -(-len(devices) // request["gpus_per_node"])
+        ),
+    )
 
 
 def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:

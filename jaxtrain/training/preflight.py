@@ -12,7 +12,7 @@ from jaxtrain.interop import weights
 from jaxtrain.sharding import wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.training import profiler, run_directory
+from jaxtrain.training import profiler, run_directory, saved_programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Flags:
     simulate_devices: int | None = None
     debug: bool = False
     profile: str | None = None
+    compiled: str | None = None
     arguments: tuple[str, ...] = ()
 
 
@@ -60,7 +61,7 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
         InputError: contains every problem.
     """
     alone = cluster_env.find(os.environ) is None
-    found = [*config.problems(run), *_profile(run, flags.profile)]
+    found = [*config.problems(run), *_profile(run, flags.profile), *_compiled(flags.compiled)]
     if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
         found.append(
             f"--output-dir {addresses.public(flags.output_dir)} is an address: use a local folder"
@@ -93,6 +94,15 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
         wrong = profiler.too_late(span, run.loop.steps)
         if wrong:
             yield Problem(wrong, "loop.steps")
+
+
+def _compiled(folder: str | None) -> Iterator[str]:
+    """Checks that the folder of ``--compiled`` has programs; whether they match comes later."""
+    if folder is not None:
+        try:
+            saved_programs.check_folder(expanded(folder))
+        except InputError as error:
+            yield from error.messages
 
 
 def _places(flags: Flags) -> Iterator[str]:
