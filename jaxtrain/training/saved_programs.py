@@ -128,6 +128,10 @@ def save(
 ) -> None:
     """Writes compiled programs to a folder, and replaces those that are in it.
 
+    They must have been compiled, not taken from jax's compilation cache: a CPU program from the
+    cache is saved and loaded without an error, but fails when it runs (jax 0.10.2: "Function
+    wrapped_broadcast.7 not found").
+
     Args:
         folder: made if it does not exist.
         programs: :data:`INIT` and :data:`STEP`.
