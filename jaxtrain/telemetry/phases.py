@@ -127,11 +127,7 @@ class Phases:
             self.now = self.now._replace(step=done, step_began=now, step_s=step_s, values=values)
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """Reports a logged step; splits the training phase here, so the history has its progress.
-
-        Args:
-            values: the logged metrics.
-        """
+        """Reports a logged step; splits the phase here, so that the history has its progress."""
         with self._lock:
             self.now = self.now._replace(values={**self.now.values, **values})
         self.cut()

@@ -23,9 +23,6 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
     jax reads two variables, ignores empty ones, and raises ValueError if both are set (jaxlib 0.10,
     ``generate_pjrt_gpu_plugin_options``). A value that you set takes precedence. If you set both,
     the deprecated one is removed, with a warning if it differs.
-
-    Args:
-        environment: ``os.environ``.
     """
     fraction, deprecated = environment.get(_FRACTION), environment.get(_DEPRECATED_FRACTION)
     if fraction and deprecated:
