@@ -114,10 +114,6 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
 
     This way, other problems with the config can be reported at the same time.
 
-    Args:
-        default: as for :func:`apply`.
-        arguments: as for :func:`apply`.
-
     Returns:
         The changed dataclass, or None if no single override is to blame; the messages.
     """

@@ -105,7 +105,7 @@ def start_from(
         )
         return "" if chosen is None else str(chosen.absolute())
 
-    chosen = process_group.told_by_process_zero(decide)
+    chosen = process_group.process_zero_decides(decide)
     return Path(chosen) if chosen else None
 
 
@@ -158,7 +158,7 @@ def prepare(
             _take(directory, terminal.warn)
         return str(directory)
 
-    directory = Path(process_group.told_by_process_zero(decide))
+    directory = Path(process_group.process_zero_decides(decide))
     check_shared(directory)
     return directory
 

@@ -41,10 +41,9 @@ class RunLog(events.EventLog):
     def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
         self._signals = signals
         self._watchdog = watchdog
-        self.phases = Phases(watchdog)
+        self.phases = Phases(watchdog, self.emit)
         self._shown = Console(self.phases, jax.process_index())
         super().__init__(self._shown)
-        self.phases.emit = self.emit
         self._start: Callable[[int | None], events.Started] | None = None
         self.directory = Path()
         self._ended = False
@@ -140,8 +139,7 @@ class RunLog(events.EventLog):
             self._ended = True
         if self._start is not None:
             self.emit(self._start(None))
-        self.phases.cut()
-        self.phases.emit = lambda event: None
+        self.phases.end()
         self.emit(events.Ended(self.phases.now.step, code, why))
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:

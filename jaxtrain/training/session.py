@@ -21,7 +21,7 @@ from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
 from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_BAD_DATA
-from jaxtrain.xla import options
+from jaxtrain.xla import gpu_memory, options
 
 
 def train(
@@ -85,7 +85,7 @@ def _start(
     signals: StopSignals,
     relief: out_of_memory.Relief | None,
 ) -> tuple[int, Path]:
-    options.reserve_memory(os.environ)
+    gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
     process_group.connect(os.environ, flags.simulate_devices)

@@ -406,7 +406,7 @@ def open_training(
             progress=progress,
             saver=saver,
             rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
-            stopping=Stopping(signals, bad_share, process_group.Agreement(mesh)),
+            stopping=Stopping(signals, bad_share, mesh),
             log=log,
             still_alive=still_alive,
         )
