@@ -26,6 +26,7 @@ def test_the_flags_are_fixed() -> None:
         "--simulate-devices",
         "--debug",
         "--profile",
+        "--track",
         "--version",
         "--help",
         "-h",
