@@ -27,6 +27,7 @@ def test_the_flags_are_fixed() -> None:
         "--debug",
         "--profile",
         "--compiled",
+        "--track",
         "--version",
         "--help",
         "-h",

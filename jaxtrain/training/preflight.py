@@ -12,6 +12,7 @@ from jaxtrain.interop import weights
 from jaxtrain.sharding import wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry import tracker
 from jaxtrain.training import profiler, run_directory, saved_programs
 
 
@@ -20,6 +21,7 @@ class Flags:
     """The command-line flags that are not config fields, as typed.
 
     Attributes:
+        track: the trackers, each once.
         arguments: the complete command line, from which later commands are built; () without one.
     """
 
@@ -29,6 +31,7 @@ class Flags:
     debug: bool = False
     profile: str | None = None
     compiled: str | None = None
+    track: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
 
@@ -60,8 +63,11 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
     Raises:
         InputError: contains every problem.
     """
-    alone = cluster_env.find(os.environ) is None
+    cluster = cluster_env.find(os.environ)
+    alone = cluster is None
     found = [*config.problems(run), *_profile(run, flags.profile), *_compiled(flags.compiled)]
+    # Only process 0 needs the packages.
+    found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
         found.append(
             f"--output-dir {addresses.public(flags.output_dir)} is an address: use a local folder"

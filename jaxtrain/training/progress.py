@@ -207,14 +207,15 @@ class Progress:
 
     def validated(self, done: int, found: Validation) -> None:
         """Records a validation after step ``done``."""
+        # Samples first: a tracker looks for them when it sees the metrics.
+        for name, content in found.samples.items():
+            self._log.emit(Sample(done, name, content))
         self._log.emit(Metrics(done, found.values))
         self.results.add(found.values)
         self.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, content in found.samples.items():
-            self._log.emit(Sample(done, name, content))
 
     def close(self) -> None:
         """Stops the background measurements."""

@@ -312,7 +312,7 @@ def open_training(
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
-        log.open(run, directory, start_from, position, flags.arguments, before)
+        log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
