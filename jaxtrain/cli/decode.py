@@ -17,6 +17,7 @@ from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Picture
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
+from jaxtrain.interop import hub
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 from jaxtrain.storage import tensor_stream
 
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_crf(flags.crf)
     shape, about, rows = tensor_stream.read(flags.latents, encode.ARRAY)
     told = _told(about, flags.latents)
-    model = video.Autoencoder(flags.source, flags.precision, command="decode")
+    model = video.Autoencoder(hub.local(flags.source), flags.precision, command="decode")
     _check(model, shape, told, flags.latents)
     timing = model.model.timing
     wanted = timing.shown(told["frames"])

@@ -17,7 +17,7 @@ from jaxtrain.cli import command_line, video_flags
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.storage import atomic, tensor_stream
 
 ARRAY = "latents"
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(flags.source, flags.precision, command="encode")
+    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     with command_line.cleaning_up():
         _encode(model, video, flags)
     return 0

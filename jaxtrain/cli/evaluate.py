@@ -23,7 +23,7 @@ from jaxtrain.inference.compare import Comparison, Measure
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.language_model import CausalModel
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import addresses, atomic
 
@@ -46,6 +46,10 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing can be measured.
     """
+    arguments = [
+        str(hub.local(text)) if hub.is_named(text) and before != "--data" else text
+        for before, text in zip(["", *arguments], arguments, strict=False)
+    ]
     for source, model in _models(arguments):
         for method, kind in _OF_TEXT.items():
             if load.has(model, method):

@@ -18,7 +18,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.interop import huggingface, weights
+from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import network
 from jaxtrain.storage import atomic, tensor_files
@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
+    flags.source = hub.local(flags.source)
     if huggingface.is_one(flags.source):
         return _folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:

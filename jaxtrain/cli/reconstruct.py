@@ -18,6 +18,7 @@ from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Picture, Video
 from jaxtrain.data.video.writing import Writer
 from jaxtrain.inference import video as autoencoding
+from jaxtrain.interop import hub
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_apart(flags.video, flags.target)
     video_flags.check_crf(flags.crf)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(flags.source, flags.precision)
+    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision)
     model.require_whole()
     with command_line.cleaning_up():
         _reconstruct(model, video, flags.target, flags)
