@@ -12,6 +12,7 @@ import http.server
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,6 +63,7 @@ class Fault:
         method: of the request.
         status: of the answer; None sends the normal answer.
         sent: bytes of the normal answer's body before the connection is closed.
+        pause_s: seconds after them.
         times: how often it still happens.
     """
 
@@ -69,6 +71,7 @@ class Fault:
     method: str = "GET"
     status: int | None = None
     sent: int = 0
+    pause_s: float = 0.0
     times: int = 1
 
 
@@ -358,7 +361,11 @@ def serving() -> Iterator[Hub]:
             if fault is not None and fault.status is None:
                 content, self.close_connection = content[: fault.sent], True
             if self.command != "HEAD":
-                self.wfile.write(content)
+                with contextlib.suppress(OSError):
+                    self.wfile.write(content)
+                    self.wfile.flush()
+            if fault is not None:
+                time.sleep(fault.pause_s)
 
         do_GET = do_HEAD = do_POST = do_PUT = serve
 

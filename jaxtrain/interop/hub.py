@@ -431,12 +431,13 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
 
     text, where = named.text, huggingface_hub.HfApi().endpoint
     reason, status = _reason(error), getattr(_answer(error), "status_code", None)
-    broken = isinstance(error, RuntimeError | hub_errors.XetDownloadError) and status is None
-    if broken or datasets_hub.is_temporary(error):
+    if datasets_hub.is_temporary(error):
         offline = "" if writes else ", or set HF_HUB_OFFLINE=1 to use what was downloaded before"
         raise RunAgain(
             f"{text}: {where} cannot be reached ({reason}): run the command again later{offline}"
         ) from error
+    if status is None and isinstance(error, RuntimeError | hub_errors.XetDownloadError):
+        raise RunAgain(f"{text}: the transfer failed ({reason}): run the command again") from error
     if isinstance(error, hub_errors.GatedRepoError):
         raise InputError(
             f"{text}: access to this model is restricted: request it on "
@@ -459,7 +460,8 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
         ) from error
     if absent:
         raise InputError(
-            f"{text}: no such model on {where}; if it is private, run hf auth login"
+            f"{text}: no such model on {where}, or no access to it ({reason}): check the name; if "
+            "it is private, run hf auth login or set HF_TOKEN"
         ) from error
     if status is not None:
         raise InputError(f"{text}: the Hub refuses the request ({reason})") from error
