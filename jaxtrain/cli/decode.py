@@ -1,8 +1,8 @@
 """Decodes the latents that jaxtrain encode wrote to a video.
 
-SOURCE is a checkpoint, a run directory or a weights file: the model that
-encoded the video, or one with the same latents. The video has the average
-frame rate of the original, and no sound.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub: the model that encoded the video, or one with the same
+latents. The video has the average frame rate of the original, and no sound.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add(
         "latents",

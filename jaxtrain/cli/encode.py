@@ -1,7 +1,7 @@
 """Encodes a video to latents: an array `latents` [L, h, w, C] in a .safetensors file.
 
-SOURCE is a checkpoint, a run directory or a weights file. The metadata of the
-file has the frames, size, padding and average frame rate of the video, and the
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub. The metadata of the file has the frames, size, padding and average frame rate of the video, and the
 model; jaxtrain decode turns it back into a video. If the decoder drops its
 first frames, an extra latent keeps the last frames.
 """
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
     add(

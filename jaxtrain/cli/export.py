@@ -1,9 +1,9 @@
 """Exports weights, with the names and layout of the model's original implementation.
 
 SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a weights file that jaxtrain wrote, or hf:ORG/MODEL. A .pth file needs PyTorch.
---format hf writes a folder, with the tokenizer and a model card, that
-transformers' from_pretrained loads.
+a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hugging Face Hub. A
+.pth file needs PyTorch. --format hf writes a folder, with the tokenizer and a
+model card, that transformers' from_pretrained loads.
 
 --push uploads such a folder to the Hugging Face Hub instead; of a model that
 transformers does not have, one weights file with its model card. Run hf auth

@@ -1,7 +1,7 @@
 """Encodes and decodes a video of any length, with memory for a few frames.
 
-SOURCE is a checkpoint, a run directory or a weights file. The result has the
-frames, timestamps and size of the original; the audio is copied unchanged.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub. The result has the frames, timestamps and size of the original; the audio is copied unchanged.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
     add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
