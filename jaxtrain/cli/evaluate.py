@@ -1,11 +1,11 @@
 """Measures the quality of one to three video autoencoders, or of a language model.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
-Hugging Face Hub. Autoencoders
-reconstruct the same clips, the middle of each video, and each frame is compared
-with its original. A language model is measured on a text: jaxtrain evaluate
-SOURCE --data FILE.txt [--max-tokens N] prints pseudo-perplexity or bits per
-byte; for its flags, add --help after such a SOURCE.
+Hugging Face Hub. Autoencoders reconstruct the same clips, the middle of each
+video, and each frame is compared with its original. A language model is
+measured on a text: jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N]
+prints pseudo-perplexity or bits per byte; for its flags, add --help after such
+a SOURCE.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
 SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
 a folder of a transformers BertForMaskedLM, or hf:ORG/MODEL on the Hugging Face
-Hub. Each mask is filled while the
-others stay masked.
+Hub. Each mask is filled while the others stay masked.
 """
 
 import argparse

@@ -5,8 +5,9 @@ OUT also stores the config of the model, so that all commands and
 
 DIR is a folder of a transformers BertForMaskedLM, LlamaForCausalLM or
 NanoChatForCausalLM with its tokenizer, or such a model on the Hugging Face Hub:
-hf:ORG/MODEL[@REVISION]. hf:ORG/MODEL:FILE is a weights file there. OUT is then such a folder too, without
-the pooler and the next-sentence head of BertForPreTraining.
+hf:ORG/MODEL[@REVISION]. hf:ORG/MODEL:FILE is a weights file there. OUT is then
+such a folder too, without the pooler and the next-sentence head of
+BertForPreTraining.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Encodes and decodes a video of any length, with memory for a few frames.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
-Hugging Face Hub. The result has the frames, timestamps and size of the original; the audio is copied unchanged.
+Hugging Face Hub. The result has the frames, timestamps and size of the
+original; the audio is copied unchanged.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 ``hf:ORG/MODEL[@REVISION][:FILE]`` names a model. Only the files that jaxtrain reads are downloaded,
 never code or pickles:
 
-- with ``:FILE``: this weights file (``.safetensors``, or ``.pth``, which is read as data);
+- with ``:FILE``: this weights file (``.safetensors``, or a PyTorch file, which is read as data);
 - if the repository has a ``config.json``: a transformers folder, which is ``config.json``,
   ``model.safetensors`` or its parts, and ``tokenizer.json``;
 - otherwise its only ``.safetensors`` file.
@@ -14,7 +14,6 @@ downloads it once if several processes of a host need it.
 """
 
 import dataclasses
-import fnmatch
 import functools
 import json
 import re
@@ -248,8 +247,8 @@ def _needed(named: Named, sizes: Mapping[str, int]) -> dict[str, int]:
     Raises:
         InputError: there is no model that jaxtrain can read.
     """
-    weights = sorted(name for name in sizes if fnmatch.fnmatchcase(name, "*.safetensors"))
-    root = [name for name in weights if "/" not in name]
+    weights = sorted(name for name in sizes if name.endswith(tensor_files.ENDINGS))
+    root = [x for x in weights if x.endswith(tensor_files.SAFETENSORS) and "/" not in x]
     if named.file:
         if named.file not in sizes:
             raise InputError(
@@ -264,8 +263,8 @@ def _needed(named: Named, sizes: Mapping[str, int]) -> dict[str, int]:
         else:
             raise InputError(
                 f"{named.text} has a {huggingface.SETTINGS}, but neither {huggingface.ARRAYS} nor "
-                f"{huggingface.INDEX}; its weights files are {_listed(weights)}: name one as "
-                f"hf:{named.repository}:FILE, or convert the model to safetensors"
+                f"{huggingface.INDEX}; its weights files are {_listed(weights)}: use a revision "
+                "with safetensors, or convert the model"
             )
         names += [name for name in (tokenizer.NAME, huggingface.SETTINGS) if name in sizes]
     elif len(root) == 1:
