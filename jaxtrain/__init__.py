@@ -89,7 +89,8 @@ def load_model(
     """Loads a trained model.
 
     Args:
-        source: a result of :func:`train`, a run directory, a checkpoint, or a weights file.
+        source: a result of :func:`train`, a run directory, a checkpoint, a weights file, or a model
+            on the Hugging Face Hub, such as ``"hf:org/model"`` or ``"hf:org/model@revision"``.
         precision: of the computation; ``"bfloat16"`` is faster on GPUs.
 
     Returns:
@@ -98,11 +99,12 @@ def load_model(
 
     Raises:
         InputError: no model is there, or it cannot be read.
+        RunAgain: the Hub cannot be reached now.
     """
     from jaxtrain.inference.model import Model
 
     where = source if isinstance(source, str | Path) else source.directory
-    return Model(Path(where).expanduser(), precision)
+    return Model(where, precision)
 
 
 def plan(

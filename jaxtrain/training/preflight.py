@@ -8,7 +8,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import resume
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.sharding import wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
@@ -129,7 +129,10 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
     """
     if run.model.init_from is not None and not resumes:
         try:
-            weights.check_there(expanded(run.model.init_from))
+            if hub.is_named(run.model.init_from):
+                hub.parse(run.model.init_from)
+            else:
+                weights.check_there(expanded(run.model.init_from))
         except InputError as error:
             yield Problem(f"model.init_from {error}", "model.init_from")
     if hasattr(run.model, "problems"):

@@ -31,7 +31,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, make_mesh
 from jaxtrain.storage.atomic import expanded
@@ -317,10 +317,9 @@ def open_training(
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
         quarantine = Quarantine.open(directory, jax.process_index())
-        if start_from is None and run.model.init_from is not None:
-            weights.check_there(expanded(run.model.init_from))
-        with phases.within("data", allowance_s=None):
-            sources = open_data(run, start_from, say)
+        with phases.within("data", allowance_s=None):  # may download
+            model = _with_source(run.model, say) if start_from is None else run.model
+            sources = open_data(run, model, start_from, say)
         bad_share = _quarantined(run, sources, quarantine, say)
 
         step_setup = build(run, mesh, len(sources.train), say, position)
@@ -341,7 +340,7 @@ def open_training(
         )
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
-            state = _first_state(step_setup, start_from, directory, meta, say)
+            state = _first_state(step_setup, model.init_from, start_from, directory, meta, say)
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             log.ended(DONE, nothing)
@@ -446,12 +445,25 @@ def _load_programs(setup: StepSetup, flags: preflight.Flags, say: Say) -> SavedP
     return programs
 
 
+def _with_source(model: Any, say: Say) -> Any:
+    """Returns the model's config with an ``init_from`` that is on this machine and has a model."""
+    model = hub.with_local_source(model, say)
+    if model.init_from is not None:
+        weights.check_there(expanded(model.init_from))
+    return model
+
+
 def _first_state(
-    setup: StepSetup, start_from: Path | None, directory: Path, meta: RunMeta, say: Say
+    setup: StepSetup,
+    init_from: str | None,
+    start_from: Path | None,
+    directory: Path,
+    meta: RunMeta,
+    say: Say,
 ) -> State:
     """Returns a new state, or a checkpoint's; copies its best validation into ``meta``."""
     if start_from is None:
-        return _first_values(setup, say)
+        return _first_values(setup, init_from, say)
     saved = layout.read_run_meta(start_from)
     resume.check_same_run(
         start_from,
@@ -474,8 +486,13 @@ def _first_state(
     return state
 
 
-def _first_values(setup: StepSetup, say: Say) -> State:
+def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
     """Returns a new state, with the values that the model loads from files.
+
+    Args:
+        setup: of the step.
+        init_from: local path of the initial parameters, if any.
+        say: prints notes on them.
 
     Raises:
         InputError: the values in a file do not match the model.
@@ -483,8 +500,8 @@ def _first_values(setup: StepSetup, say: Say) -> State:
     model = setup.run.model
     frozen = model.frozen() if hasattr(model, "frozen") else {}
     params: dict[str, np.ndarray] = {}
-    if model.init_from is not None:
-        source = expanded(model.init_from)
+    if init_from is not None:
+        source = expanded(init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
     return with_values(setup.fresh_state(), params, frozen)
@@ -535,10 +552,16 @@ def _open_batches(
     )
 
 
-def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
+def open_data(run: config.Run, model: Any, start_from: Path | None, say: Say) -> Sources:
     """Opens both splits, in process 0 first, which writes the caches.
 
     A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
+
+    Args:
+        run: the config.
+        model: the run's model, with a local ``init_from``.
+        start_from: the checkpoint to resume from, if any.
+        say: prints what is opened.
 
     Raises:
         InputError: the processes have different data.
@@ -546,7 +569,7 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     resumes = start_from is not None and hasattr(run.data, "for_resume")
     data = run.data.for_resume(start_from) if resumes else run.data
     sources = process_group.process_zero_first(
-        lambda: data.open(run.model, seed=run.seed, say=say), "data"
+        lambda: data.open(model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
     process_group.check_same(
