@@ -38,8 +38,8 @@ class Sample:
     path: Path
     bytes: int
 
-    def data_uri(self) -> str:
-        """Returns the file as a ``data:`` URI.
+    def content(self) -> bytes:
+        """Returns the bytes of an image or a clip.
 
         Raises:
             OSError: the file cannot be read.
@@ -50,7 +50,11 @@ class Sample:
             _check_png(content)
         elif content[4:8] != b"ftyp":
             raise ValueError("it is not an MP4 video")
-        return f"data:{self.kind};base64,{base64.b64encode(content).decode()}"
+        return content
+
+    def data_uri(self) -> str:
+        """Returns an image or a clip as a ``data:`` URI; raises what :meth:`content` raises."""
+        return f"data:{self.kind};base64,{base64.b64encode(self.content()).decode()}"
 
     def text(self) -> str:
         """Returns the text.
