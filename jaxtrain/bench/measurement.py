@@ -252,7 +252,7 @@ def _pipeline(session: _Session) -> Rows:
             built.spec,
             start=0,
             seed=run.seed,
-            workers=run.data.workers,
+            workers=setup.workers_here(run, built.rule.mesh).number,
             prefetch=run.data.prefetch,
             quarantine=Quarantine.open(Path(folder), jax.process_index()),
         )

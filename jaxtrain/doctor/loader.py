@@ -11,13 +11,13 @@ from pathlib import Path
 import jax
 
 from jaxtrain.config import invocation
-from jaxtrain.data import pipeline, sampler
+from jaxtrain.data import pipeline, sampler, worker_count
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, cores, counted
+from jaxtrain.doctor.subject import Subject, counted
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import weights
 from jaxtrain.storage.atomic import expanded
@@ -157,13 +157,13 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             subject.one_device,
             subject.run.model.batch_spec,
             rows=subject.rows,
-            workers=data.workers,
+            workers=subject.workers,
             prefetch=data.prefetch,
             seed=subject.run.seed,
             quarantine=quarantine,
         )
         step = wanted(subject, jax.local_devices()[0])
-        yield from judged(found, step, cores(), sources.faster)
+        yield from judged(found, step, worker_count.cores(), sources.faster)
         worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
         if worse:
             yield warning(

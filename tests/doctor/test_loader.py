@@ -18,7 +18,7 @@ from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import NeededRate, Rate
-from jaxtrain.doctor.subject import Subject, cores
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.training.state import ModelDefinition
 
@@ -143,7 +143,6 @@ def test_real_workers(text: Subject) -> None:
     list(checks["open"]())
     found, _ = judged(checks["loader"]())
     assert found
-    assert cores() >= 1
     assert "with 1 worker" in found[0].seen
 
 

@@ -43,8 +43,9 @@ class Config:
     """Video data for validation, given like path; None splits the files of path."""
     batch_size: int
     """Global batch size: clips per step, over all devices and microbatches."""
-    workers: int = 2
-    """Worker processes that load examples; 0 loads them in the main process."""
+    workers: int | None = None
+    """Worker processes per host that load examples. None: as many as the host's CPU cores allow; 0
+    loads them in the main process. The number never changes the examples or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
