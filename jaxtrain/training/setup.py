@@ -33,7 +33,7 @@ from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
 from jaxtrain.interop import weights
 from jaxtrain.optim import build as optim
-from jaxtrain.sharding import ShardingRule, make_mesh
+from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
@@ -302,6 +302,8 @@ def open_training(
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
         log.open(run, directory, start_from, position, flags.arguments, before)
+        if fit := as_found(run)[1]:
+            say(fit)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 

@@ -86,7 +86,7 @@ def test_without_a_gpu_no_override_is_suggested() -> None:
 def test_overrides_that_were_compiled_are_suggested() -> None:
     asked: list[tuple[str, int]] = []
 
-    def relief(kind: str, limit: int, say: Any) -> list[str]:
+    def relief(kind: str, limit: int, say: Any, mesh: Any) -> list[str]:
         asked.append((kind, limit))
         say("the plan")
         return ["--optim.accumulate 4 (35.0 GiB)", "--model.remat block (50.1 GiB)"]
