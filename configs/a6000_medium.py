@@ -21,7 +21,7 @@ run = config.Run(
         dropout=0.1,
         remat="none",
     ),
-    data=text.Causal(batch_size=128, workers=8, prefetch=4),  # 262,144 tokens
+    data=text.Causal(batch_size=128, prefetch=4),  # 262,144 tokens
     optim=config.Optim(
         peak_lr=3e-4,
         schedule="cosine",

@@ -18,7 +18,6 @@ run = config.named("h100_8").override(
         "model.remat": "none",
         "data.demo": True,
         "data.batch_size": 4,
-        "data.workers": 2,
         "data.train_split": 0.8,
         "optim.peak_lr": 3e-3,
         "optim.warmup_steps": None,

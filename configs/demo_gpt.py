@@ -17,7 +17,6 @@ run = config.named("gpt_32gb_conservative").override(
         "model.heads": 4,
         "data.demo": True,
         "data.batch_size": 16,
-        "data.workers": 2,
         "optim.accumulate": 1,
         "optim.muon": config.Muon(momentum_steps=100),
         "loop.tokens_per_param": None,

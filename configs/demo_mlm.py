@@ -18,7 +18,6 @@ run = config.named("mlm_h200_8").override(
         "model.dropout": 0.0,
         "data.demo": True,
         "data.batch_size": 32,
-        "data.workers": 2,
         "data.max_examples": None,
         "optim.peak_lr": 1e-3,
         "mesh.fsdp": 1,

@@ -13,7 +13,7 @@ run = config.Run(
     seed=42,
     precision="bfloat16",
     model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12, remat="none"),
-    data=text.Causal(batch_size=16, workers=4, prefetch=2),  # 24,576 tokens
+    data=text.Causal(batch_size=16, prefetch=2),  # 24,576 tokens
     optim=config.Optim(
         peak_lr=6e-4,  # AdamW, except embedding and output layer
         schedule="trapezoid",

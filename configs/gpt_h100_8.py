@@ -13,7 +13,6 @@ run = config.named("gpt_32gb_conservative").override(
         "model.depth": 20,
         "model.sequence_length": 2048,
         "data.batch_size": 256,
-        "data.workers": 8,
         "optim.accumulate": 2,  # 16 sequences x 8 GPUs x 2
         "mesh": config.Mesh(data=1, fsdp=8, shard="params"),
         "loop.hang_timeout_s": 3600.0,

@@ -12,7 +12,6 @@ run = config.named("gpt_32gb_conservative").override(
     {
         "model.sequence_length": 2048,
         "data.batch_size": 256,
-        "data.workers": 8,
         "optim.accumulate": 4,  # microbatches of 64 sequences x 4
     }
 )

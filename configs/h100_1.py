@@ -10,7 +10,6 @@ from jaxtrain import config
 run = config.named("h100_8").override(
     {
         "model.frames": 19,
-        "data.workers": 4,  # one GPU needs fewer clips per second
         "optim.accumulate": 16,  # microbatches of 8 clips x 16 = 128
         "mesh.fsdp": 1,
         "loop.log_every": 50,

@@ -9,7 +9,6 @@ from jaxtrain import config
 
 run = config.named("h100_8").override(
     {
-        "data.workers": 12,
         "data.prefetch": 3,
         "optim.accumulate": 1,
         "optim.warmup_steps": 1500,  # 8 clips x 16 = 128

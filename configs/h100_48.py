@@ -10,8 +10,7 @@ from jaxtrain import config
 
 run = config.named("h100_16").override(
     {
-        "data.batch_size": 240,
-        "data.workers": 11,  # 5 clips x 48 GPUs
+        "data.batch_size": 240,  # 5 clips x 48 GPUs
         "optim.peak_lr": 1.8e-4,
         "optim.warmup_steps": 1200,
         "mesh.data": 6,

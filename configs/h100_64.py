@@ -10,9 +10,8 @@ from jaxtrain import config
 
 run = config.named("h100_48").override(
     {
-        "data.batch_size": 256,
-        "data.workers": 12,
-        "data.prefetch": 4,  # 4 x 64 GPUs
+        "data.batch_size": 256,  # 4 x 64 GPUs
+        "data.prefetch": 4,
         "optim.peak_lr": 2e-4,
         "optim.warmup_steps": 1000,
         "mesh.data": 8,

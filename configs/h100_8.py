@@ -24,7 +24,6 @@ run = config.Run(
     ),
     data=video.Config(
         batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
-        workers=8,
         prefetch=2,
         train_split=0.95,
         min_frame_delta=1,

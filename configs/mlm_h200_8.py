@@ -24,7 +24,6 @@ run = config.Run(
     ),
     data=text.Masked(
         batch_size=768,  # 96 sequences x 8 GPUs
-        workers=8,
         prefetch=2,
         max_examples=10_000_000,
         train_split=0.9,

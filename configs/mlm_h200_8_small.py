@@ -14,7 +14,6 @@ run = config.named("mlm_h200_8").override(
         "model.hidden": 16,
         "model.layers": 6,
         "data.batch_size": 256,
-        "data.workers": 4,
         "data.max_examples": 1_000_000,
         "mesh.shard": "none",
     }

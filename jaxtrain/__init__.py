@@ -13,6 +13,7 @@ from jaxtrain.errors import InputError, RunAgain
 if TYPE_CHECKING:
     from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
+    from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.result import PlanResult
     from jaxtrain.training.result import TrainResult
 
@@ -114,15 +115,22 @@ def plan(
     gpus: str | None = None,
     price_per_gpu_hour: float | None = None,
     overrides: Mapping[str, Any] | None = None,
+    cores: int | None = None,
+    source: "Source | None" = None,
+    measure_input: bool = False,
 ) -> "PlanResult":
-    """Predicts memory, time, and cost of a run on GPUs, without any.
+    """Predicts memory, time, input, and cost of a run on GPUs, without any.
 
     Args:
         config: a name, a path, or what :func:`load_config` returned.
-        gpu: a10, a6000, a800, h100, h200, or rtx5090; None takes the one in the config's name.
+        gpu: such as ``"h100"``; None takes the one in the config's name.
         gpus: nodes x GPUs per node, such as ``"2x8"``; None takes the config's mesh.
         price_per_gpu_hour: in any currency; None omits the cost.
         overrides: as for :func:`load_config`.
+        cores: CPU cores of each node, which load the data; None assumes 12 per GPU.
+        source: ``"films"``, or ``"clips"`` for the output of ``prepare clips``; None looks at
+            ``data.path``, or assumes films.
+        measure_input: measure on this machine how fast a core loads the data.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -130,4 +138,13 @@ def plan(
     from jaxtrain.planning.result import predict
 
     name = str(config) if isinstance(config, str | Path) else config
-    return predict(name, gpu=gpu, devices=gpus, price=price_per_gpu_hour, changes=overrides or {})
+    return predict(
+        name,
+        gpu=gpu,
+        devices=gpus,
+        price=price_per_gpu_hour,
+        changes=overrides or {},
+        cores=cores,
+        source=source,
+        measure_input=measure_input,
+    )

@@ -84,9 +84,83 @@ def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = No
     return (
         f"the config needs {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
         f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
-        f"set --mesh.data {len(present) // fsdp} --mesh.fsdp {fsdp} (data.batch_size / "
-        f"optim.accumulate must be a multiple of {len(present)}), try the config with "
+        f"set --mesh.auto True to fit the config to them, or --mesh.data {len(present) // fsdp} "
+        f"--mesh.fsdp {fsdp} (data.batch_size / optim.accumulate must be a multiple of "
+        f"{len(present)}), try the config with "
         f"--simulate-devices {wanted}, or use a config for {len(present)}"
+    )
+
+
+def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, int]:
+    """Returns changes that put a run on other devices with the same global batch size.
+
+    Microbatches per device keep their size, or the next smaller one that divides evenly. If
+    parameters are sharded only inside a node, they stay so.
+
+    Args:
+        run: the config.
+        nodes: number of nodes.
+        per_node: devices in each node.
+        asked: what asked for these devices, for the message.
+
+    Returns:
+        Dotted field -> value, for ``mesh.data``, ``mesh.fsdp`` and ``optim.accumulate``.
+
+    Raises:
+        InputError: the number of devices does not divide the batch size; names the nearest that
+            does, and the nearest batch sizes.
+    """
+    devices, batch = nodes * per_node, run.data.batch_size
+    if batch % devices:
+        below = max(count for count in range(1, devices) if batch % count == 0)
+        above = next((n for n in range(devices + 1, batch + 1) if batch % n == 0), None)
+        counts = f"{below} or {above}" if above else str(below)
+        multiple = batch // devices * devices
+        batches = f"{multiple} or {multiple + devices}" if multiple else str(devices)
+        raise InputError(
+            f"{asked}: {devices} devices do not divide data.batch_size {batch}: use {counts} "
+            f"devices, or set --data.batch_size {batches}",
+            about=("data.batch_size", "mesh.auto"),
+        )
+    rows = batch // devices
+    accumulate = next(
+        parts
+        for parts in range(1, rows + 1)
+        if rows % parts == 0 and rows // parts <= run.microbatch_size
+    )
+    inside = devices
+    if run.mesh.data > 1 and nodes > 1:
+        inside = per_node
+        if per_node == 1 and devices % run.mesh.fsdp == 0:  # each device has a process of its own
+            inside = run.mesh.fsdp
+    return {
+        "mesh.data": devices // inside,
+        "mesh.fsdp": inside,
+        "optim.accumulate": accumulate,
+    }
+
+
+def as_found(run: config.Run) -> tuple[config.Run, str]:
+    """Fits a run with ``mesh.auto`` to the devices of all its processes; others stay as they are.
+
+    Returns:
+        The run, and a line that states what was chosen and why; empty if nothing was.
+
+    Raises:
+        InputError: the number of devices does not divide the batch size.
+    """
+    if not run.mesh.auto:
+        return run, ""
+    devices = jax.devices()
+    processes = jax.process_count()
+    nodes = processes if len(devices) % processes == 0 else 1
+    changes = fitted(run, nodes, len(devices) // nodes, "mesh.auto")
+    words = " ".join(f"--{name} {value}" for name, value in changes.items())
+    rows = run.data.batch_size // len(devices)
+    return run.override(changes), (
+        f"mesh.auto: {words}, for the {len(devices)} devices found ({devices[0].device_kind}): "
+        f"the global batch stays {run.data.batch_size}, {rows} per device, in microbatches of at "
+        f"most {run.microbatch_size} as in the config"
     )
 
 

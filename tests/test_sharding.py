@@ -8,7 +8,7 @@ import pytest
 import toy
 from jax.sharding import PartitionSpec as P
 
-from jaxtrain import config
+from jaxtrain import config, sharding
 from jaxtrain.errors import InputError
 from jaxtrain.sharding import ShardingRule, local_rows, make_mesh, partition_spec
 
@@ -98,10 +98,65 @@ def test_the_golden_table_depends_on_the_mesh() -> None:
 
 
 def test_parameters_sharded_inside_a_node_stay_inside_it() -> None:
-    with pytest.raises(InputError, match=r"needs 48 devices .*: set --mesh.data 2 --mesh.fsdp 4 "):
+    with pytest.raises(InputError, match=r"needs 48 devices .* --mesh.data 2 --mesh.fsdp 4 "):
         make_mesh(config.Mesh(data=12, fsdp=4, shard="params"))
-    with pytest.raises(InputError, match=r": set --mesh.data 1 --mesh.fsdp 8 "):
+    with pytest.raises(InputError, match=r", or --mesh.data 1 --mesh.fsdp 8 "):
         make_mesh(config.Mesh(data=4, fsdp=16, shard="params"))
+
+
+RUN = config.load("h100_16")  # 8 clips per device
+HYBRID = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
+
+
+@pytest.mark.parametrize(
+    ("run", "nodes", "gpus", "expected"),
+    [
+        (RUN, 2, 8, (1, 16, 1)),
+        (RUN, 1, 8, (1, 8, 2)),
+        (RUN, 1, 4, (1, 4, 4)),
+        (RUN, 1, 1, (1, 1, 16)),
+        (RUN, 4, 8, (1, 32, 1)),
+        (HYBRID, 4, 8, (4, 8, 1)),  # sharded inside a node, still
+        (HYBRID, 1, 4, (1, 4, 4)),
+        (HYBRID, 32, 1, (4, 8, 1)),  # a process per device
+    ],
+)
+def test_other_devices_keep_the_global_batch(
+    run: config.Run, nodes: int, gpus: int, expected: tuple[int, int, int]
+) -> None:
+    changes = sharding.fitted(run, nodes, gpus, "mesh.auto")
+    assert tuple(changes.values()) == expected
+    other = run.override(changes)
+    assert other.data.batch_size == run.data.batch_size
+    assert other.mesh.devices == nodes * gpus
+    assert other.microbatch_size <= run.microbatch_size
+    assert sharding.fitted(other, nodes, gpus, "mesh.auto") == changes
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "fix"),
+    [
+        (128, 24, "use 16 or 32 devices, or set --data.batch_size 120 or 144"),
+        (128, 3, "use 2 or 4 devices, or set --data.batch_size 126 or 129"),
+        (4, 8, "use 4 devices, or set --data.batch_size 8"),
+    ],
+)
+def test_devices_that_do_not_divide_the_batch(batch: int, devices: int, fix: str) -> None:
+    run = config.load("h100_16", ["--data.batch_size", str(batch), "--mesh.auto", "True"])
+    with pytest.raises(InputError) as raised:
+        sharding.fitted(run, 1, devices, "mesh.auto")
+    assert fix in str(raised.value)
+
+
+def test_a_run_is_fitted_to_the_devices_of_this_machine() -> None:
+    run = config.load("h100_16")
+    assert sharding.as_found(run) == (run, "")
+    auto = config.load("h100_16", ["--mesh.auto", "True"])
+    found, sentence = sharding.as_found(auto)
+    assert (found.mesh.devices, found.optim.accumulate) == (8, 2)  # conftest.py: 8 CPU devices
+    assert "--mesh.fsdp 8 --optim.accumulate 2, for the 8 devices found" in sentence
+    assert sharding.as_found(found) == (found, sentence)
+    make_mesh(found.mesh)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
-from jaxtrain.sharding import batch_sharding, make_mesh
+from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
@@ -62,6 +62,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     process_group.connect({}, request["simulate_devices"])
     process_group.check_accelerator(os.environ)
     options.use_cache({}, Path(request["compiled"]))
+    run, _ = as_found(run)
     mesh = make_mesh(run.mesh)
     laps.lap("start/config_and_devices")
     built = setup.build_without_data(run, mesh)
@@ -255,7 +256,7 @@ def _pipeline(session: _Session) -> Rows:
             built.spec,
             start=0,
             seed=run.seed,
-            workers=run.data.workers,
+            workers=setup.workers_here(run, built.rule.mesh).number,
             prefetch=run.data.prefetch,
             quarantine=Quarantine.open(Path(folder), jax.process_index()),
         )

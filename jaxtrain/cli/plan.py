@@ -13,7 +13,7 @@ from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, plan, planner, report
+from jaxtrain.planning import cards, input_measurement, input_rate, plan, planner, report
 from jaxtrain.planning.planner import Planner
 from jaxtrain.storage import atomic
 from jaxtrain.training import saved_programs
@@ -49,7 +49,18 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         planner.save_for_cpu(flags.config, typed, flags.simulate_devices, flags.save)
         _report_saved(flags, [*typed, "--simulate-devices", str(flags.simulate_devices)])
         return 0
-    planned = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
+    measured = None
+    if flags.measure_input is not None:
+        terminal.out("measuring how fast this machine loads the data ...")
+        measured = input_measurement.measure(flags.config, typed, flags.measure_input or None)
+    planned = Planner(
+        flags.config,
+        typed,
+        flags.gpu,
+        flags.devices,
+        flags.price_per_gpu_hour,
+        host=input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
+    )
     for line in planned.said:
         terminal.out(line)
     terminal.out("compiling the step (about half a minute) ...")
@@ -132,6 +143,8 @@ def _check_numbers(flags: argparse.Namespace) -> None:
         raise InputError(
             f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
         )
+    if flags.cores is not None and flags.cores < 1:
+        raise InputError(f"--cores {flags.cores}: use at least 1")
     price = flags.price_per_gpu_hour
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
@@ -158,6 +171,27 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=300.0,
         help="time limit of --fit in seconds; an alternative takes about 30 (default: 300)",
+    )
+    add(
+        "--cores",
+        metavar="N",
+        type=int,
+        help="CPU cores (vCPUs) of each node, which load the data (default: "
+        f"{input_rate.CORES_PER_GPU} per GPU)",
+    )
+    add(
+        "--source",
+        choices=("films", "clips"),
+        help="kind of videos: films, or the output of prepare clips (default: that of data.path "
+        "if it is here, else films)",
+    )
+    add(
+        "--measure-input",
+        metavar="DATA",
+        nargs="?",
+        const="",
+        help="measure on this machine how fast a core loads DATA (default: data.path), instead of "
+        "using recorded rates",
     )
     add("--price-per-gpu-hour", metavar="P", type=float, help="price in any currency, for the cost")
     add(

@@ -1,7 +1,6 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
-import os
 from pathlib import Path
 
 from jaxtrain import terminal
@@ -39,6 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
+    from jaxtrain.data import worker_count
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -81,7 +81,7 @@ def _clips(arguments: list[str]) -> int:
             help=f"{what} (default: {value})",
         )
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = worker_count.cores()
     add(
         "--workers",
         type=int,

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
-    from jaxtrain.data import cache
+    from jaxtrain.data import cache, worker_count
     from jaxtrain.data.video import latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
@@ -93,7 +93,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
             teacher,
             target,
             batch_size=-(-flags.batch // devices) * devices,
-            threads=max(1, data.workers),
+            threads=worker_count.cores() if data.workers is None else max(1, data.workers),
             say=say,
         )
     except OSError as error:

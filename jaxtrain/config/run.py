@@ -152,6 +152,9 @@ class Mesh:
     effect); none: nothing."""
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
+    auto: bool = False
+    """Fit the run to the devices that are there: choose data, fsdp and optim.accumulate anew when
+    the run starts or resumes, and keep data.batch_size, so that the run computes the same."""
 
     @property
     def devices(self) -> int:
@@ -229,7 +232,7 @@ class Run:
     @property
     def microbatch_size(self) -> int:
         """Examples per device and microbatch."""
-        return self.data.batch_size // (self.mesh.devices * self.optim.accumulate)
+        return max(1, self.data.batch_size // (self.mesh.devices * self.optim.accumulate))
 
     def override(self, changes: Mapping[str, Any]) -> "Run":
         """Returns the run with fields changed, after the checks of the command line.
@@ -523,6 +526,8 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[s
 
 
 def _check_batch(run: Run) -> Iterator[str]:
+    if run.mesh.auto:  # sharding.fitted checks the devices that are there
+        return
     devices, microbatches = run.mesh.devices, run.optim.accumulate
     batch, unit = run.data.batch_size, devices * microbatches
     if batch % unit:

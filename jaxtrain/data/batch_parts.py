@@ -21,6 +21,11 @@ from jaxtrain.data.sampler import TrainingRows
 
 Arrays = dict[str, np.ndarray]
 
+# Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
+# more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they
+# are no longer read, and Grain waits 25 s for a worker that is blocked on writing them.
+MIN_SHARED_BYTES = 2**12
+
 _IN_HAND = 3  # batches that the pipeline holds in addition to those that workers have ready
 
 

@@ -30,11 +30,6 @@ from jaxtrain.sharding import batch_sharding, local_rows
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
-# Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
-# more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they
-# are no longer read, and Grain waits 25 s for a worker that is blocked on writing them.
-_MIN_SHARED_BYTES = 2**12
-
 # Grain's iterators are closed, but never exhausted. When they end by themselves, the last batches
 # stay in a reference cycle of exception and frames, and when Python collects it, two threads close
 # the same file descriptor (0.2.18). The order is endless anyway.
@@ -117,6 +112,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         wait_s: seconds that the caller has waited for batches so far.
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
+        workers: number of worker processes.
     """
 
     def __init__(
@@ -144,6 +140,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             quarantine,
         )
         self.wait_s = 0.0
+        self.workers = workers
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
@@ -355,7 +352,7 @@ def _read(
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
         data = grain.experimental.WithOptionsIterDataset(
-            data, grain.experimental.DatasetOptions(min_shm_size=_MIN_SHARED_BYTES)
+            data, grain.experimental.DatasetOptions(min_shm_size=batch_parts.MIN_SHARED_BYTES)
         )
     return iter(data)
 

@@ -23,13 +23,6 @@ Result = TypeVar("Result")
 _WAITING = 2
 
 
-def cores() -> int:
-    """Returns the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def in_order(
     work: Callable[..., Result],
     items: Iterable[Item],

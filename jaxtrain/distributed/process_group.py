@@ -77,6 +77,16 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         ) from error
 
 
+def processes_on_this_host(environment: Mapping[str, str]) -> int:
+    """Returns how many processes of the run are on this host: 1 if that is unknown."""
+    cluster = cluster_env.find(environment)
+    if cluster is None:
+        return 1
+    if cluster_env.is_local(cluster):
+        return cluster.count
+    return 1 if cluster.hosts is None else -(-cluster.count // cluster.hosts)
+
+
 def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
     """Checks that config, code and packages are the same in all processes, before compilation.
 

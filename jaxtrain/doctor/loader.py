@@ -3,51 +3,31 @@
 import dataclasses
 import json
 import math
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from jaxtrain.config import invocation
-from jaxtrain.data import pipeline, sampler
+from jaxtrain.data import loader_rate, worker_count
+from jaxtrain.data.loader_rate import LONGEST_S, Rate
 from jaxtrain.data.quarantine import Quarantine, too_many
-from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.source import Sources
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, cores, counted
+from jaxtrain.doctor.subject import Subject, counted
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
 
-_TRIAL_S = 3.0
-_LONGEST_S = 20.0
-_BATCH_S = 0.3  # time that one worker should take for a batch of the trial
-_TRIED = 4  # examples loaded to measure that time
 _NAMED = 5  # broken files in a message
 
 # Lowest and highest MFU of a step; assumed. A small model is bound by memory traffic and not by
 # arithmetic, and only a compiler can determine that traffic.
 _LEAST_MFU, _MOST_MFU = 0.1, 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """The measured rate of a loader.
-
-    Attributes:
-        examples_per_second: its rate; None if hardly a batch arrived in time.
-        workers: its number of workers; 0 for the main process.
-        one: examples/s of one core alone.
-    """
-
-    examples_per_second: float | None
-    workers: int
-    one: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,137 +156,24 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     for sources in opened:
         data = subject.run.data
         quarantine = Quarantine.open(subject.temporary, subject.store.index)
-        found = measured(
+        found = loader_rate.measure(
             sources.train,
             subject.one_device,
             subject.run.model.batch_spec,
             rows=subject.rows,
-            workers=data.workers,
+            workers=subject.workers,
             prefetch=data.prefetch,
             seed=subject.run.seed,
             quarantine=quarantine,
         )
         step = wanted(subject, jax.local_devices()[0])
-        yield from judged(found, step, cores(), sources.faster)
+        yield from judged(found, step, worker_count.cores(), sources.faster)
         worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
         if worse:
             yield warning(
                 f"the trial found {len(worse)} more broken files: {_named(worse)}",
                 "fix or remove them; the run uses other files instead",
             )
-
-
-def measured(
-    source: Source,
-    mesh: jax.sharding.Mesh,
-    spec: Callable[[int], pipeline.Spec],
-    *,
-    rows: int,
-    workers: int,
-    prefetch: int,
-    seed: int,
-    quarantine: Quarantine,
-    seconds: float = _TRIAL_S,
-    longest_s: float = _LONGEST_S,
-) -> Rate:
-    """Measures the pipeline's examples/s once its workers have started.
-
-    Batches are smaller than the config's if a worker takes long for those: the trial is short.
-
-    Args:
-        source: the training split.
-        mesh: a mesh of one device.
-        spec: the model's ``batch_spec``.
-        rows: examples of the config's batch that this process loads.
-        workers: ``data.workers`` of the config.
-        prefetch: ``data.prefetch`` of the config.
-        seed: seed of the order of the examples.
-        quarantine: records broken examples.
-        seconds: shortest time to measure.
-        longest_s: longest time, including the workers' start; batches up to then count.
-    """
-    one = _alone(source, seed, quarantine)
-    batch = max(1, min(rows, round(one * _BATCH_S)))
-    batches = pipeline.TrainingBatches(
-        source,
-        mesh,
-        spec(batch),
-        start=0,
-        seed=seed,
-        workers=workers,
-        prefetch=prefetch,
-        quarantine=quarantine,
-    )
-    # Batches made while the last worker was still starting do not show the rate.
-    early, more = batches.ahead, 2 * max(1, workers)
-    try:
-        times = _Arrivals(batches).collect(early, more, seconds, longest_s)
-    finally:
-        batches.close()
-    if len(times) < 2:
-        return Rate(None, workers, one)
-    first = min(early, len(times) // 2)
-    rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
-    return Rate(rate, workers, one)
-
-
-class _Arrivals(threading.Thread):
-    """Takes batches as they arrive and records the times, in a thread so that a wait can end."""
-
-    def __init__(self, batches: pipeline.TrainingBatches) -> None:
-        super().__init__(name="trial", daemon=True)
-        self._batches = batches
-        self._times: list[float] = []
-        self._error: BaseException | None = None
-        self._news = threading.Condition()
-        self.start()
-
-    def run(self) -> None:
-        """Runs until the batches are closed, or one fails."""
-        while self._error is None:
-            try:
-                next(self._batches)
-            except BaseException as error:
-                self._error = error
-            with self._news:
-                if self._error is None:
-                    self._times.append(time.monotonic())
-                self._news.notify()
-
-    def collect(self, early: int, more: int, seconds: float, longest_s: float) -> list[float]:
-        """Returns the arrival times of the batches, in seconds.
-
-        Args:
-            early: number of first batches that do not count.
-            more: least number of batches to collect after them.
-            seconds: least time that those must take.
-            longest_s: longest wait; then the batches so far are returned.
-
-        Raises:
-            BaseException: the pipeline raised it.
-        """
-        until = time.monotonic() + longest_s
-        with self._news:
-            while self._error is None and (left_s := until - time.monotonic()) > 0:
-                times = self._times
-                if len(times) > early + more and times[-1] - times[early] >= seconds:
-                    break
-                self._news.wait(left_s)
-            if self._error is not None:
-                raise self._error
-            return list(self._times)
-
-
-def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
-    """Measures examples/s of this process alone, without the first, which opens files."""
-    rows = sampler.TrainingRows(
-        source, sampler.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
-    )
-    rows[0]
-    began = time.perf_counter()
-    for row in range(1, _TRIED + 1):
-        rows[row]
-    return _TRIED / max(1e-9, time.perf_counter() - began)
 
 
 def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
@@ -347,7 +214,7 @@ def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -
     if rate is None:
         rate = found.one * max(1, min(found.workers, cores))
         gives = (
-            f"hardly a batch arrived in {_LONGEST_S:.0f} s with {workers} on {cores} cores; one "
+            f"hardly a batch arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one "
             f"core alone loads {_number(found.one)} examples/s, so they load at most "
             f"{_number(rate)}"
         )

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
 
 from jaxtrain import config
+from jaxtrain.data import worker_count
+from jaxtrain.distributed import process_group
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.planning.cards import Card
 from jaxtrain.sharding import make_mesh
@@ -96,10 +97,17 @@ class Subject:
         """Number of examples of a global batch that this process loads."""
         return max(1, self.run.data.batch_size // (self.processes or 1))
 
-
-def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    @property
+    def workers(self) -> int:
+        """Number of worker processes that the run would use on this host."""
+        return worker_count.of(
+            self.run.data,
+            self.run.model,
+            rows=self.rows,
+            devices=max(1, self.run.mesh.devices // (self.processes or 1)),
+            on_cpu=jax.local_devices()[0].platform == "cpu",
+            processes=process_group.processes_on_this_host(self.environment),
+        ).number
 
 
 def counted(number: int, noun: str) -> str:

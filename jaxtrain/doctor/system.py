@@ -1,5 +1,6 @@
 """Checks the host: shared memory, open files, memory, and the disk for the checkpoints."""
 
+import dataclasses
 import math
 import os
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.config import Run
-from jaxtrain.data import batch_parts
+from jaxtrain.data import worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
 
@@ -23,8 +24,6 @@ MOUNTS = Path("/proc/self/mountinfo")
 MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
-_SHARED_LEAST = 2**12  # bytes; the pipeline sends smaller arrays through a pipe
-
 # Measured on a CPU (jax 0.10.2): 13 open files per worker plus 7; a worker's own memory is 0.09 GiB
 # for clips of 64x64, 0.25 GiB for 480x720. The needs of GPUs and NCCL are assumed.
 _FILES, _FILES_A_WORKER, _FILES_A_DEVICE = 200, 13, 64
@@ -34,7 +33,9 @@ _PROGRAM_MEMORY = 2.0 * 2**30
 
 def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "system"."""
-    run = subject.run
+    # The checks need the number of workers, which the config may leave to the host.
+    data = dataclasses.replace(subject.run.data, workers=subject.workers)
+    run = dataclasses.replace(subject.run, data=data)
     return {
         "shared memory": lambda: shared_memory(run, subject.rows),
         "open files": lambda: open_files(run),
@@ -57,7 +58,7 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     if not workers:
         yield ok("no workers: batches do not use shared memory")
         return
-    batch = _batch_bytes(run, rows)
+    batch = worker_count.shared_batch_bytes(run.model, rows)
     if not batch:
         yield ok(f"batches of {rows} examples are small: they are sent through pipes")
         return
@@ -82,20 +83,10 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
 
 
 def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
-    """Returns the most batches in shared memory; videos may have keyframes far apart."""
-    group = getattr(run.data, "largest_group", 1)
-    spread = getattr(run.data, "group_spread", None) or run.data.batch_size
-    length = batch_parts.run_length(group, spread, run.data.batch_size) if group > 1 else 1
+    """Returns the most batches in shared memory."""
     devices = run.mesh.devices * rows // run.data.batch_size
-    return batch_parts.held(rows, length, workers, prefetch, devices)
-
-
-def _batch_bytes(run: Run, rows: int) -> int:
-    """Returns the bytes of a batch that are sent through shared memory."""
-    sizes = (
-        math.prod(part.shape) * part.dtype.itemsize for part in run.model.batch_spec(rows).values()
-    )
-    return sum(one for one in sizes if one >= _SHARED_LEAST)
+    data = dataclasses.replace(run.data, prefetch=prefetch)
+    return worker_count.batches_held(data, rows, workers, devices)
 
 
 def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Finding]:

@@ -90,6 +90,9 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
     def module(name: str) -> dict[str, Check]:
         import importlib
 
+        from jaxtrain import sharding
+
+        subject.run, _ = sharding.as_found(subject.run)  # once the processes are connected
         found: dict[str, Check] = importlib.import_module(f"jaxtrain.doctor.{name}").checks(subject)
         return found
 

@@ -1,9 +1,11 @@
 """The GPUs that a run can be planned for, with the source of every figure.
 
 Sources: [D] NVIDIA's datasheet of the card; [W] NVIDIA's architecture white paper (Ampere GA100,
-GA102, Hopper GH100, Blackwell RTX); [P] CUDA C++ programming guide, table of technical
-specifications by compute capability; [S] total memory as nvidia-smi prints it; [A] an assumption,
-labeled as such wherever it is used.
+GA102, Ada AD102, Hopper GH100, Blackwell RTX); [X] the descriptions that XLA itself ships
+(xla/backends/gpu/target_config/specs: a100_sxm_40, a100_sxm_80, h100_pcie, b200), in place of [W]
+for these cards; [P] CUDA C++ programming guide, table of technical specifications by compute
+capability; [S] total memory as nvidia-smi prints it; [A] an assumption, labeled as such wherever it
+is used.
 """
 
 import dataclasses
@@ -58,6 +60,8 @@ def _known(rate: float | None) -> float:
 
 
 _NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter per GPU between nodes [A]"
+_A100 = "NVLink 3, 600 GB/s both ways [D]; one 200 Gb/s adapter per GPU between nodes [A]"
+_BRIDGE = "PCIe 5 x16, no NVLink bridge [A]; one 400 Gb/s adapter for 8 GPUs between nodes [A]"
 
 CARDS = {
     "a10": Card(
@@ -81,6 +85,28 @@ CARDS = {
         link_rate=31.5e9,
         node_rate=1.56e9,
         link="PCIe 4 x16, no NVLink bridge [A]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
+    "a100-40gb": Card(
+        name="NVIDIA A100-SXM4-40GB",
+        memory=40960 * MIB,
+        capability=(8, 0),
+        cores=108,
+        clock_ghz=1.41,
+        l2=40 * MIB,
+        link_rate=300e9,
+        node_rate=25e9,
+        link=_A100,
+    ),
+    "a100": Card(
+        name="NVIDIA A100-SXM4-80GB",
+        memory=81920 * MIB,
+        capability=(8, 0),
+        cores=108,
+        clock_ghz=1.41,
+        l2=40 * MIB,
+        link_rate=300e9,
+        node_rate=25e9,
+        link=_A100,
     ),
     "a800": Card(
         name="NVIDIA A800-SXM4-80GB",
@@ -115,6 +141,61 @@ CARDS = {
         node_rate=50e9,
         link=_NDR,
     ),
+    "h100-pcie": Card(
+        name="NVIDIA H100 PCIe",
+        memory=81559 * MIB,
+        capability=(9, 0),
+        cores=114,
+        clock_ghz=1.755,
+        l2=50 * MIB,
+        link_rate=63e9,
+        node_rate=6.25e9,
+        link=_BRIDGE,
+    ),
+    "h100-nvl": Card(
+        name="NVIDIA H100 NVL",
+        memory=95830 * MIB,
+        capability=(9, 0),
+        cores=132,
+        clock_ghz=1.785,
+        l2=50 * MIB,
+        link_rate=63e9,
+        node_rate=6.25e9,
+        link=_BRIDGE,
+    ),
+    "b200": Card(
+        name="NVIDIA B200",
+        memory=183359 * MIB,
+        capability=(10, 0),
+        cores=148,
+        clock_ghz=1.965,
+        l2=132644864,
+        link_rate=900e9,
+        node_rate=50e9,
+        link="NVLink 5, 1,800 GB/s both ways [D]; one 400 Gb/s adapter per GPU between nodes [A]",
+    ),
+    "l40s": Card(
+        name="NVIDIA L40S",
+        memory=46068 * MIB,
+        capability=(8, 9),
+        cores=142,
+        clock_ghz=2.52,
+        l2=96 * MIB,
+        link_rate=31.5e9,
+        node_rate=1.56e9,
+        link="PCIe 4 x16, no NVLink [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
+    "rtx4090": Card(
+        name="NVIDIA GeForce RTX 4090",
+        memory=24564 * MIB,
+        capability=(8, 9),
+        cores=128,
+        clock_ghz=2.52,
+        l2=72 * MIB,
+        link_rate=31.5e9,
+        node_rate=1.56e9,
+        link="PCIe 4 x16, no NVLink [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
     "rtx5090": Card(
         name="NVIDIA GeForce RTX 5090",
         memory=32607 * MIB,
@@ -135,7 +216,9 @@ _OF_MEMORY = {"32gb": "rtx5090"}
 _LIMITS = {
     (8, 0): (2048, 164 * 1024, 163 * 1024, 64),
     (8, 6): (1536, 100 * 1024, 99 * 1024, 128),
+    (8, 9): (1536, 100 * 1024, 99 * 1024, 128),
     (9, 0): (2048, 228 * 1024, 227 * 1024, 128),
+    (10, 0): (2048, 228 * 1024, 227 * 1024, 128),
     (12, 0): (1536, 100 * 1024, 99 * 1024, 128),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxtrain import config
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
+from jaxtrain.sharding import fitted
 
 Overrides = tuple[str, ...]
 Clock = Callable[[], float]
@@ -151,28 +152,9 @@ def _changes(run: config.Run, kind: Kind, parts: int) -> Overrides:
 
 
 def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
-    """Returns overrides that put a run on other devices with the same global batch size.
-
-    Microbatches per device keep their size, or the next smaller one that divides evenly.
-
-    Raises:
-        InputError: the number of devices does not divide the batch size.
-    """
-    devices = nodes * gpus
-    batch = run.data.batch_size
-    if batch % devices:
-        raise InputError(
-            f"--devices {nodes}x{gpus}: {devices} devices do not divide data.batch_size {batch}: "
-            f"set --data.batch_size {max(batch // devices, 1) * devices}"
-        )
-    rows = batch // devices
-    parts = next(
-        p for p in range(1, rows + 1) if rows % p == 0 and rows // p <= run.microbatch_size
-    )
-    hybrid = run.mesh.data > 1 and nodes > 1
-    data, fsdp = (nodes, gpus) if hybrid else (1, devices)
-    changes = ("--mesh.data", str(data), "--mesh.fsdp", str(fsdp))
-    return (*changes, "--optim.accumulate", str(parts))
+    """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fitted`)."""
+    changes = fitted(run, nodes, gpus, f"--devices {nodes}x{gpus}")
+    return tuple(word for name, value in changes.items() for word in (f"--{name}", str(value)))
 
 
 def parse_devices(text: str) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtrain import config
-from jaxtrain.planning import prediction
+from jaxtrain.planning import duration, input_rate, prediction
 from jaxtrain.planning.cards import Card
+from jaxtrain.planning.input_rate import Host, Input
 from jaxtrain.storage import addresses
 
 HOUR_S = 3600.0
@@ -21,8 +22,9 @@ def make(
     overrides: Sequence[str],
     gpus_per_node: int,
     price: float | None,
+    host: Host,
 ) -> Plan:
-    """Adds predicted memory, time and cost to the compiler's findings.
+    """Adds predicted memory, input, time and cost to the compiler's findings.
 
     Args:
         findings: from :func:`jaxtrain.planning.compilation.compile_step`.
@@ -31,11 +33,16 @@ def make(
         overrides: those applied to the config.
         gpus_per_node: GPUs in each node.
         price: per GPU-hour, in any currency; None omits the cost.
+        host: what is known about the hosts that load the data.
     """
     devices = run.mesh.devices
     memory = prediction.memory(findings, card, devices, gpus_per_node)
     about = (findings, card, devices, run.precision)
     time = None if findings["estimate"] else prediction.time(*about)
+    nodes = -(-devices // gpus_per_node)
+    gpus = min(devices, gpus_per_node)
+    found = input_rate.predict(run, gpus, nodes, host)
+    step = None if time is None else (time.best, time.worst)
     return {
         "config": run.name,
         "overrides": addresses.scrubbed(list(overrides)),
@@ -47,28 +54,67 @@ def make(
         | {"bf16_flops": card.bf16_flops, "memory_rate": card.memory_rate},
         "devices": devices,
         "gpus_per_node": gpus_per_node,
-        "nodes": -(-devices // gpus_per_node),
+        "nodes": nodes,
         "compiled": findings,
         "memory": dataclasses.asdict(memory) | {"spare": memory.spare},
         "arithmetic_s": prediction.arithmetic(*about),
-        "time": None if time is None else dataclasses.asdict(time) | {"bound": time.bound},
+        "time": None if time is None else dataclasses.asdict(time) | {"bound": _bound(time, found)},
         "worst_efficiency": prediction.WORST_EFFICIENCY,
-        "run": _run(time, findings["total"], devices, price),
-        "workers": run.data.workers,
-        "examples_per_host": run.data.batch_size / -(-devices // gpus_per_node),
+        "input": dataclasses.asdict(found)
+        | {
+            "waits": None if step is None else _waits(step, found),
+            "advice": []
+            if step is None
+            else input_rate.advice(run, found, step, gpus=gpus, nodes=nodes),
+        },
+        "run": _run(run, findings, step, found, price),
+        "examples_per_host": run.data.batch_size / nodes,
     }
 
 
+def _waits(step: duration.Range, found: Input) -> Literal["yes", "maybe", "no"]:
+    """Whether steps wait for input, over the predicted ranges of both."""
+    if found.seconds[0] > step[1]:
+        return "yes"
+    return "maybe" if found.seconds[1] > step[0] else "no"
+
+
+def _bound(time: prediction.Time, found: Input) -> str:
+    """States what bounds the step."""
+    waits = _waits((time.best, time.worst), found)
+    return {"yes": "input", "maybe": f"{time.bound} or input", "no": time.bound}[waits]
+
+
 def _run(
-    time: prediction.Time | None, total: int | None, devices: int, price: float | None
+    run: config.Run,
+    findings: dict[str, Any],
+    step: duration.Range | None,
+    found: Input,
+    price: float | None,
 ) -> dict[str, Any]:
     """Returns rates, hours and cost as [best, worst]; None where unknown."""
-    band = None if time is None else (time.best, time.worst)
-    hours = None if band is None or total is None else [total * s / HOUR_S for s in band]
-    money = None if hours is None or price is None else [one * devices * price for one in hours]
+    total = findings["total"]
+    seconds = hours = money = None
+    if step is not None and total is not None:
+        seconds = duration.seconds(
+            run,
+            total,
+            step,
+            found,
+            parameters=findings["elements"],
+            compile_s=findings["compile_s"],
+        )
+        hours = [sum(part) / HOUR_S for part in zip(*seconds.values(), strict=True)]
+        if price is not None:
+            money = [one * run.mesh.devices * price for one in hours]
+    paced = [
+        1 / max(own, given) for own, given in zip(step or (0.0, 0.0), found.seconds, strict=True)
+    ]
     return {
         "updates": total,
-        "steps_per_second": None if band is None else [1 / s for s in band],
+        "steps_per_second": None if step is None else paced,
+        "input_steps_per_second": [1 / given for given in found.seconds],
+        "seconds": seconds,
         "hours": hours,
         "price_per_gpu_hour": price,
         "money": money,

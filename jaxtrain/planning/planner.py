@@ -15,7 +15,7 @@ from typing import Any
 from jaxtrain import config, terminal
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
-from jaxtrain.planning import buffers, cards, fit, plan, report
+from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
@@ -23,6 +23,7 @@ _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_UNKNOWN_HOST = input_rate.Host()
 CPU = "cpu"
 """In a request, in place of a card: compile for virtual CPU devices of this machine."""
 
@@ -58,6 +59,7 @@ class Planner:
         devices: such as "2x8"; None uses the config's mesh, in nodes of eight.
         price: per GPU-hour.
         say: receives a line for each candidate.
+        host: what is known about the hosts that load the data.
 
     Attributes:
         said: assumptions, to be printed.
@@ -74,16 +76,20 @@ class Planner:
         devices: str | None,
         price: float | None,
         say: Callable[[str], None] = terminal.out,
+        host: input_rate.Host = _UNKNOWN_HOST,
     ) -> None:
-        self._say = say
+        self._say, self._host = say, host
         self.said: list[str] = []
         self._name, self._typed, self._price = name, tuple(typed), price
         self._added: tuple[str, ...] = ()
         self._per_node = _GPUS_PER_NODE
+        run = overrides.apply(config.named(name), typed)
+        if devices is None and run.mesh.auto:  # its batch may not fit the config's own devices
+            nodes = -(-run.mesh.devices // _GPUS_PER_NODE)
+            devices = f"{nodes}x{run.mesh.devices // nodes}"
         if devices is not None:
             nodes, self._per_node = fit.parse_devices(devices)
-            elsewhere = overrides.apply(config.named(name), typed)
-            self._added = fit.spread(elsewhere, nodes, self._per_node)
+            self._added = fit.spread(run, nodes, self._per_node)
             self.said.append(f"--devices {devices}: {' '.join(self._added)}")
         self._run = config.load(name, self._all(()))
         of_run = self._run.mesh.devices
@@ -142,6 +148,7 @@ class Planner:
             overrides=settings,
             gpus_per_node=self._per_node,
             price=self._price,
+            host=self._host,
         )
 
     def search(

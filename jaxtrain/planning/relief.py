@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, report
 from jaxtrain.planning.planner import Planner
@@ -12,16 +13,22 @@ _ENOUGH = 2
 
 
 def find(
-    config: str, typed: Sequence[str], kind: str, limit: int, say: Callable[[str], None]
+    name: str,
+    typed: Sequence[str],
+    kind: str,
+    limit: int,
+    say: Callable[[str], None],
+    mesh: config.Mesh | None = None,
 ) -> list[str]:
     """Finds overrides with which the same global batch fits, each compiled for this GPU.
 
     Args:
-        config: the typed name or path.
+        name: the config's name or path, as typed.
         typed: the typed overrides.
         kind: of the GPUs, as jax reports it.
         limit: bytes per GPU that jax may allocate, measured.
         say: receives lines about the plan and the candidates.
+        mesh: the mesh that was fitted to the devices, with ``mesh.auto``; None for the config's.
 
     Returns:
         ``["--optim.accumulate 2 (33.1 GiB)", ...]``, the fastest (predicted) first; empty if no
@@ -31,7 +38,8 @@ def find(
     if short is None:
         say(f"no plan: {kind} is not a supported GPU ({', '.join(cards.CARDS)})")
         return []
-    planner = Planner(config, list(typed), short, None, None, say)
+    devices = None if mesh is None else str(mesh.devices)
+    planner = Planner(name, list(typed), short, devices, None, say)
     try:
         found = planner.compiled(())
     except InputError as error:

@@ -6,10 +6,18 @@ from typing import Any
 
 from jaxtrain import versions
 from jaxtrain.planning.fit import Tried
+from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.plan import Plan
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
+HOUR_S = 3600.0
+_SOURCES = {
+    "start": " (assumed)",
+    "compilation": " (measured here; choosing kernels on the GPU is not included)",
+    "validation": " (assumed: a third of a step's time per example)",
+    "saves": " (assumed: 1 GB/s)",
+}
 _WIDTH = 80  # columns of a terminal
 _COUNTS = {
     "parameters": "float32, this device's shards, and model state",
@@ -24,7 +32,8 @@ _COUNTS = {
 
 def text(plan: Plan) -> str:
     """Formats a complete plan, in sections."""
-    parts = [_heading(plan), memory(plan), _largest(plan), _work(plan), _traffic(plan), _run(plan)]
+    parts = [_heading(plan), memory(plan), _largest(plan), _work(plan), _traffic(plan)]
+    parts += [_input(plan), _run(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -162,7 +171,6 @@ def _work(plan: Plan) -> str:
             f"  {compiled['moved_bytes'] / 1e9:9.2f} GB read and written, if each operation "
             "does so once",
             f"  {1000 * plan['time']['memory']:9.2f} ms at the card's memory-bandwidth peak",
-            f"  bound by {plan['time']['bound']}",
         ]
         calls = compiled["attention"]
         if any(calls.values()):
@@ -208,17 +216,12 @@ def _run(plan: Plan) -> str:
     fast, slow = run["steps_per_second"]
     lines = [
         "the run, predicted",
-        f"  {_rate(slow)} to {_rate(fast)} steps/s "
-        f"({time['worst']:.3g} to {time['best']:.3g} s per step):",
+        f"  {_both(slow, fast)} steps/s ({1 / slow:.3g} to {1 / fast:.3g} s per step), bound by "
+        f"{time['bound']}",
+        f"  {time['worst']:.3g} to {time['best']:.3g} s per step without waiting for input:",
         f"    from {plan['worst_efficiency']:.0%} of the card's peaks, no communication hidden,",
         "    to 100%, all overlapped communication hidden",
     ]
-    rows = plan["examples_per_host"]
-    lines.append(
-        f"  each host must load {rows * slow:.3g} to {rows * fast:.3g} examples/s with "
-        f"data.workers {plan['workers']}\n"
-        "    (jaxtrain doctor measures what a host can load)"
-    )
     if run["hours"] is None:
         lines.append(
             "  hours unknown: loop.epochs depends on the data;\n"
@@ -226,8 +229,62 @@ def _run(plan: Plan) -> str:
         )
         return "\n".join(lines)
     lines.append(f"  {run['updates']:,} steps: {'; '.join(_cost(plan))}")
-    lines.append("  excludes startup, validation, checkpoints and waiting for data")
+    lines += [
+        f"    {name + ':':<20} {_span(*(s / HOUR_S for s in seconds))}{_SOURCES.get(name, '')}"
+        for name, seconds in run["seconds"].items()
+        if seconds[1] >= 1
+    ]
     return "\n".join(lines)
+
+
+def _input(plan: Plan) -> str:
+    """Formats what a host can load, whether that suffices, and what to do otherwise."""
+    found = plan["input"]
+    unit = KINDS[found["kind"]].unit if not found["measured"] else "examples"
+    examples = "clips" if unit == "clips" else "examples"
+    rate = _both(*found["rate"])
+    how = "measured per core" if found["measured"] else "from rates measured on other machines"
+    cores = f"{found['cores']} cores"
+    if found["assumed"]:
+        cores += f" (assumed: {CORES_PER_GPU} per GPU; set --cores)"
+    lines = [
+        f"input per host, predicted, {how}",
+        f"  {found['what']}:",
+        f"    {_both(*found['per_core'])} {examples}/s per core",
+        f"  {rate} {examples}/s by {found['workers']} workers on {cores}",
+    ]
+    if plan["time"] is None:
+        lines.append(
+            f"  enough for {_both(*reversed(plan['run']['input_steps_per_second']))} steps/s"
+        )
+        return "\n".join(lines)
+    rows, time = plan["examples_per_host"], plan["time"]
+    verdict = {"yes": "the GPUs wait", "maybe": "the GPUs may wait", "no": "the GPUs do not wait"}
+    lines.append(
+        f"  {_both(rows / time['worst'], rows / time['best'])} {examples}/s needed by the steps: "
+        f"{verdict[found['waits']]}"
+    )
+    if found["advice"]:
+        lines.append("  to wait less:")
+        lines += [
+            textwrap.fill(
+                one,
+                _WIDTH,
+                initial_indent="    - ",
+                subsequent_indent="      ",
+                break_on_hyphens=False,
+            )
+            for one in found["advice"]
+        ]
+    return "\n".join(lines)
+
+
+def _both(least: float, most: float) -> str:
+    return _rate(least) if least == most else f"{_rate(least)} to {_rate(most)}"
+
+
+def _span(least: float, most: float) -> str:
+    return _duration(least) if least == most else f"{_duration(least)} to {_duration(most)}"
 
 
 def _cost(plan: Plan) -> list[str]:
@@ -236,12 +293,12 @@ def _cost(plan: Plan) -> list[str]:
     if run["hours"] is None:
         return []
     least, most = run["hours"]
-    cost = [f"{_duration(least)} to {_duration(most)}"]
+    cost = [_span(least, most)]
     if run["money"] is not None:
         cheap, dear = run["money"]
+        span = f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
         cost.append(
-            f"cost {cheap:,.0f} to {dear:,.0f} for {plan['devices']} GPUs at "
-            f"{run['price_per_gpu_hour']:g} per GPU-hour"
+            f"cost {span} for {plan['devices']} GPUs at {run['price_per_gpu_hour']:g} per GPU-hour"
         )
     return cost
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtrain import config
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
-from jaxtrain.planning import report
+from jaxtrain.planning import input_measurement, input_rate, report
 from jaxtrain.planning.planner import Planner
 
 
@@ -35,6 +35,9 @@ def predict(
     devices: str | None,
     price: float | None,
     changes: Mapping[str, Any],
+    cores: int | None = None,
+    source: input_rate.Source | None = None,
+    measure_input: bool = False,
 ) -> PlanResult:
     """Compiles the step for the GPUs and predicts the run.
 
@@ -44,6 +47,9 @@ def predict(
         devices: such as "2x8"; None takes the config's mesh.
         price: per GPU and hour.
         changes: overrides, dotted name -> value.
+        cores: CPU cores of each node; None assumes a number per GPU.
+        source: kind of videos; None looks at the data, or assumes films.
+        measure_input: whether to measure on this machine how fast a core loads the data.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -61,5 +67,9 @@ def predict(
                 "another process: pass a config's name or path, and overrides"
             )
         name, typed = given[1], [*given[2:], *typed]
-    planner = Planner(name, typed, gpu, devices, price)
+    if cores is not None and cores < 1:
+        raise InputError(f"cores={cores}: use at least 1")
+    measured = input_measurement.measure(name, typed, None) if measure_input else None
+    host = input_rate.Host(cores=cores, source=source, measured=measured)
+    planner = Planner(name, typed, gpu, devices, price, host=host)
     return PlanResult(planner.compiled(()))

@@ -12,9 +12,9 @@ from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.state import State, bytes_per_device
 
 Say = Callable[[str], None]
-Relief = Callable[[str, int, Say], list[str]]
-"""(GPU model, bytes available to jax, prints a line) -> descriptions of overrides that fit, each
-verified by compilation."""
+Relief = Callable[[str, int, Say, config.Mesh | None], list[str]]
+"""(GPU model, bytes available to jax, prints a line, the mesh if it was fitted to the devices) ->
+descriptions of overrides that fit, each verified by compilation."""
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def explained(
                 f"{limit / GIB:.1f} GiB available to jax"
             )
         raise InputError(
-            f"out of device memory: {_fix(relief, fit_command, limit, say)}"
+            f"out of device memory: {_fix(run, relief, fit_command, limit, say)}"
         ) from error
 
 
@@ -80,9 +80,10 @@ def _measured() -> tuple[int, int]:
     )
 
 
-def _fix(relief: Relief | None, fit_command: str, limit: int, say: Say) -> str:
+def _fix(run: config.Run, relief: Relief | None, fit_command: str, limit: int, say: Say) -> str:
     if relief is not None and limit and jax.process_count() == 1:
-        if ways := relief(jax.devices()[0].device_kind, limit, say):
+        mesh = run.mesh if run.mesh.auto else None
+        if ways := relief(jax.devices()[0].device_kind, limit, say, mesh):
             return (
                 "as compiled for this GPU, these overrides fit with the same global batch: "
                 f"{', or '.join(ways)}"

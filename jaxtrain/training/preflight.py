@@ -9,7 +9,7 @@ from jaxtrain.checkpoint import resume
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
-from jaxtrain.sharding import wrong_count
+from jaxtrain.sharding import as_found, wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
@@ -142,6 +142,11 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 
 
 def _devices(run: config.Run) -> Iterator[str]:
+    try:
+        run, _ = as_found(run)
+    except InputError as error:
+        yield from error.messages
+        return
     wrong = wrong_count(run.mesh)
     if wrong:
         yield Problem(wrong, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

@@ -280,8 +280,12 @@ class Progress:
         share = values.get("train/data_wait_fraction", 0.0)
         if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
-            more = f"raise --data.workers (now {self._run.data.workers}) or --data.prefetch (now "
-            more += f"{self._run.data.prefetch})"
+            workers, prefetch = self._batches.workers, self._run.data.prefetch
+            more = f"raise --data.workers (now {workers}) or --data.prefetch (now {prefetch})"
+            if self._run.data.workers is None:
+                more = (
+                    f"use a host with more CPU cores (they allow {workers} workers), or fewer GPUs"
+                )
             fix = f"{self._faster}; or {more}" if self._faster else more
             self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")
 

@@ -15,6 +15,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
+from jaxtrain.sharding import as_found
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, out_of_memory, preflight, run_summary
 from jaxtrain.training.preflight import Flags
@@ -105,6 +106,7 @@ def _start(
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
+            run, _ = as_found(run)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             code, directory = _train(run, flags, signals, heartbeat, watchdog, relief)

@@ -9,6 +9,7 @@ the batches, the compiled step, and the objects that validate, save and stop.
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
 from jaxtrain.config.run_length import Position
-from jaxtrain.data import pipeline
+from jaxtrain.data import pipeline, worker_count
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
@@ -33,7 +34,7 @@ from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
 from jaxtrain.interop import hub, weights
 from jaxtrain.optim import build as optim
-from jaxtrain.sharding import ShardingRule, make_mesh
+from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
@@ -313,6 +314,8 @@ def open_training(
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
         log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
+        if fit := as_found(run)[1]:
+            say(fit)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
@@ -356,9 +359,13 @@ def open_training(
         if start_from is not None and start_from.is_relative_to(directory):
             link_latest()  # otherwise the first save links it
 
-        batches = _open_batches(step_setup, sources, quarantine, start=position.seen)
+        workers = workers_here(run, mesh)
+        say(workers.sentence)
+        batches = _open_batches(
+            step_setup, sources, quarantine, start=position.seen, workers=workers.number
+        )
         stack.callback(batches.close)
-        evaluator = _evaluator(step_setup, sources, quarantine)
+        evaluator = _evaluator(step_setup, sources, quarantine, threads=workers.number)
         with phases.within("compile"), explained():
             step = compile_in_all_processes(step_setup, flags.debug, log)
         checkpoints = Checkpoints(
@@ -536,7 +543,7 @@ def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> Trai
 
 
 def _open_batches(
-    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, start: int
+    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, start: int, workers: int
 ) -> pipeline.TrainingBatches:
     """Opens the training batches from example ``start`` on."""
     run = setup.run
@@ -546,9 +553,22 @@ def _open_batches(
         setup.spec,
         start=start,
         seed=run.seed,
-        workers=run.data.workers,
+        workers=workers,
         prefetch=run.data.prefetch,
         quarantine=quarantine,
+    )
+
+
+def workers_here(run: config.Run, mesh: jax.sharding.Mesh) -> worker_count.WorkerCount:
+    """Returns the number of worker processes of this process: the config's, or this host's."""
+    devices = mesh.local_devices
+    return worker_count.of(
+        run.data,
+        run.model,
+        rows=run.data.batch_size * len(devices) // mesh.size,
+        devices=len(devices),
+        on_cpu=devices[0].platform == "cpu",
+        processes=process_group.processes_on_this_host(os.environ),
     )
 
 
@@ -597,7 +617,9 @@ def _quarantined(
     return share
 
 
-def _evaluator(setup: StepSetup, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
+def _evaluator(
+    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, threads: int
+) -> Evaluator | None:
     """Builds the evaluator; returns None for a run without validation."""
     run = setup.run
     if run.loop.eval_every is None:
@@ -614,7 +636,7 @@ def _evaluator(setup: StepSetup, sources: Sources, quarantine: Quarantine) -> Ev
         run.model.batch_spec(batch_size),
         examples=run.loop.eval_examples,
         seed=run.seed,
-        threads=run.data.workers,
+        threads=threads,
         quarantine=quarantine,
     )
     evaluator = Evaluator(

@@ -82,6 +82,9 @@ def test_alternatives_are_compiled_and_ranked(
         (["--config", "demo", "--price-per-gpu-hour", "-2"], "--price-per-gpu-hour -2"),
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--config", "demo", "--json", "/tmp"], "is a folder"),
+        (["--config", "demo", "--cores", "0"], "--cores 0"),
+        (["--config", "demo", "--source", "clip"], "--source"),
+        (["--config", "h100_16", "--measure-input", "/nowhere"], "/nowhere"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -13,12 +13,14 @@ from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
 from jaxtrain import config
+from jaxtrain.data import loader_rate
+from jaxtrain.data.loader_rate import Rate
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
 from jaxtrain.doctor.finding import Finding
-from jaxtrain.doctor.loader import NeededRate, Rate
-from jaxtrain.doctor.subject import Subject, cores
+from jaxtrain.doctor.loader import NeededRate
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.training.state import ModelDefinition
 
@@ -49,7 +51,7 @@ def spec(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def measured(place: Path, source: Slow, **changes: float) -> Rate:
-    return loader.measured(
+    return loader_rate.measure(
         source,
         subject(place).one_device,
         spec,
@@ -143,7 +145,6 @@ def test_real_workers(text: Subject) -> None:
     list(checks["open"]())
     found, _ = judged(checks["loader"]())
     assert found
-    assert cores() >= 1
     assert "with 1 worker" in found[0].seen
 
 
@@ -245,7 +246,6 @@ def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_only_the_trial_finds_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "_TRIAL_S", 0.1)
     wants = subject(tmp_path)
     source = Slow(0.0, broken=3)
     model = dataclasses.replace(wants.run.model)

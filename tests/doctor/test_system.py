@@ -13,7 +13,7 @@ from jaxtrain.doctor import system
 @pytest.fixture(scope="module")
 def video() -> config.Run:
     """Returns a config with two workers, each with two batches of 4 clips of 8x64x64: 3.4 MiB."""
-    return config.load("demo")
+    return config.load("demo", ["--data.workers", "2"])
 
 
 def test_shared_memory_of_dockers_default_size_and_less(tmp_path: Path, video: config.Run) -> None:
@@ -36,7 +36,7 @@ def test_no_workers_and_small_batches_need_no_shared_memory(tmp_path: Path) -> N
 
 
 def test_open_files() -> None:
-    run = config.load("h100_8")
+    run = config.load("h100_8", ["--data.workers", "8"])
     found = only_problem(system.open_files(run, (256, 65536)))
     assert found.seen.startswith("only 256 files may be open at a time; about 816 are needed")
     assert found.cure == "run ulimit -n 4096 before the start"

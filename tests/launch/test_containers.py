@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import config
-from jaxtrain.doctor import system
+from jaxtrain.data import worker_count
 
-GPUS_A_HOST = 8
+GPUS_A_HOST, CORES = 8, 96
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,9 @@ def test_shared_memory_is_large_enough_for_the_batches(
     (name,) = re.findall(r"--config[ =](\w+)", text)
     run = config.load(name)
     rows = run.data.batch_size * GPUS_A_HOST // run.mesh.devices
-    batches = system._batches(run, rows, run.data.workers, run.data.prefetch)
-    need = batches * system._batch_bytes(run, rows)
+    workers = worker_count.chosen(run.data, CORES, rows=rows, devices=GPUS_A_HOST, on_cpu=False)
+    batches = worker_count.batches_held(run.data, rows, workers, GPUS_A_HOST)
+    need = batches * worker_count.shared_batch_bytes(run.model, rows)
     assert need > 2**30
     assert need < int(gib) * 2**30
 

@@ -100,34 +100,18 @@ def test_the_configs_own_kind_comes_first() -> None:
     assert next(fit.kinds(RUN)) == ("params", "ends")
 
 
-@pytest.mark.parametrize(
-    ("devices", "mesh", "parts"),
-    [("2x8", (1, 16), 1), ("8", (1, 8), 2), ("1x4", (1, 4), 4), ("4x8", (1, 32), 1)],
-)
-def test_other_devices_keep_the_microbatch_size_at_most(
-    devices: str, mesh: tuple[int, int], parts: int
-) -> None:
-    other = config.load("h100_16", fit.spread(RUN, *fit.parse_devices(devices)))
-    assert (other.mesh.data, other.mesh.fsdp) == mesh
-    assert other.optim.accumulate == parts
-    assert other.microbatch_size <= RUN.microbatch_size
-    assert other.data.batch_size == RUN.data.batch_size
-
-
-def test_a_hybrid_mesh_stays_hybrid() -> None:
-    hybrid = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
-    assert fit.spread(hybrid, 4, 8)[:4] == ("--mesh.data", "4", "--mesh.fsdp", "8")
+def test_other_devices_are_fitted() -> None:
+    """tests/test_sharding.py tests the function that a run uses, too."""
+    changes = ("--mesh.data", "1", "--mesh.fsdp", "4", "--optim.accumulate", "4")
+    assert fit.spread(RUN, 1, 4) == changes
+    with pytest.raises(InputError, match="--devices 3x8: 24 devices do not divide"):
+        fit.spread(RUN, 3, 8)
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "0x8", "2x-1", "two", "2x8x1"])
 def test_invalid_devices_are_rejected(text: str) -> None:
     with pytest.raises(InputError, match="NODESxGPUS"):
         fit.parse_devices(text)
-
-
-def test_devices_must_divide_the_batch_size() -> None:
-    with pytest.raises(InputError, match=r"24 devices.*128.*--data.batch_size 120"):
-        fit.spread(RUN, 3, 8)
 
 
 def test_if_everything_fits_each_kind_is_compiled_once() -> None:

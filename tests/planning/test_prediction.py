@@ -2,15 +2,18 @@
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from jaxtrain import config
-from jaxtrain.planning import cards, plan, prediction, report
+from jaxtrain.planning import cards, duration, input_rate, plan, prediction, report
 from jaxtrain.telemetry.hardware import GIB
 
 H100 = cards.card("h100")
+NO_BEST = ["--checkpoint.best_metric", "None", "--loop.early_stop_patience", "None"]
+CLIPS = input_rate.Host(cores=96, source="clips")  # fast enough
 
 
 def findings(**more: Any) -> dict[str, Any]:
@@ -52,10 +55,21 @@ def findings(**more: Any) -> dict[str, Any]:
     return found | more
 
 
-def made(price: float | None = None, **more: Any) -> plan.Plan:
-    run = config.load("h100_16")
+def made(
+    price: float | None = None,
+    host: input_rate.Host = CLIPS,
+    typed: Sequence[str] = (),
+    **more: Any,
+) -> plan.Plan:
+    run = config.load("h100_16", typed)
     return plan.make(
-        findings(**more), H100, run, overrides=["--seed", "3"], gpus_per_node=8, price=price
+        findings(**more),
+        H100,
+        run,
+        overrides=["--seed", "3"],
+        gpus_per_node=8,
+        price=price,
+        host=host,
     )
 
 
@@ -101,9 +115,14 @@ def test_float32_matmuls_run_at_half_the_rate() -> None:
 
 def test_hours_and_cost() -> None:
     found = made(price=2.0)
-    best = found["time"]["best"]
-    assert found["run"]["hours"][0] == pytest.approx(3600 * best / 3600)
-    assert found["run"]["money"][0] == pytest.approx(best * 16 * 2.0)
+    parts = found["run"]["seconds"]
+    assert parts["steps"][0] == pytest.approx(3600 * found["time"]["best"])
+    assert parts["waiting for input"] == (0.0, 0.0)
+    assert parts["compilation"] == (1.0, 1.0)
+    for end in (0, 1):
+        hours = sum(part[end] for part in parts.values()) / 3600
+        assert found["run"]["hours"][end] == pytest.approx(hours)
+        assert found["run"]["money"][end] == pytest.approx(hours * 16 * 2.0)
     assert made(total=None, price=2.0)["run"]["money"] is None
     assert "hours unknown: loop.epochs depends on the data" in report.text(made(total=None))
 
@@ -111,7 +130,47 @@ def test_hours_and_cost() -> None:
 def test_examples_per_second_that_each_host_must_load() -> None:
     found = made()  # 16 GPUs in 2 nodes
     rate = found["run"]["steps_per_second"][0] * found["batch_size"] / 2
-    assert f" to {rate:.3g} examples/s with data.workers" in report.text(found)
+    assert f" to {rate:.0f} clips/s needed by the steps: the GPUs do not wait" in report.text(found)
+
+
+def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
+    slow = made(price=2.0, host=input_rate.Host(cores=16, source="films"))
+    fast = made(price=2.0)
+    assert slow["time"]["bound"] == "input"
+    assert fast["time"]["bound"] == "arithmetic"
+    rows = slow["batch_size"] / 2
+    assert slow["run"]["steps_per_second"] == pytest.approx(
+        [n / rows for n in (12 * 4.6, 12 * 1.9)]
+    )
+    assert slow["run"]["seconds"]["steps"] == fast["run"]["seconds"]["steps"]
+    waited = slow["run"]["seconds"]["waiting for input"]
+    assert waited[0] == pytest.approx(3600 * (rows / (12 * 4.6) - slow["time"]["best"]))
+    assert slow["run"]["money"][0] > 5 * fast["run"]["money"][0]
+    said = report.text(slow)
+    for words in (
+        "bound by input",
+        "the GPUs wait",
+        "waiting for input:",
+        "prepare clips, once: 5.",
+    ):
+        assert words in said, words
+
+
+def test_input_that_may_be_too_slow() -> None:
+    found = made(host=input_rate.Host(cores=96, source="films"), flops=7e15)
+    assert found["input"]["waits"] == "maybe"
+    assert found["time"]["bound"] == "arithmetic or input"
+    assert "the GPUs may wait" in report.text(found)
+
+
+def test_validation_and_saves_follow_the_config() -> None:
+    found = made()["run"]["seconds"]
+    often = made(typed=["--loop.eval_every", "50", "--checkpoint.every", "100"])["run"]["seconds"]
+    assert often["validation"][0] > 5 * found["validation"][0]
+    assert often["saves"][0] == pytest.approx(37 / 4 * found["saves"][0])
+    assert found["start"] == (duration.START_S, duration.START_S)
+    never = made(typed=["--loop.eval_every", "None", *NO_BEST])["run"]["seconds"]
+    assert never["validation"] == (0.0, 0.0)
 
 
 def test_the_verdict_includes_the_margin() -> None:
@@ -152,8 +211,8 @@ def test_the_text_contains_every_section() -> None:
             "steps/s",
             "3,600 steps",
         ),
-        *("for 16 GPUs at 1 per GPU-hour", "excludes startup"),
-        *("examples/s with data.workers", "doctor measures"),
+        *("for 16 GPUs at 1 per GPU-hour", "start: ", "compilation: ", "saves: "),
+        *("input per host, predicted", "88 workers on 96 cores", "validation: "),
         "cuDNN attention: 40 forward calls, 20 backward calls",
     ):
         assert words in said, words

@@ -25,9 +25,10 @@ SHAPES = [
     on(8, "--data.workers", 1),
     on(4, "--mesh.shard", "optimizer", "--optim.accumulate", 2, "--data.workers", 2),
     on(1, "--mesh.shard", "none", "--optim.accumulate", 4),
+    ["--simulate-devices", 2, "--mesh.fsdp", 4, "--mesh.auto", True],  # as if planned for four
     on(8, "--mesh.data", 2, "--mesh.fsdp", 4, "--data.workers", 1),
 ]
-TWO_PROCESSES = 3  # index of the shape with two processes
+TWO_PROCESSES = 4  # index of the shape with two processes
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_without_a_gpu_no_override_is_suggested() -> None:
 def test_overrides_that_were_compiled_are_suggested() -> None:
     asked: list[tuple[str, int]] = []
 
-    def relief(kind: str, limit: int, say: Any) -> list[str]:
+    def relief(kind: str, limit: int, say: Any, mesh: Any) -> list[str]:
         asked.append((kind, limit))
         say("the plan")
         return ["--optim.accumulate 4 (35.0 GiB)", "--model.remat block (50.1 GiB)"]
@@ -141,7 +141,7 @@ def test_nothing_is_printed_if_the_memory_suffices() -> None:
 
 
 def test_a_run_built_in_python_is_given_no_command() -> None:
-    message = out_of_memory._fix(None, "", 0, print)
+    message = out_of_memory._fix(config.load("demo"), None, "", 0, print)
     assert message.startswith("this run was built in Python")
     assert "`" not in message
 
@@ -183,10 +183,10 @@ def test_the_command_line_looks_for_overrides_that_fit(monkeypatch: pytest.Monke
     asked: list[Any] = []
 
     def start(run: config.Run, flags: Flags, signals: Any, relief: Any) -> int:
-        asked.append(relief("a GPU", 7, print))
+        asked.append(relief("a GPU", 7, print, None))
         return 0
 
     monkeypatch.setattr(session, "start", start)
     monkeypatch.setattr(relief, "find", lambda *given: given)
     assert main.main(["--config", "demo", "--loop.steps", "3"]) == 0
-    assert asked == [("demo", ["--loop.steps", "3"], "a GPU", 7, print)]
+    assert asked == [("demo", ["--loop.steps", "3"], "a GPU", 7, print, None)]

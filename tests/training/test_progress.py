@@ -69,10 +69,11 @@ class Story:
         self.directory, self.now, self.done = directory, 100.0, 0
         patch.setattr(progress, "Window", functools.partial(Window, clock=lambda: self.now))
         base = config.named("demo_mlm")
+        base = base.override({"data.workers": 2})
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
         self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
         self.log = event_log.attached(directory)
-        self.batches: Any = SimpleNamespace(wait_s=0.0)
+        self.batches: Any = SimpleNamespace(wait_s=0.0, workers=2)
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
@@ -305,7 +306,7 @@ def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: 
     (mentioned,) = [line for line in lines if "waits for data" in line]
     assert lines[lines.index(mentioned) - 1].startswith("step 8/11")
     assert "50% of the time" in mentioned
-    assert f"--data.workers (now {story.run.data.workers})" in mentioned
+    assert "--data.workers (now 2)" in mentioned
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
 
 
@@ -316,6 +317,16 @@ def test_a_long_wait_prints_advice_on_the_data(story: Story, said: Any) -> None:
     story.progress.flush()
     (mentioned,) = [line for line in said() if "waits for data" in line]
     assert "(measured): prepare the clips once; or raise --data.workers" in mentioned
+
+
+def test_workers_that_fill_the_host_cannot_be_raised(story: Story, said: Any) -> None:
+    story.run = story.run.override({"data.workers": None})
+    story.begin()
+    for number in range(1, TOTAL + 1):
+        story.step(wait_s=0.01 if number <= 5 else 1.0)
+    story.progress.flush()
+    (mentioned,) = [line for line in said() if "waits for data" in line]
+    assert "use a host with more CPU cores (they allow 2 workers)" in mentioned
 
 
 def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, said: Any) -> None:

@@ -23,6 +23,8 @@ from jaxtrain.errors import InputError
 class Masked(Text):
     """Packed sequences for masked language modeling."""
 
+    input_kind = "masked text"
+
     random_share: float = 0.1
     """Fraction of the chosen tokens that become a random token, 0 to 1."""
     keep_share: float = 0.1
@@ -111,6 +113,8 @@ class Causal(Text):
     read as several documents, cut at blank lines after 16,000 characters; they are split between
     training and validation, so a book has passages in both.
     """
+
+    input_kind = "causal text"
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
     """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.data import cache, folders, worker_pool
+from jaxtrain.data import cache, folders, worker_count, worker_pool
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage.atomic import expanded
@@ -227,7 +227,7 @@ def _scan_fresh(
         result[crashing[0]] = _bad(crashing[1:], "broken parquet: it crashes the reader")
         fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
-    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
+    processes = min(worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
         scanned = worker_pool.in_order(

@@ -60,6 +60,10 @@ class Prepared:
 class Text:
     """Where text comes from and how it is loaded."""
 
+    most_workers = 8
+    """Largest number of workers chosen for a host: one core makes more than a million tokens per
+    second (benchmarks/LOG.md, "Text input")."""
+
     path: str | None = None
     """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
@@ -74,8 +78,9 @@ class Text:
     """The same as path, for validation; None splits path."""
     batch_size: int
     """Global batch size: sequences per step, over all devices and microbatches."""
-    workers: int = 2
-    """Worker processes that load examples; 0 loads them in the main process."""
+    workers: int | None = None
+    """Worker processes per host that load examples. None: as many as the host's CPU cores allow; 0
+    loads them in the main process. The number never changes the examples or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its sequences of a batch
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""

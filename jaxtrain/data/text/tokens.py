@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jaxtrain.data import cache, worker_pool
+from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
@@ -192,7 +192,7 @@ def _write(
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
     if processes is None:
-        processes = min(worker_pool.cores(), int(total_mb / _MIN_MB_PER_PROCESS))
+        processes = min(worker_count.cores(), int(total_mb / _MIN_MB_PER_PROCESS))
     streams = _Streams(work, dtype)
     before_mb = streams.megabytes()
     if streams.documents:

@@ -15,7 +15,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import files as video_files
-from jaxtrain.data.video import index, latents, scenes
+from jaxtrain.data.video import index, latents, prepare_clips, scenes
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
@@ -43,8 +43,9 @@ class Config:
     """Video data for validation, given like path; None splits the files of path."""
     batch_size: int
     """Global batch size: clips per step, over all devices and microbatches."""
-    workers: int = 2
-    """Worker processes that load examples; 0 loads them in the main process."""
+    workers: int | None = None
+    """Worker processes per host that load examples. None: as many as the host's CPU cores allow; 0
+    loads them in the main process. The number never changes the examples or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
@@ -162,6 +163,10 @@ class Config:
             return self.clips_per_group
         sizes = range(1, _LARGEST_GROUP + 1)
         return max(size for size in sizes if self.clips_per_video % size == 0)
+
+    def is_prepared(self, path: Path) -> bool:
+        """Returns whether a folder was written by ``prepare clips``."""
+        return (path / prepare_clips.WORK).is_dir()
 
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache, remote
+from jaxtrain.data import cache, remote, worker_count
 from jaxtrain.data.video import decode, packets
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
@@ -98,7 +98,7 @@ def build(
         say(f"indexing {todo:,} videos")
     reported = time.monotonic()
     entries = []
-    workers = os.cpu_count() or 1  # threads suffice, because FFmpeg releases the GIL
+    workers = worker_count.cores()  # threads suffice, because FFmpeg releases the GIL
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def examine(one: video_files.Found) -> Entry:

@@ -28,7 +28,7 @@ from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded, read_json, sync, write_whole
 
 REPORT = "report.json"
-_WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
+WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _REPORT_EVERY_S = 10.0
 
 Say = Callable[[str], None]
@@ -62,8 +62,8 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
             "folder"
         )
     try:
-        (out / _WORK).mkdir(parents=True, exist_ok=True)
-        lock.hold(out / _WORK, say)
+        (out / WORK).mkdir(parents=True, exist_ok=True)
+        lock.hold(out / WORK, say)
         _keep_settings(out, settings)
         _remove_half_done(out)
         jobs = [_Job(one, out / folder_of(one.name), out) for one in found]
@@ -100,12 +100,12 @@ class _Job:
     @property
     def record(self) -> Path:
         """Returns the path of this video's record, which exists once the video is done."""
-        return self.out / _WORK / "records" / self._digest[:2] / f"{self._digest[2:]}.json"
+        return self.out / WORK / "records" / self._digest[:2] / f"{self._digest[2:]}.json"
 
     @property
     def work(self) -> Path:
         """Returns the folder in which its pieces are encoded."""
-        return self.out / _WORK / f"half-{self._digest[:16]}"
+        return self.out / WORK / f"half-{self._digest[:16]}"
 
     def done(self) -> Record | None:
         """Returns the record, unless the video has changed since or its pieces are gone."""
@@ -299,7 +299,7 @@ def _gone(jobs: list[_Job], out: Path) -> list[Record]:
     named = {job.found.name for job in jobs}
     folders = {job.folder for job in jobs}
     found = []
-    for path in (out / _WORK / "records").glob("*/*.json"):
+    for path in (out / WORK / "records").glob("*/*.json"):
         record = _read_record(path)
         if record is None:  # damaged, so its video is unknown
             continue
@@ -336,7 +336,7 @@ def _report(records: list[Record], gone: list[Record], settings: Settings) -> Re
 
 def _keep_settings(out: Path, settings: Settings) -> None:
     """Raises InputError if the folder has pieces with other settings; stores new settings."""
-    path, now = out / _WORK / "settings.json", dataclasses.asdict(settings)
+    path, now = out / WORK / "settings.json", dataclasses.asdict(settings)
     try:
         before = read_json(path)
     except FileNotFoundError:
@@ -359,7 +359,7 @@ def _keep_settings(out: Path, settings: Settings) -> None:
 
 
 def _remove_half_done(out: Path) -> None:
-    for left in (out / _WORK).glob("half-*"):
+    for left in (out / WORK).glob("half-*"):
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -1,0 +1,148 @@
+"""Measures how many examples per second the real pipeline delivers on this machine.
+
+``doctor`` compares the rate with the step's; ``plan --measure-input`` predicts a run from it.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+
+from jaxtrain.data import pipeline, sampler
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Source
+
+TRIAL_S = 3.0
+LONGEST_S = 20.0
+_BATCH_S = 0.3  # time that one worker should take for a batch of the trial
+_TRIED = 4  # examples loaded to measure that time
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """The measured rate of a loader.
+
+    Attributes:
+        examples_per_second: its rate; None if hardly a batch arrived in time.
+        workers: its number of workers; 0 for the main process.
+        one: examples/s of one core alone.
+    """
+
+    examples_per_second: float | None
+    workers: int
+    one: float
+
+
+def measure(
+    source: Source,
+    mesh: jax.sharding.Mesh,
+    spec: Callable[[int], pipeline.Spec],
+    *,
+    rows: int,
+    workers: int,
+    prefetch: int,
+    seed: int,
+    quarantine: Quarantine,
+    seconds: float = TRIAL_S,
+    longest_s: float = LONGEST_S,
+) -> Rate:
+    """Measures the pipeline's examples/s once its workers have started.
+
+    Batches are smaller than the config's if a worker takes long for those: the trial is short.
+
+    Args:
+        source: the training split.
+        mesh: a mesh of one device.
+        spec: the model's ``batch_spec``.
+        rows: examples of the config's batch that this process loads.
+        workers: ``data.workers`` of the config.
+        prefetch: ``data.prefetch`` of the config.
+        seed: seed of the order of the examples.
+        quarantine: records broken examples.
+        seconds: shortest time to measure.
+        longest_s: longest time, including the workers' start; batches up to then count.
+    """
+    one = _alone(source, seed, quarantine)
+    batch = max(1, min(rows, round(one * _BATCH_S)))
+    batches = pipeline.TrainingBatches(
+        source,
+        mesh,
+        spec(batch),
+        start=0,
+        seed=seed,
+        workers=workers,
+        prefetch=prefetch,
+        quarantine=quarantine,
+    )
+    # Batches made while the last worker was still starting do not show the rate.
+    early, more = batches.ahead, 2 * max(1, workers)
+    try:
+        times = _Arrivals(batches).collect(early, more, seconds, longest_s)
+    finally:
+        batches.close()
+    if len(times) < 2:
+        return Rate(None, workers, one)
+    first = min(early, len(times) // 2)
+    rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
+    return Rate(rate, workers, one)
+
+
+class _Arrivals(threading.Thread):
+    """Takes batches as they arrive and records the times, in a thread so that a wait can end."""
+
+    def __init__(self, batches: pipeline.TrainingBatches) -> None:
+        super().__init__(name="trial", daemon=True)
+        self._batches = batches
+        self._times: list[float] = []
+        self._error: BaseException | None = None
+        self._news = threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        """Runs until the batches are closed, or one fails."""
+        while self._error is None:
+            try:
+                next(self._batches)
+            except BaseException as error:
+                self._error = error
+            with self._news:
+                if self._error is None:
+                    self._times.append(time.monotonic())
+                self._news.notify()
+
+    def collect(self, early: int, more: int, seconds: float, longest_s: float) -> list[float]:
+        """Returns the arrival times of the batches, in seconds.
+
+        Args:
+            early: number of first batches that do not count.
+            more: least number of batches to collect after them.
+            seconds: least time that those must take.
+            longest_s: longest wait; then the batches so far are returned.
+
+        Raises:
+            BaseException: the pipeline raised it.
+        """
+        until = time.monotonic() + longest_s
+        with self._news:
+            while self._error is None and (left_s := until - time.monotonic()) > 0:
+                times = self._times
+                if len(times) > early + more and times[-1] - times[early] >= seconds:
+                    break
+                self._news.wait(left_s)
+            if self._error is not None:
+                raise self._error
+            return list(self._times)
+
+
+def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
+    """Measures examples/s of this process alone, without the first, which opens files."""
+    rows = sampler.TrainingRows(
+        source, sampler.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
+    )
+    rows[0]
+    began = time.perf_counter()
+    for row in range(1, _TRIED + 1):
+        rows[row]
+    return _TRIED / max(1e-9, time.perf_counter() - began)

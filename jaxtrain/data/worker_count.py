@@ -1,0 +1,192 @@
+"""Counts the CPU cores that a process may use, and chooses its number of worker processes.
+
+The number of workers never changes the examples or their order (:mod:`jaxtrain.data.batch_parts`),
+so it may differ from host to host, and from one start of a run to the next.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.data import batch_parts
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
+
+LOOP_CORES = 2
+"""Cores that the training loop needs on GPUs: a thread runs the loop, another one puts batches on
+the devices. On CPU devices, the steps themselves need cores: half of them."""
+
+# The fraction of the free shared memory that chosen workers may fill. Other processes use it, too.
+_SHARE_OF_SHARED_MEMORY = 0.8
+
+
+def cores(
+    processes: int = 1,
+    groups: Path = _CGROUPS,
+    own: Path = _OWN_CGROUPS,
+    machine: int | None = None,
+) -> int:
+    """Returns the number of CPU cores that this process may use.
+
+    That is the least of its affinity (set by taskset, SLURM, or a cpuset), the machine's cores, and
+    the CPU limits of its cgroups (``docker run --cpus``, a pod's limits). A process gets its part
+    of the machine and of the limits if several processes of the run share them.
+
+    Args:
+        processes: processes of the run on this host.
+        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        own: the kernel's file that names the cgroups of this process.
+        machine: number of cores of the machine; None asks the system.
+    """
+    all_cores = machine or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
+    limits = [all_cores, *_cgroup_limits(groups, own)]
+    return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
+
+
+def _cgroup_limits(groups: Path, own: Path) -> Iterator[float]:
+    """Yields the CPU limits, in cores, of this process's cgroups and of those that contain them."""
+    for line in _text(own).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            root, read = groups, _limit_v2
+        elif "cpu" in controllers.split(","):
+            root, read = groups / "cpu", _limit_v1
+            if not root.is_dir():
+                root = groups / controllers
+        else:
+            continue
+        # In a container, the path may be that of the host, which is not visible: its own limit is
+        # then at the root.
+        folder = root if ".." in path else root / path.lstrip("/")
+        for one in (folder, *folder.parents):
+            if one.is_relative_to(root) and (limit := read(one)) is not None:
+                yield limit
+
+
+def _limit_v2(folder: Path) -> float | None:
+    """Reads ``cpu.max``: "250000 100000" is 2.5 cores, "max 100000" is no limit."""
+    words = _text(folder / "cpu.max").split()
+    return _quotient(*words) if len(words) == 2 else None
+
+
+def _limit_v1(folder: Path) -> float | None:
+    """Reads the quota and period; a quota of -1 is no limit."""
+    return _quotient(
+        _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
+    )
+
+
+def _quotient(quota: str, period: str) -> float | None:
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCount:
+    """The number of worker processes.
+
+    Attributes:
+        number: worker processes; 0 loads examples in the main process.
+        sentence: a line for the log.
+    """
+
+    number: int
+    sentence: str
+
+
+def of(
+    data: Any, model: Any, *, rows: int, devices: int, on_cpu: bool, processes: int = 1
+) -> WorkerCount:
+    """Returns the config's number of workers, or else the number that suits this host.
+
+    Args:
+        data: the config's data.
+        model: the config's model.
+        rows: examples of a global batch that this process loads.
+        devices: devices of this process.
+        on_cpu: whether the devices are CPUs.
+        processes: processes of the run on this host.
+    """
+    if data.workers is not None:
+        return WorkerCount(data.workers, f"data.workers {data.workers}")
+    own = cores(processes)
+    batch = shared_batch_bytes(model, rows)
+    room = math.inf if not batch else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / batch
+    number = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu, room=room)
+    most = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu)
+    why = f"this process may use {own} CPU {'core' if own == 1 else 'cores'}"
+    if number < most:
+        why += f", and {_SHARED_MEMORY} has no space for the batches of {most} workers"
+    return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
+
+
+def chosen(
+    data: Any, cores: int, *, rows: int, devices: int, on_cpu: bool, room: float = math.inf
+) -> int:
+    """Chooses the number of workers for a host.
+
+    Takes the cores that the loop leaves, rounded down by at most a quarter so that a batch divides
+    evenly among the workers: then they load it together, and fewer batches wait in shared memory.
+    With several devices, that is a multiple of their number if there are enough cores.
+
+    Args:
+        data: the config's data.
+        cores: CPU cores of the process.
+        rows: examples of a global batch that the process loads.
+        devices: devices of the process.
+        on_cpu: whether the devices are CPUs.
+        room: the number of batches for which shared memory has space.
+    """
+    free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
+    free = min(free, getattr(data, "most_workers", free))
+    fitting = [n for n in range(1, free + 1) if batches_held(data, rows, n, devices) <= room]
+    most = max(fitting, default=min(free, devices))
+    unit = devices if devices > 1 else rows
+    near = range(-(-3 * most // 4), most + 1)
+    return max(near, key=lambda number: (math.gcd(number, unit), number))
+
+
+def batches_held(data: Any, rows: int, workers: int, devices: int) -> float:
+    """Returns the most batches in shared memory; videos may have keyframes far apart.
+
+    Args:
+        data: the config's data.
+        rows: examples of a global batch that the process loads.
+        workers: workers of the process.
+        devices: devices of the process.
+    """
+    group = getattr(data, "largest_group", 1)
+    spread = getattr(data, "group_spread", None) or data.batch_size
+    length = batch_parts.run_length(group, spread, data.batch_size) if group > 1 else 1
+    return batch_parts.held(rows, length, workers, data.prefetch, devices)
+
+
+def shared_batch_bytes(model: Any, rows: int) -> int:
+    """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
+    sizes = (
+        math.prod(part.shape) * part.dtype.itemsize for part in model.batch_spec(rows).values()
+    )
+    return sum(one for one in sizes if one >= batch_parts.MIN_SHARED_BYTES)
+
+
+def _free(folder: Path) -> float:
+    try:
+        found = os.statvfs(folder)
+    except OSError:  # a system without such a folder
+        return math.inf
+    return found.f_bavail * found.f_frsize
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

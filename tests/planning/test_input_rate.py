@@ -1,0 +1,113 @@
+"""Tests the prediction of what a host can load, and the advice when that is too little."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.planning import input_rate
+from jaxtrain.planning.input_rate import Host, Measured
+
+RUN = config.load("h100_8")  # 128 clips of 12x480x720
+STEP = (0.17, 0.42)
+
+
+def predicted(run: config.Run = RUN, **host: object) -> input_rate.Input:
+    return input_rate.predict(run, 8, 1, Host(**host))  # type: ignore[arg-type]
+
+
+def advised(
+    found: input_rate.Input, run: config.Run = RUN, step: tuple[float, float] = STEP
+) -> str:
+    return "\n".join(input_rate.advice(run, found, step, gpus=8, nodes=1))
+
+
+@pytest.mark.parametrize(
+    ("typed", "source", "rate"),
+    [
+        ([], "films", (24 * 1.9, 24 * 4.6)),
+        ([], "clips", (24 * 11.0, 24 * 22.7)),
+        (["--data.clips_per_video", "6"], None, (24 * 6.1, 24 * 14.1)),
+        (["--data.clips_per_video", "6", "--data.clips_per_group", "1"], None, (45.6, 110.4)),
+        (["--data.workers", "8"], "clips", (8 * 11.0, 8 * 22.7)),
+        (["--data.workers", "99"], "clips", (26 * 11.0, 26 * 22.7)),  # on 26 cores
+        (["--data.workers", "0"], "clips", (11.0, 22.7)),
+    ],
+)
+def test_the_rate_of_a_host(
+    typed: list[str], source: str | None, rate: tuple[float, float]
+) -> None:
+    run = config.load("h100_8", typed)
+    found = predicted(run, cores=26, source=source)
+    assert found.rate == pytest.approx(rate)
+    assert found.seconds == pytest.approx((128 / rate[1], 128 / rate[0]))
+    assert not found.assumed
+
+
+def test_larger_clips_cost_more_and_films_hardly() -> None:
+    longer = config.load("h100_1")  # 19 frames instead of 12
+    clips = input_rate.KINDS["clips"].per_core(longer.model)[1]
+    assert clips == pytest.approx(22.7 / (0.07 + 0.93 * 19 / 12))
+    assert input_rate.KINDS["films"].per_core(longer.model)[1] == pytest.approx(4.6, rel=0.05)
+
+
+def test_text_is_counted_in_tokens() -> None:
+    masked, causal = config.load("mlm_h200_8"), config.load("gpt_h100_8")
+    assert predicted(masked).per_core == pytest.approx((1.59e6 / 256,) * 2)
+    assert predicted(causal).per_core == pytest.approx((13.4e6 / 2048,) * 2)
+    with pytest.raises(InputError, match="--source clips is for videos; the data of mlm_h200_8"):
+        predicted(masked, source="clips")
+
+
+def test_cores_are_assumed_per_gpu() -> None:
+    found = input_rate.predict(RUN, 4, 2, Host())
+    assert (found.cores, found.assumed) == (48, True)
+    assert found.seconds[0] == pytest.approx(64 / (44 * 4.6))
+
+
+def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
+    run = config.load("h100_8", ["--data.path", str(tmp_path)])
+    assert predicted(run).kind == "films"
+    assert f"from {tmp_path}" in predicted(run).what
+    (tmp_path / ".prepare").mkdir()
+    assert predicted(run).kind == "clips"
+    assert predicted(run, source="films").kind == "films"
+    elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
+    assert "assumed; --source clips" in predicted(elsewhere).what
+
+
+def test_measured_rates_replace_the_table() -> None:
+    found = predicted(cores=26, measured=Measured(9.0, 3, 2, "my videos"))
+    assert found.per_core == (4.5, 4.5)  # three workers on two cores
+    assert found.rate == (24 * 4.5, 24 * 4.5)
+    assert found.what == "my videos, measured on this machine"
+    assert "times the clips/s" not in advised(found)  # of prepared clips nothing was measured
+
+
+def test_fast_input_needs_no_advice() -> None:
+    assert advised(predicted(cores=96, source="clips")) == ""
+
+
+def test_advice_is_in_numbers() -> None:
+    text = advised(predicted(cores=26, source="films"))
+    assert "prepare clips, once: 5.3 times the clips/s, which may be fast enough" in text
+    assert "--data.clips_per_video 6 (each film is seen six times per epoch): 3.1 times" in text
+    assert "cores for 67 to 397 workers, instead of 24" in text
+    assert "--devices 1x4: 4 GPUs instead of 8" in text
+    assert "the same speed at 50% of the price" in text
+
+
+def test_few_workers_on_many_cores() -> None:
+    run = config.load("h100_8", ["--data.workers", "8"])
+    text = advised(predicted(run, cores=96, source="clips"), run)
+    assert "--data.workers None uses the host's 96 cores instead of 8" in text
+
+
+def test_fewer_gpus_must_still_wait_and_divide_the_batch() -> None:
+    found = predicted(cores=26, source="films")  # 1.16 s per batch at best
+    assert "GPUs instead of 8" not in advised(found, step=(0.5, 1.0))  # 4 GPUs would take 2 s
+    assert "1x1" in advised(found, step=(0.01, 0.1))
+    odd = config.load("h100_8", ["--data.batch_size", "112", "--optim.accumulate", "1"])
+    found = predicted(odd, cores=26, source="films")
+    assert "1x2" in advised(found, odd, step=(0.1, 0.25))
