@@ -128,7 +128,9 @@ def typed(run: config.Run, flags: Flags) -> Sequence[str]:
         return flags.arguments
     words = config.as_typed(run)
     if words and flags.simulate_devices:
-        return (*words, "--simulate-devices", str(flags.simulate_devices))
+        words = (*words, "--simulate-devices", str(flags.simulate_devices))
+    if words and flags.track:
+        words = (*words, "--track", ",".join(flags.track))
     return words
 
 
@@ -234,19 +236,23 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     """
     if not arguments:
         return ""
-    return f"{_again(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
+    without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
+    return f"{_again(f'{program} plan', arguments, without)} --fit"
 
 
 def _again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
     """Returns the command line with changed flags, each flag once; None removes a flag."""
     settings: dict[str, list[str]] = {}
-    flag = ""
+    flag, tracked = "", list[str]()  # --track is the only flag that may be repeated
     for argument in arguments:
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
-            settings[flag] = [value] if equals else []
+            settings[flag] = tracked if flag == "--track" else []
+            settings[flag] += [value] if equals else []
         elif flag:
             settings[flag].append(argument)
+    if tracked:
+        settings["--track"] = [",".join(tracked)]
     for name in (*_ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
