@@ -88,6 +88,10 @@ def candidates(typed: Sequence[str]) -> list[str]:
         found = names
     elif word.startswith("-"):
         found = _flags_of(before)
+    elif before[-1] == "--track":
+        from jaxtrain.telemetry.tracker import TRACKERS
+
+        found = TRACKERS
     elif before[-1].startswith("--") and before[-1] not in ("--output-dir", "--resume"):
         found = []
     else:

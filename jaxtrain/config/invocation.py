@@ -47,13 +47,16 @@ def shortest(path: str) -> str:
 def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
     """Returns the command line with changed flags, each flag once; None removes a flag."""
     settings: dict[str, list[str]] = {}
-    flag = ""
+    flag, tracked = "", list[str]()  # --track is the only flag that may be repeated
     for argument in arguments:
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
-            settings[flag] = [value] if equals else []
+            settings[flag] = tracked if flag == "--track" else []
+            settings[flag] += [value] if equals else []
         elif flag:
             settings[flag].append(argument)
+    if tracked:
+        settings["--track"] = [",".join(tracked)]
     for name in (*_ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}

@@ -107,20 +107,22 @@ class Tracker:
 
     def close(self) -> None:
         """Waits for the process until its deadline, and then kills it."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             return
         if not self._over.is_set():  # the end of the run was not logged
             self._end(1)
-        self._thread.join(max(0.0, self._until - time.monotonic()))
-        if self._thread.is_alive():
+        thread.join(max(0.0, self._until - time.monotonic()))
+        if thread.is_alive():
             self._say(
                 f"warning: {self.name} has not finished in time and is stopped: to send what is "
                 "missing, run the same command with --resume latest"
             )
-            self._thread = None  # what it says from now on is too late
+            self._thread = None  # it starts no other process, and what it says is too late
             with self._lock:
                 if self._process is not None:
                     self._process.kill()
+            thread.join(1.0)
 
     def _end(self, code: int) -> None:
         self._code = code
@@ -171,6 +173,7 @@ class Tracker:
         with self._lock:
             self._process = process
         self._tell()
+        assert process.stdin is not None
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -180,6 +183,8 @@ class Tracker:
                 elif self._thread is not None:
                     self._say(f"{self.name}: {text}")
         code = process.wait()
+        with self._lock, contextlib.suppress(OSError):
+            process.stdin.close()
         if code not in (0, 1):  # for 1, it has said why
             self._warn(f"ended with {code}; see {FOLDER}/{self.name}.log")
         return code == 0

@@ -124,20 +124,29 @@ class Ledger:
         self._path = path
         descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._file = open(descriptor, "rb+", buffering=0)  # noqa: SIM115  # close() does
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        drop_torn_line(path)
-        head, *lines = path.read_bytes().splitlines() or [b""]
         try:
-            self.id = json.loads(head)["run"] if head else secrets.token_hex(4)
-            found = [json.loads(line) for line in lines]
-            self.sent = [(int(step), float(when)) for step, when in found]
-            if not _ID.fullmatch(self.id):
-                raise ValueError(self.id)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise ValueError(f"{path} has a line that is not from jaxtrain: move it away") from None
-        if not head:
-            self._file.write(json.dumps({"run": self.id}).encode() + b"\n")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            drop_torn_line(path)
+            self.id, self.sent = self._read()
+        except BaseException:
+            self._file.close()
+            raise
         self._known = set(self.sent)
+
+    def _read(self) -> tuple[str, list[tuple[int, float]]]:
+        head, *lines = self._path.read_bytes().splitlines() or [b""]
+        if not head:
+            id = secrets.token_hex(4)
+            self._file.write(json.dumps({"run": id}).encode() + b"\n")
+            return id, []
+        try:
+            id = json.loads(head)["run"]
+            found = [json.loads(line) for line in lines]
+            if _ID.fullmatch(id):
+                return id, [(int(step), float(when)) for step, when in found]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+        raise ValueError(f"{self._path} has a line that is not from jaxtrain: move it away")
 
     def __contains__(self, row: Row) -> bool:
         return (row.step, row.time) in self._known
@@ -246,7 +255,8 @@ def follow(name: str, directory: Path, end: End, say: Callable[[str], None]) -> 
         recorder = open_recorder(name, _info(directory, ledger))
         ledger.keep(recorder.arrived)
         lost = before - len(ledger.sent)
-        say(f"{recorder.where}{f'; {lost} lost records are sent again' if lost > 0 else ''}")
+        which = "1 lost record is" if lost == 1 else f"{lost} lost records are"
+        say(f"{recorder.where}; {which} sent again" if lost > 0 else recorder.where)
         metrics = _MetricsFile(directory)
         while True:
             over = end.over()  # before the file is read

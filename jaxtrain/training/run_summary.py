@@ -126,7 +126,9 @@ def typed(run: config.Run, flags: Flags) -> Sequence[str]:
         return flags.arguments
     words = config.as_typed(run)
     if words and flags.simulate_devices:
-        return (*words, "--simulate-devices", str(flags.simulate_devices))
+        words = (*words, "--simulate-devices", str(flags.simulate_devices))
+    if words and flags.track:
+        words = (*words, "--track", ",".join(flags.track))
     return words
 
 
@@ -228,7 +230,8 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     """
     if not arguments:
         return ""
-    return f"{invocation.again(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
+    without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
+    return f"{invocation.again(f'{program} plan', arguments, without)} --fit"
 
 
 def _more_patience(settings: config.Loop) -> dict[str, str]:

@@ -1,0 +1,345 @@
+"""Trackers, with a fake MLflow; real_trackers.py tests the real packages."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxtrain
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry import tracker
+from jaxtrain.telemetry.events import (
+    Ended,
+    EventLog,
+    Metrics,
+    Rewound,
+    Sample,
+    Started,
+    StepCompiled,
+    file_sinks,
+)
+from jaxtrain.telemetry.tracker_process import Ledger
+from jaxtrain.training import preflight
+
+# It stores requests in a file, and behaves as the file "mood" says.
+FAKE = """
+import json, os, pathlib, time, types
+
+FOLDER = pathlib.Path(__file__).parent
+
+def stored():
+    path = FOLDER / "stored.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+def store(*request):
+    print("noise of a library")
+    with open(FOLDER / "stored.jsonl", "a") as file:
+        file.write(json.dumps(request) + "\\n")
+
+def mood():
+    path = FOLDER / "mood"
+    words = path.read_text() if path.exists() else ""
+    if words == "hang":
+        time.sleep(1000)
+    if words == "fail":
+        raise ConnectionError("no server at http://user:secret@host/")
+    if words == "crash":
+        os.kill(os.getpid(), 9)
+
+def get_tracking_uri():
+    return "fake"
+
+class MlflowClient:
+    def get_experiment_by_name(self, name):
+        mood()
+        return types.SimpleNamespace(experiment_id=name)
+    def search_runs(self, experiments, text):
+        runs = [request for request in stored() if request[0] == "run"]
+        if not runs:
+            return []
+        info = types.SimpleNamespace(run_id="1")
+        return [types.SimpleNamespace(info=info, data=types.SimpleNamespace(params={}))]
+    def create_run(self, experiment, tags, run_name):
+        store("run", tags["jaxtrain.run"], run_name)
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="1"))
+    def update_run(self, run, status):
+        pass
+    def log_batch(self, run, metrics=(), params=(), tags=()):
+        mood()
+        for key, value, when, step in metrics:
+            store("metric", key, value, step)
+        for key, value in params:
+            store("param", key, value)
+    def log_image(self, run, image, key, step, timestamp, synchronous):
+        store("image", key, step, list(image.size))
+    def log_artifact(self, run, path, folder):
+        store("file", pathlib.Path(path).name)
+    def set_terminated(self, run, status):
+        store("end", status)
+"""
+ENTITIES = """
+Metric = Param = RunTag = lambda *values: values
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a fake package ``mlflow``."""
+    folder = tmp_path / "packages" / "mlflow"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(FAKE)
+    (folder / "entities.py").write_text(ENTITIES)
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    monkeypatch.setattr(tracker, "STOPPED_S", 20.0)
+    monkeypatch.setattr(tracker, "_RETRY_S", (0.1,))
+    return folder
+
+
+class Run:
+    """A start of a run with a log that tracks it.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self.lines: list[str] = []
+        self.log = EventLog(Printed(self.lines))
+        sinks = file_sinks(directory, 0, 1, ("mlflow",), self.log.say)
+        self.log.attach(sinks, directory)
+        self.log.emit(Started(0, 0, 9, None, {"name": "demo", "optim": {"b1": 0.5}}, ["--debug"]))
+        self.log.emit(StepCompiled(0, None, 1.0, 1, 1.0))
+
+    def end(self, code: int = 0) -> None:
+        """Ends the run as a real one does."""
+        self.log.emit(Ended(1, code, "done"))
+        self.log.close()
+
+
+class Printed:
+    """A console that keeps its lines."""
+
+    name, takes = "console", ()
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def handle(self, event: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def show(self, text: str) -> None:
+        self._lines.append(text)
+
+
+def stored(fake: Path, kind: str = "metric") -> list[list[Any]]:
+    path = fake / "stored.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [request[1:] for request in found if request[0] == kind]
+
+
+def messages(directory: Path) -> str:
+    path = directory / "log.txt"
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def losses(*steps: int) -> Sequence[Metrics]:
+    return [Metrics(step, {"train/loss": 1 / step}) for step in steps]
+
+
+def test_a_run_is_sent_with_its_config_and_samples(tmp_path: Path, fake: Path) -> None:
+    run = Run(tmp_path / "run")
+    for event in losses(1, 2):
+        run.log.emit(event)
+    run.log.emit(Sample(2, "image", np.zeros((4, 6, 3), np.uint8)))
+    run.log.emit(Sample(2, "text", "words"))
+    run.log.emit(Sample(1, "image", np.zeros((4, 6, 3), np.uint8)))  # of no validation
+    run.log.emit(Metrics(2, {"val/loss": float("inf")}))
+    run.end()
+    assert stored(fake) == [
+        ["train/loss", 1.0, 1],
+        ["train/loss", 0.5, 2],
+        ["val/loss", float("inf"), 2],
+    ]
+    assert stored(fake, "image") == [["image", 2, [6, 4]]]
+    assert stored(fake, "file") == [["text_2.txt"]]
+    params = dict(stored(fake, "param"))
+    assert params["optim.b1"] == "0.5"
+    assert params["versions.python"]
+    assert params["run.arguments"] == "--debug"
+    assert stored(fake, "end") == [["FINISHED"]]
+    assert "mlflow: run demo/run (1) at fake" in messages(tmp_path / "run")
+    assert not run.lines, "nothing is wrong"
+
+
+def test_resumes_and_rollbacks_belong_to_one_run(tmp_path: Path, fake: Path) -> None:
+    run = Run(tmp_path / "run")
+    for event in losses(1, 2, 3):
+        run.log.emit(event)
+    wait_for(lambda: len(stored(fake)) == 3)
+    run.log.emit(Rewound(1, 8))
+    for event in losses(2, 3, 4):
+        run.log.emit(event)
+    run.end(75)
+    assert [step for _, _, step in stored(fake)] == [1, 2, 3, 2, 3, 4]
+    again = Run(tmp_path / "run")
+    again.log.emit(Rewound(3, 24))
+    again.log.emit(losses(4)[0])
+    again.end()
+    assert [step for _, _, step in stored(fake)] == [1, 2, 3, 2, 3, 4, 4]
+    assert stored(fake, "end") == [["KILLED"], ["FINISHED"]]
+    assert len(stored(fake, "run")) == 1
+
+
+def test_what_the_tracker_has_lost_is_sent_again(tmp_path: Path, fake: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.log.emit(losses(1)[0])
+    run.end(75)
+    (fake / "stored.jsonl").unlink()
+    again = Run(tmp_path / "run")
+    again.log.emit(losses(2)[0])
+    again.end()
+    assert [step for _, _, step in stored(fake)] == [1, 2]
+    assert "1 lost record is sent again" in messages(tmp_path / "run")
+
+
+def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "END_S", 3.0)
+    (fake / "mood").write_text("hang")
+    run = Run(tmp_path / "run")
+    wait_for((tmp_path / "run" / "trackers" / "mlflow.jsonl").exists)
+    slowest = 0.0
+    for event in losses(*range(1, 200)):
+        began = time.perf_counter()
+        run.log.emit(event)
+        slowest = max(slowest, time.perf_counter() - began)
+    assert slowest < 1.0
+    began = time.monotonic()
+    run.end()
+    assert 2.5 < time.monotonic() - began < 10
+    assert "mlflow has not finished in time and is stopped" in messages(tmp_path / "run")
+    (fake / "mood").unlink()
+    Run(tmp_path / "run").end()
+    assert len(stored(fake)) == 199
+
+
+@pytest.mark.parametrize(
+    ("mood", "said"),
+    [("fail", "ConnectionError: no server at http://***@host/"), ("crash", "ended with -9")],
+)
+def test_a_tracker_that_fails_is_reported_once_and_retried(
+    tmp_path: Path, fake: Path, mood: str, said: str
+) -> None:
+    (fake / "mood").write_text(mood)
+    run = Run(tmp_path / "run")
+    run.log.emit(losses(1)[0])
+    wait_for(lambda: said in messages(tmp_path / "run"))
+    time.sleep(2)  # it fails again
+    (fake / "mood").unlink()
+    wait_for(lambda: stored(fake))
+    run.end()
+    assert stored(fake) == [["train/loss", 1.0, 1]]
+    written = messages(tmp_path / "run")
+    assert written.count(said) == 1
+    assert "training continues, and what is missing is sent later" in written
+
+
+def test_a_tracker_that_fails_at_the_end_says_how_to_send_the_rest(
+    tmp_path: Path, fake: Path
+) -> None:
+    run = Run(tmp_path / "run")
+    wait_for(lambda: stored(fake, "param"))
+    (fake / "mood").write_text("fail")
+    run.log.emit(losses(1)[0])
+    run.end()
+    assert messages(tmp_path / "run").rstrip().endswith("with --resume latest")
+
+
+def test_the_process_ends_after_a_run_that_was_killed(tmp_path: Path, fake: Path) -> None:
+    first = Run(tmp_path / "run")
+    first.end(75)
+    for event in losses(1, 2):
+        first.log = EventLog(Printed([]))
+        first.log.attach(file_sinks(tmp_path / "run", 0, 1), tmp_path / "run")
+        first.log.emit(event)
+        first.log.close()
+    command = [sys.executable, "-m", "jaxtrain.telemetry.tracker_process", "mlflow"]
+    alone = subprocess.run(
+        [*command, str(tmp_path / "run")], stdin=subprocess.DEVNULL, timeout=60, check=False
+    )
+    assert alone.returncode == 0
+    assert [step for _, _, step in stored(fake)] == [1, 2]
+    assert stored(fake, "end") == [["KILLED"], ["FAILED"]]
+
+
+def test_a_ledger_is_used_by_one_process(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "wandb.jsonl")
+    with pytest.raises(BlockingIOError):
+        Ledger(tmp_path / "wandb.jsonl")
+    first.add([(1, 0.5), (2, 0.25), (3, 0.125)])
+    first.keep(2)
+    first.keep(3)  # more have arrived than were noted
+    first.add([(4, 2.0)])
+    first.close()
+    second = Ledger(tmp_path / "wandb.jsonl")
+    assert second.sent == [(1, 0.5), (2, 0.25), (-1, 0.0), (4, 2.0)]
+    assert second.id == first.id
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "line", ['{"run": "../x"}', '{"run": 3}', "no", '{"run": "01234567"}\n[1]']
+)
+def test_a_ledger_that_is_not_ours_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "wandb.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match="move it away"):
+        Ledger(tmp_path / "wandb.jsonl")
+
+
+def test_only_process_zero_tracks(tmp_path: Path) -> None:
+    def names(process: int) -> set[str]:
+        return {one.name for one in file_sinks(tmp_path, process, 2, ("wandb", "mlflow"))}
+
+    assert names(0) >= {"wandb", "mlflow"}
+    assert not names(1) & {"wandb", "mlflow"}
+
+
+def test_several_trackers_are_named_in_any_way() -> None:
+    assert tracker.names(["wandb,mlflow", " trackio", "wandb"]) == ("wandb", "mlflow", "trackio")
+
+
+def test_unknown_and_missing_trackers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where W&B has left a folder ``wandb``, which Python takes for a package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "path", [str(tmp_path)])
+        changed.delitem(sys.modules, "wandb", raising=False)
+        assert list(tracker.problems(("wandbb", "wandb"))) == [
+            "--track 'wandbb': unknown tracker: use wandb, trackio, mlflow",
+            "--track wandb: wandb is not installed: pip install -e '.[wandb]'",
+        ]
+    assert not list(tracker.problems(("wandb",), installed=False))
+    run = jaxtrain.load_config("demo_gpt")
+    with pytest.raises(InputError, match="unknown tracker"):
+        preflight.refuse(run, preflight.Flags(track=("none",)))
+    with pytest.raises(InputError, match="unknown tracker"):
+        jaxtrain.train(run, track="none")
