@@ -285,7 +285,7 @@ def test_what_was_downloaded_works_without_a_network(
         ("hf:me/small", "wrong", r"does not accept the token .*401 Unauthorized.*: run hf auth"),
         ("hf:me/gated", READER, "access to this model is restricted: request it on http"),
         ("hf:me/empty", READER, "has no config.json, and its weights files are none"),
-        ("hf:me/pickled", READER, "its weights files are none: name one .* or convert the model"),
+        ("hf:me/pickled", READER, "its weights files are 'pytorch_model.bin': use a revision"),
         ("hf:me/small:x.pth", READER, "no such file; its weights files are 'model.safetensors'"),
     ],
 )
