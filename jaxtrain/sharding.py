@@ -1,9 +1,22 @@
-"""Builds the mesh, decides where arrays are stored, and gathers sharded parameters.
+"""Builds the mesh, decides where arrays are stored, and gathers sharded parameters (ZeRO, FSDP).
 
 The mesh has two axes. ``fsdp`` shards parameters, gradients and optimizer state; ``data``
-replicates them; the batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and
+replicates them; the batch is split over both. So ``fsdp`` across all devices is plain ZeRO, and
 ``data`` x ``fsdp`` is the hybrid: shard inside a node, replicate across nodes. No other module asks
 jax for its devices.
+
+``mesh.shard`` is the stage:
+
+- ``"params"``, ZeRO-3: :class:`ShardingRule` shards the state. A block gathers each parameter where
+  it reads it (:class:`GatheredParam`), again in the backward pass, and its gradient is
+  reduce-scattered.
+- ``"optimizer"``, in effect ZeRO-2: the same state, but all parameters are gathered once per step,
+  in the dtype of the computation.
+- ``"none"``: every device has the full state, and gradients are all-reduced.
+
+ZeRO-1, full gradients with sharded optimizer state, is not offered. ``parameter_views`` in
+``training/step.py`` applies the stage to a step: it casts parameters before they are gathered, and
+constrains the gradients to their shards.
 """
 
 import functools

@@ -175,6 +175,8 @@ CHOSEN = {
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,
+    "training/saved_programs.py dependencies": "names in _JAX_SETTINGS",
+    "training/saved_programs.py load": "a folder that --compiled names is code by design",
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py config_class": "the modules in the package's own folder",
@@ -198,7 +200,7 @@ CHOSEN = {
 CHOOSERS = {"getattr", "attrgetter", "methodcaller"}
 RUNNERS = {
     *("import_module", "__import__", "exec", "eval", "compile", "run_path", "run_module"),
-    *("locate", "system", "popen", "globals", "unpickle", "Unpickler"),
+    *("locate", "system", "popen", "globals", "unpickle", "Unpickler", "deserialize_and_load"),
 }
 
 

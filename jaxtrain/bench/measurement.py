@@ -33,7 +33,7 @@ from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
 from jaxtrain.training.state import State
-from jaxtrain.xla import hlo, options
+from jaxtrain.xla import gpu_memory, hlo, options
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
@@ -56,7 +56,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
-    options.reserve_memory(os.environ)
+    gpu_memory.reserve_memory(os.environ)
     if process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
     process_group.connect({}, request["simulate_devices"])

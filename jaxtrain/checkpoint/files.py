@@ -59,10 +59,6 @@ def opened(directory: Path, *, wait: bool) -> int:
 def complete(target: Path, files: Mapping[str, bytes]) -> None:
     """Completes a checkpoint committed by Orbax: adds files and its manifest.
 
-    Args:
-        target: the checkpoint.
-        files: name -> content.
-
     Raises:
         OSError: the checkpoint is not complete.
     """

@@ -537,7 +537,7 @@ def best_so_far(
 
     if best is None or not _is_of(directory, start_from):
         return None
-    if not process_group.told_by_process_zero(
+    if not process_group.process_zero_decides(
         lambda: "there" if _has_best(directory, best["step"], start_from) else ""
     ):
         return None

@@ -44,12 +44,7 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 class Counter:
-    """Counts frames or clips, and prints the progress every ten seconds.
-
-    Args:
-        expected: their total number.
-        what: the singular noun.
-    """
+    """Counts frames or clips, and prints the progress every ten seconds."""
 
     def __init__(self, expected: int, what: str = "frame") -> None:
         self._expected, self._done, self._what = expected, 0, what

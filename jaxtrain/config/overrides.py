@@ -24,7 +24,10 @@ _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 # Not fields, but suggested for a misspelled flag (jaxtrain.cli.train.flags_parser).
-_FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+_FLAGS = (
+    *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
+    "--track",
+)
 
 # Names that other trainers use, and the field's name here.
 _OTHER_NAMES = {
@@ -113,10 +116,6 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
     """Applies the valid overrides and returns what is wrong with the others.
 
     This way, other problems with the config can be reported at the same time.
-
-    Args:
-        default: as for :func:`apply`.
-        arguments: as for :func:`apply`.
 
     Returns:
         The changed dataclass, or None if no single override is to blame; the messages.

@@ -192,7 +192,7 @@ def check_same(what: str, value: str, cure: str) -> None:
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
 
 
-def told_by_process_zero(decide: Callable[[], str]) -> str:
+def process_zero_decides(decide: Callable[[], str]) -> str:
     """Runs ``decide`` in process 0; every process returns its text or raises its error.
 
     The others wait for up to a day, since it may read an entire checkpoint.
@@ -203,47 +203,8 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
     return key_value.of_run().decide("decision", decide, _LONGEST_WAIT_S)
 
 
-class Agreement:
-    """Finds the maximum of a small number over all processes.
-
-    :meth:`exchange` starts during one step and is read after the next, so no process waits: every
-    process reads the same value at the same step, and all take the same decision.
-
-    Args:
-        mesh: the mesh over all devices.
-    """
-
-    def __init__(self, mesh: jax.sharding.Mesh) -> None:
-        self._alone = jax.process_count() == 1
-        self._sharding = batch_sharding(mesh)
-        self._devices = mesh.size
-        self._reduce = jax.jit(jnp.max, out_shardings=replicated(mesh))
-        self._pending: jax.Array | None = None
-
-    def now(self, value: float) -> float:
-        """Contributes ``value``, waits for all processes, and returns the maximum."""
-        return value if self._alone else float(self._reduced(value))
-
-    def exchange(self, value: float) -> float | None:
-        """Contributes ``value``; returns the maximum of the previous call's contributions.
-
-        The first call returns None. In a run of one process, ``value`` is returned at once.
-        """
-        if self._alone:
-            return value
-        agreed = None if self._pending is None else float(self._pending)
-        self._pending = self._reduced(value)
-        return agreed
-
-    def _reduced(self, value: float) -> jax.Array:
-        reduced: jax.Array = self._reduce(_from_each(self._sharding, self._devices, value))
-        return reduced
-
-
 class Exchange:
-    """Reduces several named numbers over all processes at once, to their means or maxima.
-
-    Results are one call late, as in :class:`Agreement`, so no process waits.
+    """Reduces named numbers over all processes, to their means or maxima.
 
     Args:
         mesh: the mesh over all devices.
@@ -252,7 +213,7 @@ class Exchange:
     """
 
     def __init__(
-        self, mesh: jax.sharding.Mesh, mean: Sequence[str], largest: Sequence[str]
+        self, mesh: jax.sharding.Mesh, *, mean: Sequence[str] = (), largest: Sequence[str] = ()
     ) -> None:
         self._alone = jax.process_count() == 1
         self._sharding = batch_sharding(mesh)
@@ -267,29 +228,38 @@ class Exchange:
         self._reduce = jax.jit(reduce, out_shardings=replicated(mesh))
         self._pending: jax.Array | None = None
 
-    def __call__(self, values: Mapping[str, float]) -> dict[str, float]:
+    def now(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Contributes this process's values, waits for all processes, and returns the results.
+
+        Names without a value in any process are omitted.
+        """
+        return dict(values) if self._alone else self._named(self._reduced(values))
+
+    def delayed(self, values: Mapping[str, float]) -> dict[str, float]:
         """Contributes this process's values; returns the results of the previous call.
 
-        Every process must call it, even without any values. The first call returns {}. In a run of
-        one process, ``values`` is returned at once. Names without a value in any process are
-        omitted.
+        The reduction starts during one step and is read after the next, so no process waits: every
+        process reads the same values at the same step, and all take the same decision. Every
+        process must call this, even without any values. The first call returns {}. In a run of one
+        process, ``values`` is returned at once.
         """
         if self._alone:
             return dict(values)
-        own = [values.get(name, math.nan) for name in self._names]
-        agreed = [] if self._pending is None else np.asarray(self._pending).tolist()
-        self._pending = self._reduce(_from_each(self._sharding, self._devices, own))
-        pairs = zip(self._names, agreed, strict=False)  # the first call has no results
+        previous, self._pending = self._pending, self._reduced(values)
+        return {} if previous is None else self._named(previous)
+
+    def _reduced(self, values: Mapping[str, float]) -> jax.Array:
+        own = np.asarray([values.get(name, math.nan) for name in self._names], np.float32)
+        local = np.broadcast_to(own, (len(self._sharding.addressable_devices), *own.shape))
+        values_DN = jax.make_array_from_process_local_data(
+            self._sharding, local, (self._devices, *own.shape)
+        )
+        reduced: jax.Array = self._reduce(values_DN)
+        return reduced
+
+    def _named(self, reduced: jax.Array) -> dict[str, float]:
+        pairs = zip(self._names, np.asarray(reduced).tolist(), strict=True)
         return {name: value for name, value in pairs if not math.isnan(value)}
-
-
-def _from_each(
-    sharding: jax.sharding.NamedSharding, devices: int, value: float | Sequence[float]
-) -> jax.Array:
-    """Repeats each process's value on its devices: float32 [devices, ...]."""
-    own = np.asarray(value, np.float32)
-    local = np.broadcast_to(own, (len(sharding.addressable_devices), *own.shape))
-    return jax.make_array_from_process_local_data(sharding, local, (devices, *own.shape))
 
 
 def _simulate(devices: int, processes: int) -> None:

@@ -56,11 +56,6 @@ class Measured:
 class Meter:
     """Reconstructs clips with autoencoders and compares each frame with its original.
 
-    Args:
-        models: the autoencoders.
-        measures: name -> measure.
-        frames, height, width: size of a clip.
-
     Attributes:
         compared: frames per clip that all models reconstruct; a decoder that drops the first frames
             returns fewer than were encoded.

@@ -221,9 +221,6 @@ class CausalModel:
 
         A text ends when the model generates a special token, such as the one that begins the next
         document; the iterator ends when all have. An incomplete last character becomes U+FFFD.
-
-        Args:
-            ids: the result of :meth:`ids`.
         """
         decoders: list[Any] | None = None
         ended: list[bool] = []

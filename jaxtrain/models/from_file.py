@@ -46,10 +46,6 @@ def name_of(model: Any) -> str:
 def make(saved: Any, source: str) -> Any:
     """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
 
-    Args:
-        saved: parsed JSON.
-        source: the file, for messages.
-
     Raises:
         InputError: the model is unknown, or the fields do not fit it.
     """

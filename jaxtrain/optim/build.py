@@ -88,9 +88,6 @@ def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
 
     ``"decay"`` has the arrays of two and more dimensions (matrices, kernels, embeddings),
     ``"no_decay"`` the others (biases, norms).
-
-    Args:
-        params: dotted name -> array.
     """
     decay = frozenset(name for name, array in params.items() if len(array.shape) >= 2)
     found = {"decay": decay, "no_decay": frozenset(params) - decay}

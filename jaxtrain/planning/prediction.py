@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxtrain.planning.cards import Card
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla.options import MEMORY_FRACTION
+from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
 WORST_EFFICIENCY = 0.4
 

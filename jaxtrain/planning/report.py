@@ -8,7 +8,7 @@ from jaxtrain import versions
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.plan import Plan
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla.options import MEMORY_FRACTION
+from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
 _WIDTH = 80  # columns of a terminal
 _COUNTS = {

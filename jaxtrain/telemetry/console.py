@@ -271,10 +271,6 @@ def fitted(line: str, columns: int) -> str:
     """Shortens a step or validation line to the width of a terminal; returns others unchanged.
 
     ``log.txt`` and ``metrics.jsonl`` keep every field.
-
-    Args:
-        line: as :func:`console_line` returns it.
-        columns: of the terminal.
     """
     if _VALIDATION.match(line) and len(line) > columns:
         return re.sub(r" \| val/\w+_std [^|]+?(?= \||$)", "", line)
@@ -330,9 +326,6 @@ class _Terminal(io.TextIOBase):
     """Writes to a terminal and ignores errors, since a terminal can disappear.
 
     It bypasses the stream's buffer: unwritten text would stay there and fail again at exit.
-
-    Args:
-        stream: standard output.
     """
 
     def __init__(self, stream: TextIO) -> None:

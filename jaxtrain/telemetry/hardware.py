@@ -57,11 +57,7 @@ _RATES = (
 
 
 def memory_bytes_per_second(device_kind: str) -> float | None:
-    """Returns the datasheet bandwidth, bytes/s; None for a device not in the table.
-
-    Args:
-        device_kind: ``jax.Device.device_kind``.
-    """
+    """Returns the datasheet bandwidth, bytes/s; None for a device not in the table."""
     return _rates(device_kind)[1]
 
 
@@ -343,9 +339,6 @@ def host_memory(process: psutil.Process | None = None) -> int | None:
     shared with other programs, such as libraries, count in part. Reading takes about 20 ms per GiB
     of ordinary pages (measured), too long for the training thread.
 
-    Args:
-        process: default: this process.
-
     Returns:
         Bytes; None if the system does not report it for all of them.
     """
@@ -361,11 +354,7 @@ def host_memory(process: psutil.Process | None = None) -> int | None:
 
 
 def shared_memory(folder: Path = SHARED) -> Shared | None:
-    """Measures the use of the host's shared memory; None if there is none.
-
-    Args:
-        folder: where it is mounted.
-    """
+    """Measures the use of the host's shared memory; None if there is none."""
     try:
         stats = os.statvfs(folder)
     except OSError:

@@ -38,9 +38,6 @@ class History:
     """Writes the history of this start of a run; process 0 only.
 
     Phases that end before :class:`Started` are written after it.
-
-    Args:
-        directory: the run directory.
     """
 
     name = NAME

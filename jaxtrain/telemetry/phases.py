@@ -49,7 +49,7 @@ class Phases:
 
     Args:
         watchdog: limits each phase, and receives a heartbeat with each step.
-        emit: receives a :class:`PhaseEnded` at the end of each phase; may be set later.
+        emit: receives a :class:`PhaseEnded` at the end of each phase.
         clock: monotonic clock, seconds.
 
     Attributes:
@@ -64,7 +64,8 @@ class Phases:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watchdog = watchdog
-        self.emit = emit
+        self._emit = emit
+        self._ended = False
         self.clock = clock
         self._lock = threading.RLock()
         began = self._cut_at = clock()
@@ -127,11 +128,7 @@ class Phases:
             self.now = self.now._replace(step=done, step_began=now, step_s=step_s, values=values)
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """Reports a logged step; splits the training phase here, so the history has its progress.
-
-        Args:
-            values: the logged metrics.
-        """
+        """Reports a logged step; splits the phase here, so that the history has its progress."""
         with self._lock:
             self.now = self.now._replace(values={**self.now.values, **values})
         self.cut()
@@ -139,6 +136,11 @@ class Phases:
     def cut(self) -> None:
         """Splits the current phase here."""
         self._change(self._open)
+
+    def end(self) -> None:
+        """Ends the current phase; later phases are shown, but not emitted."""
+        self.cut()
+        self._ended = True
 
     def _change(self, phases: list[tuple[str, float]]) -> None:
         with self._lock:
@@ -151,7 +153,8 @@ class Phases:
                     self._open[-1][0], time.time(), seconds, self._from_step, step, self._waited_s
                 )
                 self._cut_at, self._from_step, self._waited_s = now, step, 0.0
-                self.emit(ended)
+                if not self._ended:
+                    self._emit(ended)
             if phases is not self._open:
                 self._open = phases
                 phase, began = phases[-1]

@@ -70,9 +70,6 @@ class TensorBoard:
     """Writes metrics, images and texts of a run as TensorBoard event files; process 0 only.
 
     Each start of a run adds a file to the same folder.
-
-    Args:
-        directory: the run directory.
     """
 
     name = "tensorboard"

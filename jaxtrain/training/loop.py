@@ -13,9 +13,6 @@ def train(setup: TrainSetup) -> None:
     ``setup.batches`` yields batches (:mod:`jaxtrain.data.pipeline`); ``setup.step`` is the compiled
     function of :func:`jaxtrain.training.step.build_train_step`.
 
-    Args:
-        setup: from :func:`jaxtrain.training.setup.open_training`.
-
     Raises:
         InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help.
         RunAgain: the state cannot be saved.

@@ -102,7 +102,9 @@ class Progress:
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
-        self._of_all = process_group.Exchange(mesh, hardware.MEAN, (*hardware.LARGEST, GPU_MEMORY))
+        self._of_all = process_group.Exchange(
+            mesh, mean=hardware.MEAN, largest=(*hardware.LARGEST, GPU_MEMORY)
+        )
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
         self.results = Results(position.done)
@@ -205,14 +207,15 @@ class Progress:
 
     def validated(self, done: int, found: Validation) -> None:
         """Records a validation after step ``done``."""
+        # Samples first: a tracker looks for them when it sees the metrics.
+        for name, content in found.samples.items():
+            self._log.emit(Sample(done, name, content))
         self._log.emit(Metrics(done, found.values))
         self.results.add(found.values)
         self.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, content in found.samples.items():
-            self._log.emit(Sample(done, name, content))
 
     def close(self) -> None:
         """Stops the background measurements."""
@@ -257,7 +260,7 @@ class Progress:
         held = hardware.memory_gib()
         if held is not None:
             found[GPU_MEMORY] = held
-        values |= self._of_all(found)
+        values |= self._of_all.delayed(found)
         self.results.add(values)
         self._log.emit(Metrics(done, values))
         self._phases.logged(values)

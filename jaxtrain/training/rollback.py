@@ -48,7 +48,7 @@ class Rollback:
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
         trouble = f"{bad} steps in a row after step {done} are bad (see bad_steps.jsonl)"
-        chosen = process_group.told_by_process_zero(lambda: self._choose(done))
+        chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
             raise InputError(
                 f"{trouble}, and there is no checkpoint to restore: lower --optim.peak_lr, or find "

@@ -41,10 +41,9 @@ class RunLog(events.EventLog):
     def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
         self._signals = signals
         self._watchdog = watchdog
-        self.phases = Phases(watchdog)
+        self.phases = Phases(watchdog, self.emit)
         self._shown = Console(self.phases, jax.process_index())
         super().__init__(self._shown)
-        self.phases.emit = self.emit
         self._start: Callable[[int | None], events.Started] | None = None
         self.directory = Path()
         self._ended = False
@@ -73,6 +72,7 @@ class RunLog(events.EventLog):
         position: Position,
         arguments: Sequence[str],
         before: run_directory.Before,
+        track: Sequence[str] = (),
     ) -> None:
         """Opens the files of the run directory, which receive all later events.
 
@@ -84,6 +84,7 @@ class RunLog(events.EventLog):
             arguments: of the command line.
             before: the state of the directory before the run, restored if the run ends with
                 nothing to keep.
+            track: the trackers.
         """
 
         def discard(kind: type[BaseException] | None, *_: object) -> None:
@@ -107,9 +108,8 @@ class RunLog(events.EventLog):
         self._stack.callback(self.close)
         self._stack.push(self._failed)
         self.phases.at(position.done)
-        self.attach(
-            events.file_sinks(directory, jax.process_index(), jax.process_count()), directory
-        )
+        process, count = jax.process_index(), jax.process_count()
+        self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {directory}")
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
@@ -140,8 +140,7 @@ class RunLog(events.EventLog):
             self._ended = True
         if self._start is not None:
             self.emit(self._start(None))
-        self.phases.cut()
-        self.phases.emit = lambda event: None
+        self.phases.end()
         self.emit(events.Ended(self.phases.now.step, code, why))
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -179,10 +179,6 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
     """Writes ``report.html`` of a run that has ended, and prints its path.
 
     A failure is only a warning.
-
-    Args:
-        directory: of the run.
-        say: prints a line.
     """
     try:
         from jaxtrain.reporting import page, run_files

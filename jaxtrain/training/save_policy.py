@@ -158,10 +158,6 @@ class Saver:
     def finish(self, position: Position, state: State) -> None:
         """Saves the last state and waits until it is complete; retries if that fails.
 
-        Args:
-            position: of the run.
-            state: at that position.
-
         Raises:
             RunAgain: the state cannot be saved.
         """

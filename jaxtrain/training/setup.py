@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -43,6 +43,7 @@ from jaxtrain.training import (
     profiler,
     run_directory,
     run_summary,
+    saved_programs,
     skip_step,
 )
 from jaxtrain.training.progress import Progress
@@ -55,12 +56,13 @@ from jaxtrain.training.save_policy import (
     check_best_metric,
     describe,
 )
+from jaxtrain.training.saved_programs import SavedPrograms
 from jaxtrain.training.state import (
     ModelDefinition,
     State,
     abstract_state,
     bytes_per_device,
-    init_state,
+    jit_init,
     parameter_count,
     with_values,
 )
@@ -87,6 +89,7 @@ class StepSetup:
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
+        programs: compiled before, by ``plan --save``; None compiles here.
     """
 
     run: config.Run
@@ -97,13 +100,21 @@ class StepSetup:
     target: State
     spec: Spec
     total: int
+    programs: SavedPrograms | None = None
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""
-        return init_state(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
+        make = self.jit_init() if self.programs is None else self.programs.init
+        return cast(State, make())
+
+    def jit_init(self) -> Any:
+        """Jits the initialization of the state, for the devices of the mesh."""
+        return jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
-        """Compiles the training step for the devices of the mesh."""
+        """Compiles the training step for the devices of the mesh, or returns a saved one."""
+        if self.programs is not None:
+            return self.programs.step
         return self.trace_step(donate=donate).lower().compile()
 
     def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
@@ -301,7 +312,7 @@ def open_training(
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
-        log.open(run, directory, start_from, position, flags.arguments, before)
+        log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
@@ -314,6 +325,10 @@ def open_training(
         step_setup = build(run, mesh, len(sources.train), say, position)
         total = step_setup.total
         log.started(total)
+        if flags.compiled:
+            with phases.within("compile"):
+                programs = _load_programs(step_setup, flags, say)
+            step_setup = dataclasses.replace(step_setup, programs=programs)
         explained = functools.partial(
             out_of_memory.explained,
             run,
@@ -390,7 +405,7 @@ def open_training(
             progress=progress,
             saver=saver,
             rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
-            stopping=Stopping(signals, bad_share, process_group.Agreement(mesh)),
+            stopping=Stopping(signals, bad_share, mesh),
             log=log,
             still_alive=still_alive,
         )
@@ -406,6 +421,28 @@ def _position(start_from: Path | None) -> Position:
     if start_from is None:
         return Position()
     return Position.of_checkpoint(layout.read_meta(start_from))
+
+
+def _load_programs(setup: StepSetup, flags: preflight.Flags, say: Say) -> SavedPrograms | None:
+    """Loads the programs of ``--compiled``; all processes load theirs, or all compile."""
+    assert flags.compiled is not None
+    folder = expanded(flags.compiled)
+    began = time.perf_counter()
+    devices = list(setup.rule.mesh.devices.flat)
+    programs, problem = None, ""
+    try:
+        depends_on = saved_programs.dependencies(
+            setup.run, setup.total, devices, jax.process_count(), donate=not flags.debug
+        )
+        programs = saved_programs.load(folder, depends_on, setup.target, setup.spec, devices)
+    except saved_programs.Mismatch as error:
+        problem = str(error)
+    problems = [one for one in process_group.gather("compiled programs", problem) if one]
+    if problems:
+        say(f"--compiled {folder} does not match this run, so the step is compiled: {problems[0]}")
+        return None
+    say(f"compiled programs loaded from {folder} in {time.perf_counter() - began:.2f} s")
+    return programs
 
 
 def _with_source(model: Any, say: Say) -> Any:

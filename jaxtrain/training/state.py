@@ -138,14 +138,16 @@ def abstract_state(
     return dataclasses.replace(stored, guard=cast(Arrays, guarding))
 
 
-def init_state(
+def jit_init(
     definition: ModelDefinition,
     optimizer: optax.GradientTransformation,
     target: State,
     rule: ShardingRule,
     seed: int,
-) -> State:
-    """Initializes a state; each shard is computed on its device, and no host has the full arrays.
+) -> Any:
+    """Jits the initialization of a state, which then takes no arguments.
+
+    Each shard is computed on its device, and no host has the full arrays.
 
     Args:
         definition: the model.
@@ -154,14 +156,11 @@ def init_state(
         rule: the same as for ``target``.
         seed: of the initial parameters.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    platform = str(rule.mesh.devices.flat[0].platform)
-    make = jax.jit(
-        functools.partial(_initial, definition, optimizer),
-        out_shardings=shardings,
-        compiler_options=options.options(platform),
+    return jax.jit(
+        lambda: _initial(definition, optimizer, jax.random.key(seed)),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, target),
+        compiler_options=options.options(str(rule.mesh.devices.flat[0].platform)),
     )
-    return cast(State, make(jax.random.key(seed)))
 
 
 def with_values(

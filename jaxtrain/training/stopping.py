@@ -1,7 +1,9 @@
 """Decides whether a run stops: each process has a request, and all agree on one decision."""
 
+from jax.sharding import Mesh
+
 from jaxtrain.data.pipeline import BadShare
-from jaxtrain.distributed.process_group import Agreement
+from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
@@ -18,6 +20,7 @@ REASONS = {
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
 }
+_REQUEST = "request"
 
 
 class Stopping:
@@ -26,16 +29,16 @@ class Stopping:
     Args:
         signals: of this process.
         bad_share: limits the fraction of broken input files.
-        agreement: exchanges requests between all processes.
+        mesh: over all devices; the processes exchange their requests through it.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
     """
 
-    def __init__(self, signals: StopSignals, bad_share: BadShare, agreement: Agreement) -> None:
+    def __init__(self, signals: StopSignals, bad_share: BadShare, mesh: Mesh) -> None:
         self._signals = signals
         self._bad_share = bad_share
-        self._agreement = agreement
+        self._requests = Exchange(mesh, largest=[_REQUEST])
         self.decision = CONTINUE
 
     def wanted(self) -> bool:
@@ -47,19 +50,21 @@ class Stopping:
 
         It does not wait: it uses the request that each process made after the previous step.
         """
-        self.decision = int(self._agreement.exchange(self._request()) or CONTINUE)
+        self.decision = int(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
         return self.decision != CONTINUE
 
     def agreed(self) -> bool:
         """Returns whether all processes stop now; waits until all of them call it."""
-        self.decision = int(self._agreement.now(self._request()))
+        self.decision = int(self._requests.now(self._own())[_REQUEST])
         return self.decision != CONTINUE
 
     def no_more_steps(self) -> None:
         """The loop has ended: a signal no longer stops it."""
         self._signals.no_more_steps()
 
-    def _request(self) -> int:
+    def _own(self) -> dict[str, float]:
+        """Returns the request of this process."""
         if self._bad_share.complaint():
-            return STOP_BAD_DATA
-        return {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}[self._signals.heard]
+            return {_REQUEST: STOP_BAD_DATA}
+        by_signal = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}
+        return {_REQUEST: by_signal[self._signals.heard]}

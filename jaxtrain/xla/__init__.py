@@ -1,1 +1,1 @@
-"""XLA: options and cache, reading compiled programs, worker processes with their own settings."""
+"""XLA: GPU memory, compiler options, compiled programs, worker processes with own settings."""

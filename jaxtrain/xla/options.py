@@ -1,23 +1,16 @@
-"""Sets up compilation: the cache on disk, GPU memory, and compiler options for a platform."""
+"""Sets up compilation: the cache on disk, and compiler options for a platform."""
 
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import jax
 
-from jaxtrain import terminal
 from jaxtrain.ops import cpu
 
 # Shorter compilations are not cached.
 _WORTH_KEEPING_S = 0.5
-
-# Fraction of a GPU's memory that XLA allocates at the start, which is all it can use. jax's default
-# is 0.75. CUDA's context, loaded kernels and NCCL's buffers need memory outside it; with too little
-# left, NCCL fails to start ("unhandled system error").
-MEMORY_FRACTION = 0.9
-_FRACTION, _DEPRECATED_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 Options = dict[str, str | bool]
 T = TypeVar("T")
@@ -63,28 +56,6 @@ class BackgroundCompilation(Generic[T]):
 def still_compiling() -> bool:
     """Returns whether an abandoned compilation still runs, which keeps Python from exiting."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
-
-
-def reserve_memory(environment: MutableMapping[str, str]) -> None:
-    """Sets the fraction of each GPU's memory that XLA takes; call it before jax finds devices.
-
-    jax reads two variables, ignores empty ones, and raises ValueError if both are set (jaxlib 0.10,
-    ``generate_pjrt_gpu_plugin_options``). A value that you set takes precedence. If you set both,
-    the deprecated one is removed, with a warning if it differs.
-
-    Args:
-        environment: ``os.environ``.
-    """
-    fraction, deprecated = environment.get(_FRACTION), environment.get(_DEPRECATED_FRACTION)
-    if fraction and deprecated:
-        del environment[_DEPRECATED_FRACTION]
-        if fraction != deprecated:
-            terminal.warn(
-                f"warning: {_FRACTION}={fraction} and {_DEPRECATED_FRACTION}={deprecated} are both "
-                "set: the second, which is deprecated, is ignored"
-            )
-    elif not (fraction or deprecated):
-        environment[_FRACTION] = str(MEMORY_FRACTION)
 
 
 def use_cache(environment: Mapping[str, str], folder: Path) -> None:

@@ -470,7 +470,7 @@ def test_process_zero_decides_whether_the_best_checkpoint_exists(
 ) -> None:
     monkeypatch.setattr(resume, "is_complete", lambda path: not there)  # seen by this process
     monkeypatch.setattr(
-        process_group, "told_by_process_zero", lambda decide: "there" if there else ""
+        process_group, "process_zero_decides", lambda decide: "there" if there else ""
     )
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
     found = resume.best_so_far(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)

@@ -195,8 +195,9 @@ def test_machines_without_a_gpu_or_set_to_the_cpu_are_accepted(
 
 
 def test_one_process_agrees_at_once() -> None:
-    agreement = process_group.Agreement(toy.mesh_of(1, 8))
-    assert [agreement.exchange(wish) for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
+    exchange = process_group.Exchange(toy.mesh_of(1, 8), largest=["wish"])
+    for reduced in (exchange.delayed, exchange.now):
+        assert [reduced({"wish": wish})["wish"] for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
 
 
 def test_several_processes_agree_on_the_largest_one_call_later(
@@ -205,19 +206,20 @@ def test_several_processes_agree_on_the_largest_one_call_later(
     """Each of eight processes is a device here, and contributes 0, 1, ... 7 times the value."""
 
     def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-        assert local.shape == shape == (8,)
-        return jax.device_put(local * np.arange(8, dtype=local.dtype), sharding)
+        assert local.shape == shape == (8, 1)
+        return jax.device_put(local * np.arange(8, dtype=local.dtype)[:, None], sharding)
 
     monkeypatch.setattr(jax, "process_count", lambda: 8)
     monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
-    agreement = process_group.Agreement(toy.mesh_of(2, 4))
-    assert not agreement.exchange(2)  # nothing is known yet
-    assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [14, 0, 7]
+    exchange = process_group.Exchange(toy.mesh_of(2, 4), largest=["wish"])
+    assert not exchange.delayed({"wish": 2})  # nothing is known yet
+    assert [exchange.delayed({"wish": wish})["wish"] for wish in (0, 1, 0)] == [14, 0, 7]
+    assert exchange.now({"wish": 3}) == {"wish": 21}
 
 
 def test_one_process_gets_its_own_numbers_at_once() -> None:
-    exchange = process_group.Exchange(toy.mesh_of(1, 8), ["power"], ["heat"])
-    assert exchange({"heat": 60.0}) == {"heat": 60.0}
+    exchange = process_group.Exchange(toy.mesh_of(1, 8), mean=["power"], largest=["heat"])
+    assert exchange.delayed({"heat": 60.0}) == {"heat": 60.0}
 
 
 def test_named_numbers_of_several_processes_are_reduced_in_one_call(
@@ -233,10 +235,12 @@ def test_named_numbers_of_several_processes_are_reduced_in_one_call(
 
     monkeypatch.setattr(jax, "process_count", lambda: 8)
     monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
-    exchange = process_group.Exchange(toy.mesh_of(2, 4), ["share", "power"], ["heat", "memory"])
-    assert exchange({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
-    assert exchange({}) == {"power": 400.0, "heat": 70.0}
-    assert exchange({}) == {}
+    exchange = process_group.Exchange(
+        toy.mesh_of(2, 4), mean=["share", "power"], largest=["heat", "memory"]
+    )
+    assert exchange.delayed({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
+    assert exchange.delayed({}) == {"power": 400.0, "heat": 70.0}
+    assert exchange.delayed({}) == {}
 
 
 def test_one_process_does_not_wait() -> None:
@@ -306,7 +310,7 @@ def test_every_process_gets_the_text_of_process_zero(
         assert process_group.key_value.of_run().index == 0
         return "a folder"
 
-    texts = of_two(monkeypatch, lambda: process_group.told_by_process_zero(decide))
+    texts = of_two(monkeypatch, lambda: process_group.process_zero_decides(decide))
     assert texts == ["a folder"] * 2
 
 

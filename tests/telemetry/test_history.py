@@ -232,10 +232,10 @@ def test_a_full_disk_does_not_end_the_run(
 
 def test_a_tiny_gap_between_two_phases_belongs_to_the_next(story: Story) -> None:
     pieces: list[PhaseEnded] = []
-    story.phases.emit = pieces.append
+    phases = Phases(story.watchdog, pieces.append, lambda: story.now)
     for name in ("data", "restore"):
         story.spend(0.0004)
-        with story.phases.within(name):
+        with phases.within(name):
             story.spend(1.0)
     assert [(piece.name, round(piece.seconds, 6)) for piece in pieces] == [
         ("data", 1.0004),

@@ -1,4 +1,4 @@
-"""The compilation cache, GPU memory, and compiler options."""
+"""The compilation cache and compiler options."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jaxlib import xla_client
 
 from jaxtrain.xla import options
 
@@ -39,38 +38,6 @@ def test_short_compilations_are_not_cached(tmp_path: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     options.use_cache({}, tmp_path)
     assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
-
-
-NEW, OLD = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-
-
-@pytest.mark.parametrize(
-    ("environment", "taken"),
-    [
-        ({}, options.MEMORY_FRACTION),
-        ({NEW: "", OLD: ""}, options.MEMORY_FRACTION),
-        ({NEW: "0.5"}, 0.5),
-        ({OLD: "0.4"}, 0.4),
-        ({NEW: "0.5", OLD: ""}, 0.5),
-        ({NEW: "", OLD: "0.4"}, 0.4),
-        ({NEW: "0.5", OLD: "0.5"}, 0.5),
-        ({NEW: "0.5", OLD: "0.4"}, 0.5),
-    ],
-)
-def test_jax_takes_the_memory_fraction_of_the_user_or_else_ours(
-    environment: dict[str, str],
-    taken: float,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    both_differ = environment == {NEW: "0.5", OLD: "0.4"}
-    for name in (NEW, OLD):
-        monkeypatch.delenv(name, raising=False)
-    options.reserve_memory(environment)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert xla_client.generate_pjrt_gpu_plugin_options()["memory_fraction"] == taken
-    assert (f"{OLD}=0.4" in capsys.readouterr().err) == both_differ
 
 
 def test_gpus_have_no_options_by_default() -> None:

@@ -135,11 +135,7 @@ class Text:
             )
 
     def problems(self, model: Any) -> list[str]:
-        """Lists problems that depend on the file system, without opening or fetching any file.
-
-        Args:
-            model: as for ``open``.
-        """
+        """Lists problems that depend on the file system, without opening or fetching any file."""
         del model
         missing = self.path is None and not self.demo
         found: list[str] = [Problem(_NO_DATA, "data.path")] if missing else []

@@ -71,10 +71,6 @@ class Specials:
 def find(tokenizer: Any, name: str) -> Specials:
     """Finds the special tokens of a tokenizer by name.
 
-    Args:
-        tokenizer: a ``tokenizers.Tokenizer``.
-        name: its name in messages.
-
     Raises:
         InputError: special tokens are missing; the message lists them and the fix.
     """
@@ -118,10 +114,6 @@ def check_padding(special: Specials, pad_id: int, name: str) -> None:
 
 def begin(tokenizer: Any, name: str) -> int:
     """Returns the id of the special token that begins a document: <|bos|> or its equivalent.
-
-    Args:
-        tokenizer: a ``tokenizers.Tokenizer``.
-        name: its name in messages.
 
     Raises:
         InputError: there is none; the message gives the fix.

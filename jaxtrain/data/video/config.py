@@ -164,11 +164,7 @@ class Config:
         return max(size for size in sizes if self.clips_per_video % size == 0)
 
     def problems(self, model: Any) -> list[str]:
-        """Returns problems beyond single field values, without opening or fetching files.
-
-        Args:
-            model: as for :meth:`open`.
-        """
+        """Returns problems beyond single field values, without opening or fetching files."""
         found: list[str] = []
         taught = getattr(model, "teacher", None) is not None
         if taught and self.windows != "fixed":

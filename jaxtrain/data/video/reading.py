@@ -37,9 +37,6 @@ class Picture(NamedTuple):
 class Video:
     """A video file that can be read any number of times.
 
-    Args:
-        path: the file.
-
     Attributes:
         height, width: size of an upright frame, in pixels.
         rate: average number of frames per second.

@@ -130,10 +130,6 @@ def check_exists(path: str, pattern: str) -> None:
 def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
     """Returns the names and spans of the regular files of a tar, in order.
 
-    Args:
-        tar: an uncompressed tar.
-        cache_root: the cache folder.
-
     Raises:
         InputError: the tar is missing, invalid or truncated.
     """

@@ -50,11 +50,7 @@ def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Ar
 
 
 class EncoderStream:
-    """Takes frames one by one and returns a latent after every fourth.
-
-    Args:
-        module: the autoencoder.
-    """
+    """Takes frames one by one and returns a latent after every fourth."""
 
     def __init__(self, module: VideoAutoencoder) -> None:
         self._module = module
