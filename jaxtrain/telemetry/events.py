@@ -36,6 +36,7 @@ from jaxtrain.distributed.signals import why
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.telemetry import images
+from jaxtrain.telemetry.labels import NO_LABELS, Labels
 
 _METRIC_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
 _SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
@@ -85,6 +86,7 @@ class Sample:
         step: completed steps.
         name: lowercase letters, digits, underscores.
         content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
+        labels: that are drawn around an image or a clip.
 
     Raises:
         ValueError: the name has another form, or the array is not an image or a clip.
@@ -93,6 +95,7 @@ class Sample:
     step: int
     name: str
     content: np.ndarray | str
+    labels: Labels = NO_LABELS
 
     def __post_init__(self) -> None:
         if not _SAMPLE_NAME.fullmatch(self.name):
@@ -107,7 +110,7 @@ class Sample:
         """The image or clip, encoded once for all sinks; None for a text."""
         if isinstance(self.content, str):
             return None
-        return images.encode(self.name, self.content)
+        return images.encode(self.name, self.content, self.labels)
 
     @property
     def file(self) -> Path:

@@ -6,7 +6,7 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -112,6 +112,17 @@ class ModelDefinition:
         """Returns metrics that follow from the means of ``evaluate``; {} if there are none."""
         found = getattr(self._graph_type, "derived", None)
         return {} if found is None else cast(dict[str, float], found(means))
+
+    def sample_labels(
+        self, batch: Mapping[str, Any]
+    ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """Returns the labels of the model's samples; {} if it has none.
+
+        Args:
+            batch: the arrays of a batch, or their shapes.
+        """
+        found = getattr(self._graph_type, "sample_labels", None)
+        return {} if found is None else found(batch)
 
     def extras_of(self, module: nnx.Module) -> Arrays:
         """Returns the extras after a call, for the next state."""
