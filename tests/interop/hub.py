@@ -42,7 +42,7 @@ import yaml  # noqa: E402
 from cli.test_generate import MODEL, saved  # noqa: E402
 from examined import all_ok, subject, tiny  # noqa: E402
 from hub_server import READER, WRITER, Fault, Repository  # noqa: E402
-from program import TINY_MLM, write_corpus  # noqa: E402
+from program import TINY_MLM, two_processes, write_corpus  # noqa: E402
 
 import jaxtrain  # noqa: E402
 from jaxtrain import main  # noqa: E402
@@ -285,7 +285,7 @@ def test_what_was_downloaded_works_without_a_network(
         ("hf:me/small", "wrong", r"does not accept the token .*401 Unauthorized.*: run hf auth"),
         ("hf:me/gated", READER, "access to this model is restricted: request it on http"),
         ("hf:me/empty", READER, "has no config.json, and its weights files are none"),
-        ("hf:me/pickled", READER, "its weights files are none: name one .* or convert the model"),
+        ("hf:me/pickled", READER, "its weights files are 'pytorch_model.bin': use a revision"),
         ("hf:me/small:x.pth", READER, "no such file; its weights files are 'model.safetensors'"),
     ],
 )
@@ -398,3 +398,24 @@ def test_a_run_starts_from_a_model_and_resumes_without_it(
     again = ["--loop.steps", 3, "--resume", "latest"]
     assert run(*command, tmp_path / "second", *source, *again) == 0
     assert HUB.requests == []
+
+
+def test_two_processes_of_a_run_use_the_same_commit_and_one_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    fields = [*TINY_MLM, "--data.path", str(tmp_path / "corpus"), "--loop.steps", "2"]
+    assert run(*fields, "--mesh.fsdp", "8", "--output-dir", tmp_path / "first") == 0
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    assert run("export", tmp_path / "first", "--push", "me/masked") == 0
+    HUB.requests.clear()
+    arguments = ["--mesh.fsdp", "2", "--simulate-devices", "2", "--output-dir", "second"]
+    cache = {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    with two_processes(
+        tmp_path, *fields, *arguments, "--model.init_from", "hf:me/masked", both=cache
+    ) as started:
+        outputs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    assert len(HUB.seen("GET", "/cdn/")) == 1
+    assert len(HUB.seen("GET", "/api/models/.*blobs")) == 1  # only process 0 looks it up

@@ -37,7 +37,7 @@ def test_another_form_is_refused(text: str) -> None:
         hub.parse(text, "model.init_from")
 
 
-@pytest.mark.parametrize("file", ["", "x.py", "../x.pth", "/x.pth", "a:b.bin"])
+@pytest.mark.parametrize("file", ["", "x.py", "../x.pth", "/x.pth", "a/b.zip"])
 def test_only_weights_files_of_the_repository_can_be_named(file: str) -> None:
     with pytest.raises(InputError, match="FILE must be a weights file of the repository"):
         hub.parse(f"hf:org/model:{file}")
@@ -63,9 +63,13 @@ def test_only_what_jaxtrain_reads_is_downloaded_and_the_settings_last() -> None:
     [
         (
             ("config.json", "pytorch_model.bin"),
-            "its weights files are none: name one as hf:org/mod",
+            "are 'pytorch_model.bin': use a revision with safe",
         ),
         (("a.safetensors", "b.safetensors"), "are 'a.safetensors', 'b.safetensors': name one as"),
+        (
+            ("a.pth", "b/c.safetensors"),
+            "are 'a.pth', 'b/c.safetensors': name one as hf:org/model:F",
+        ),
         (("model.py",), "has no config.json, and its weights files are none"),
     ],
 )
