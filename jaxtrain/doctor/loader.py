@@ -40,7 +40,7 @@ class Rate:
     """The measured rate of a loader.
 
     Attributes:
-        examples_per_second: its rate; None if hardly a batch arrived in time.
+        examples_per_second: its rate; None if almost no batches arrived in time.
         workers: its number of workers; 0 for the main process.
         one: examples/s of one core alone.
     """
@@ -92,7 +92,7 @@ def inputs(subject: Subject) -> Iterator[Finding]:
         _, notes = weights.params_for(source, run.model, subject.built.definition.params)
         yield ok("; ".join([f"model.init_from {source} fits the model", *notes]))
     if hasattr(run.model, "frozen") and (read := run.model.frozen()):
-        yield ok(f"the weights of the losses are there: {len(read)} arrays")
+        yield ok(f"the weights of the losses are present: {len(read)} arrays")
 
 
 def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def same(opened: list[Sources], store: KeyValueStore) -> Iterator[Finding]:
     other = next((process for process, one in enumerate(prints) if one != prints[0]), None)
     if other is not None:
         yield problem(
-            f"process {other} has other data ({prints[other][:12]}) than process 0 "
+            f"process {other} has different data ({prints[other][:12]}) than process 0 "
             f"({prints[0][:12]})",
             "give every process the same files, for example on storage that all of them mount",
         )
@@ -323,7 +323,7 @@ def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -
     if rate is None:
         rate = found.one * max(1, min(found.workers, cores))
         gives = (
-            f"hardly a batch arrived in {_LONGEST_S:.0f} s with {workers} on {cores} cores; one "
+            f"almost no batches arrived in {_LONGEST_S:.0f} s with {workers} on {cores} cores; one "
             f"core alone loads {_number(found.one)} examples/s, so they load at most "
             f"{_number(rate)}"
         )
