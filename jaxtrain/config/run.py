@@ -24,7 +24,7 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average:
-    """Moving average (EMA) of the parameters, which validation, samples and exports use."""
+    """Moving average (EMA) of the parameters. Validation, samples and exports use it."""
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
@@ -48,7 +48,7 @@ class Average:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Muon for the matrices of a model's blocks (https://kellerjordan.github.io/posts/muon/).
+    """Muon for the matrices of a model's blocks. See https://kellerjordan.github.io/posts/muon/.
 
     The embedding and the output layer use AdamW with their own learning rates, all other parameters
     AdamW with optim.peak_lr. All follow one schedule.

@@ -33,7 +33,7 @@ _NAMED = 5  # skipped files that the console lists; quarantine.jsonl lists all
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where video comes from, how clips are cut, and how they are augmented."""
+    """Source of the videos; how clips are cut and augmented."""
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as

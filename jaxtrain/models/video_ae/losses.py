@@ -12,7 +12,9 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Latents of another autoencoder, computed once by `jaxtrain prepare latents`."""
+    """Latents of another autoencoder as training targets.
+    Computed once, by `jaxtrain prepare latents`.
+    """
 
     encoder_weight: float = 0.1
     """Weight of the mean squared difference between the encoder's latents and the teacher's."""
@@ -35,7 +37,9 @@ class Teacher:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perceptual:
-    """LPIPS (Zhang et al. 2018): distance of two frames in the features of an AlexNet."""
+    """LPIPS loss: perceptual distance of two frames.
+    It compares features of an AlexNet (Zhang et al. 2018, https://arxiv.org/abs/1801.03924).
+    """
 
     weights: str
     """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
@@ -54,7 +58,8 @@ class Perceptual:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Seraena (github.com/madebyollin/seraena): a discriminator that corrects frames.
+    """Adversarial loss, with a discriminator.
+    The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 
     It is trained together with the autoencoder, with its own optimizer and gradient clipping.
     """
