@@ -13,7 +13,7 @@ EXIT_CODES = {
     1: "unexpected error, with its traceback; `doctor` found problems; `checkpoints` found a "
     "damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not "
     "measure anything",
-    WRONG_USE: "wrong use or wrong input; each problem is one line that names it and the fix",
+    WRONG_USE: "wrong usage or invalid input; each problem is one line that names it and the fix",
     3: "`plan`: the run does not fit",
     RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or "
     "a disk that rejects checkpoints",

@@ -25,9 +25,9 @@ from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAg
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong use or
-    input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full disk),
-    130 Ctrl-C, 141 output pipe closed.
+    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong usage
+    or invalid input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full
+    disk), 130 Ctrl-C, 141 output pipe closed.
     """
     arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -9,8 +9,7 @@
 # of output begins with the host's name. If one process or its connection fails, all are ended, and
 # the run restarts with --resume latest. Ctrl-C and SIGTERM are forwarded to all: they save and exit.
 # JAXTRAIN_RUN_TOKEN (supervise.sh) is sent to the hosts through ssh's standard input.
-#
-# Settings, from the environment (further ones: supervise.sh, nccl.sh):
+# Settings, from the environment (others: supervise.sh, nccl.sh):
 #   REMOTE_DIR         folder to run in, on every host (default: the current folder)
 #   PYTHON             the interpreter, on every host (default: see supervise.sh)
 #   COORDINATOR_HOST   address of the first host for the others (default: as ssh connects to it)

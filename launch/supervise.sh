@@ -8,7 +8,7 @@
 # Settings, from the environment:
 #   PYTHON            the interpreter (default: .venv/bin/python if it exists, else python)
 #   MAX_RESTARTS      restarts in a row without a new checkpoint before giving up (default: 5)
-#   RESTART_DELAY_S   seconds before a restart (default: 2); four times as long before each further
+#   RESTART_DELAY_S   seconds before a restart (default: 2); four times as long before each next
 #                     one in a row, up to five minutes: a full disk or a lost mount may take a while
 #   SAVE_S            seconds that the other processes may take after one has ended with 0, 75 or
 #                     130, because they may still be saving (default: 300)

@@ -115,7 +115,7 @@ def test_an_autoencoder_takes_arrays_and_files(tmp_path: Path) -> None:
     video = small_autoencoder.with_sound(tmp_path / "a.mp4", list(frames), 0.3)
     pixels = np.stack([one.pixels for one in reading.Video(video).pictures()])
     np.testing.assert_array_equal(model.encode(video), model.encode(pixels))
-    with pytest.raises(jaxtrain.InputError, match=r"give uint8 \[T, H, W, 3\]"):
+    with pytest.raises(jaxtrain.InputError, match=r"pass uint8 \[T, H, W, 3\]"):
         model.encode(frames.astype(np.float32))
     with pytest.raises(jaxtrain.InputError, match="has no tokenizer"):
         model.generate("a")

@@ -40,7 +40,7 @@ def make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_trouble(
-            error, f"{directory} cannot be created", "give another --output-dir"
+            error, f"{directory} cannot be created", "choose another --output-dir"
         ) from error
 
 

@@ -86,7 +86,7 @@ def restore(
         shown = "; ".join(differences[:_ARRAYS_TO_NAME])
         more = len(differences) - _ARRAYS_TO_NAME
         raise InputError(
-            f"{path} has another model or optimizer than this run: {shown}"
+            f"{path} has a different model or optimizer than this run: {shown}"
             + (f"; and {more} more" if more > 0 else "")
             + ": use the config that wrote it, or start a new run"
         )
@@ -147,8 +147,8 @@ def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
         raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
     if claimed > _MOST_COMPRESSION * stored + _MOST_UNSTORED_BYTES:
         raise InputError(
-            f"{path} was not written by jaxtrain: its arrays would have {claimed:,} bytes, but its "
-            f"files have {stored:,}"
+            f"{path} was not written by jaxtrain: its arrays would take {claimed:,} bytes, but "
+            f"its files have {stored:,}"
         )
     return int(claimed)
 

@@ -111,7 +111,7 @@ def choose(
         raise disk_trouble(
             error,
             f"--resume {resume}: {error.filename} cannot be read",
-            "make it readable, or give another --output-dir",
+            "make it readable, or choose another --output-dir",
         ) from error
 
 
@@ -182,7 +182,7 @@ def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
 def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
     return (
         f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_updates} steps "
-        "would be lost: to start from scratch, give another --output-dir or move this directory "
+        "would be lost: to start from scratch, choose another --output-dir or move this directory "
         "away"
     )
 
@@ -273,7 +273,7 @@ def _step(step: int, output_dir: Path | None) -> Path:
         raise InputError(f"--resume {step} requires --output-dir, the run that saved this step")
     if not output_dir.is_dir():
         raise InputError(
-            f"--resume {step}: {output_dir} does not exist: give the --output-dir of the run that "
+            f"--resume {step}: {output_dir} does not exist: pass the --output-dir of the run that "
             "saved this step, or omit --resume to start from scratch"
         )
     damaged = ""
@@ -294,14 +294,14 @@ def _step(step: int, output_dir: Path | None) -> Path:
         there += f"; best: {listed(best)}"
     raise InputError(
         f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}; {there}; "
-        "give one of these steps, or --resume latest"
+        "pass one of these steps, or --resume latest"
     )
 
 
 def _path(path: Path) -> Path:
     if not path.exists():
         raise InputError(
-            f"--resume {path}: no such folder: give latest, a step, or the path of a checkpoint or "
+            f"--resume {path}: no such folder: pass latest, a step, or the path of a checkpoint or "
             "run directory"
         )
     inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
@@ -429,18 +429,18 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
         newest = latest_in(directory / CHECKPOINTS)
     except OSError as error:
         raise disk_trouble(
-            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
+            error, f"{directory} cannot be read", "make it readable, or choose another --output-dir"
         ) from error
     if newest is None or _is_of(directory, start_from):
         return
     if resume is None:
         raise InputError(
             f"--output-dir {directory} already contains checkpoints (newest: {newest.name}): "
-            "resume with --resume latest, or give another directory"
+            "resume with --resume latest, or choose another directory"
         )
     raise InputError(
         f"--output-dir {directory} already contains checkpoints (newest: {newest.name}), and "
-        f"--resume {resume} is another run: use --resume latest, or give another directory"
+        f"--resume {resume} is another run: use --resume latest, or choose another directory"
     )
 
 
@@ -479,9 +479,10 @@ def check_same_run(
     old = saved["config"]
     if saved["fingerprint"] != fingerprint:
         raise InputError(
-            f"{start_from} was trained on other data ({_data_of(old, saved['fingerprint'])}) than "
+            f"{start_from} was trained on different data ({_data_of(old, saved['fingerprint'])}) "
+            f"than "
             f"this run ({_data_of(settings, fingerprint)}), so the order of examples would differ: "
-            f"give the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
+            f"pass the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
             "or start a new run"
         )
     if old["seed"] != settings["seed"]:

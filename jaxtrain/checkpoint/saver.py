@@ -339,7 +339,7 @@ class Checkpoints:
         except OSError as error:
             self._say(
                 f"warning: older checkpoints in {target.parent} cannot be deleted "
-                f"({reason(error)}): delete them before the disk is full"
+                f"({reason(error)}): delete them before the disk fills up"
             )
 
     def _failed(self, target: Path, wrong: str, *, said: bool) -> SaveFailed:
@@ -348,7 +348,7 @@ class Checkpoints:
         except OSError:  # the disk is gone
             newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "none is complete"
-        cure = cure_of(wrong) or "check that disk, or give another --output-dir"
+        cure = cure_of(wrong) or "check that disk, or choose another --output-dir"
         return SaveFailed(
             f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
             target,

@@ -23,7 +23,7 @@ COMMAND_GROUPS = {
         "report": "write an HTML report of one or more runs",
     },
     "Set up": {
-        "completion": "complete commands and fields in bash or zsh",
+        "completion": "tab completion for bash and zsh",
         "launch-scripts": "copy the launchers for ssh, SLURM and Kubernetes",
     },
 }

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         type=float,
         default=20.0,
-        help="seconds to measure steps, and again the pipeline (default: 20)",
+        help="seconds to measure steps, and again to measure the pipeline (default: 20)",
     )
     add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
     add(

@@ -98,7 +98,8 @@ def parse(
 
 
 def _refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
-    """Refuses what resembles a flag of the command: the config would only suggest its fields."""
+    """Rejects arguments that resemble a flag of the command: the config would only suggest
+    fields."""
     fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
     own = [flag for action in parser._actions for flag in action.option_strings]
     for word in overrides:

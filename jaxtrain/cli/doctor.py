@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--resume",
         metavar="latest|STEP|PATH",
-        help="as for the run; a resumed run ignores model.init_from",
+        help="same as for the run; a resumed run ignores model.init_from",
     )
     add("--simulate-devices", metavar="N", type=int, help="check a run on N virtual CPU devices")
     command_line.add_ignored(parser, "--output-dir", "--resume", "--simulate-devices")

@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         nargs="+",
         type=command_line.named_file,
-        help="an autoencoder; the differences between two or three are tested",
+        help="an autoencoder; differences between two or three are tested for significance",
     )
     add("--data", metavar="PATH", required=True, help="the videos: a folder, a video or a list")
     add("--frames", metavar="N", type=int, default=16, help="frames per clip (default: 16)")

@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--trim",
         choices=("always", "odd_latents"),
-        help="when the first decoded frames are dropped; the weights do not contain it, so the "
+        help="when to drop the first decoded frames; the weights do not record this, so the "
         "default is odd_latents if the file's name contains taecvx, else always",
     )
     add(

@@ -112,7 +112,7 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
     if not ways and any(one.fits is None for one in tried):
         terminal.out(
-            "whether one of them fits is unknown without jax's compiler for GPUs: "
+            "whether one of them fits is unknown without JAX's GPU compiler: "
             f"{versions.install('cuda12')}"
         )
     elif not ways:

@@ -53,7 +53,12 @@ def _clips(arguments: list[str]) -> int:
     )
     add = parser.add_argument
     # Not required here, or argparse would print its usage and exit.
-    add("source", metavar="SOURCE", nargs="?", help="the raw videos, as for --data.path")
+    add(
+        "source",
+        metavar="SOURCE",
+        nargs="?",
+        help="the original videos, in any form that --data.path takes",
+    )
     add(
         "out",
         metavar="OUT",

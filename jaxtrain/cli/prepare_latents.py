@@ -1,4 +1,4 @@
-"""Computes a teacher's latents of all fixed clips of a config's data, once.
+"""Computes a teacher's latents for all fixed clips of a config's data, once.
 
 Training with a teacher then uses these clips (data.windows fixed) and never
 runs the teacher. To resume after a stop, repeat the command.

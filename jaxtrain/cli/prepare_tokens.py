@@ -1,6 +1,6 @@
-"""Prepares the tokenizer, tokens and examples of a text config, before GPUs are rented.
+"""Prepares the tokenizer, tokens and examples of a text config, before you rent GPUs.
 
-It does what a run does at its start: downloads Hugging Face datasets, trains a
+It does what a run does when it starts: it downloads Hugging Face datasets, trains a
 tokenizer, tokenizes the text on all cores and, for masked models, packs it into
 sequences. A run with the same settings then starts at once. To resume after a
 stop, repeat the command.

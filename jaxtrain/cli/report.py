@@ -61,13 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RUN",
         nargs="+",
         type=command_line.named_file,
-        help="a run directory; further ones are compared with the first",
+        help="a run directory; others are compared with the first",
     )
     add(
         "--out",
         metavar="FILE",
         type=command_line.named_file,
-        help=f"the page to write (default: {page.NAME} in RUN; for several runs, here)",
+        help=f"the page to write (default: {page.NAME} in RUN; for several runs, in the current "
+        f"directory)",
     )
     add(
         "--animation",

@@ -31,7 +31,7 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
 
     Raises:
         InputError: wrong use or input.
-        RunAgain: something outside of jaxtrain is full or missing for now.
+        RunAgain: something outside of jaxtrain is full or temporarily missing.
     """
     parser = flags_parser()
     try:
@@ -93,7 +93,7 @@ def flags_parser() -> argparse.ArgumentParser:
     add(
         "--resume",
         metavar="latest|STEP|PATH",
-        help="resume from the latest checkpoint, the one of a step, or that of another run",
+        help="resume from the latest checkpoint, from a step, or from another run",
     )
     add(
         "--simulate-devices",

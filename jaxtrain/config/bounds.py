@@ -1,7 +1,7 @@
 """Bounds for the numbers of a config, which may come from an untrusted file.
 
 Without them a file with ``depth=10**9`` hangs whatever builds its model. They are far above any
-model that was ever trained.
+model ever trained.
 """
 
 import math

@@ -13,7 +13,7 @@ class Group:
         prefix: prefix of their dotted names.
         peak_lr: learning rate, constant.
         b1, b2, weight_decay: as in :class:`jaxtrain.config.Optim`.
-        max_grad_norm: gradient clipping by the norm of this group; None is off.
+        max_grad_norm: gradient clipping by the norm of this group; None turns it off.
     """
 
     prefix: str

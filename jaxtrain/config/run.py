@@ -24,7 +24,7 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average:
-    """Moving average (EMA) of the parameters, which validation, samples and exports use."""
+    """Moving average (EMA) of the parameters. Validation, samples and exports use it."""
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
@@ -48,7 +48,7 @@ class Average:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Muon for the matrices of a model's blocks (https://kellerjordan.github.io/posts/muon/).
+    """Muon for the matrices of a model's blocks. See https://kellerjordan.github.io/posts/muon/.
 
     The embedding and the output layer use AdamW with their own learning rates, all other parameters
     AdamW with optim.peak_lr. All follow one schedule.
@@ -120,11 +120,12 @@ class Optim:
     """Gradient accumulation: microbatches per step. More microbatches need less
     memory; data.batch_size stays the global batch size."""
     max_grad_norm: float | None = 1.0
-    """Gradient clipping: the largest global norm. None is off."""
+    """Gradient clipping: the largest global norm. None turns it off."""
     muon: Muon | None = None
-    """Muon for the matrices of models that support it. None is AdamW for all parameters."""
+    """Muon for the matrices of models that support it. None uses AdamW for all parameters."""
     average: Average | None = None
-    """Moving average of the parameters, which needs as much memory as they do. None is off."""
+    """Moving average of the parameters, which needs as much memory as they do. None turns it
+    off."""
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
     above bad_norm. off: ignore norms, end the run at NaN/Inf; skip: keep the parameters and
@@ -133,7 +134,7 @@ class Optim:
     them."""
     bad_norm: float | None = 20.0
     """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
-    last 128 steps. None is off."""
+    last 128 steps. None turns it off."""
     bad_in_a_row: int = 10
     """Number of consecutive bad steps after which the run ends or rolls back."""
 
@@ -175,19 +176,19 @@ class Loop:
     log_every: int
     """Interval between lines on the console and in metrics.jsonl, in steps."""
     eval_every: int | None = None
-    """Interval between validations, in steps. None is off."""
+    """Interval between validations, in steps. None turns it off."""
     eval_examples: int
     """Number of validation examples, the same ones each time; if there are fewer, all of them."""
     hang_timeout_s: float | None = 1800.0
-    """Hang detection: after this long without progress, the run prints its stacks and exits with
-    code 75, in seconds. None is off."""
+    """Hang detection: seconds without progress after which the run prints its stacks and exits
+    with code 75. None turns it off."""
     stop_timeout_s: float = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
     current step or validation batch, saves and ends; after this time it ends without saving."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
-    """Early stopping: number of validations without a better checkpoint.best_metric. None is
+    """Early stopping: number of validations without a better checkpoint.best_metric. None turns it
     off."""
 
 
@@ -201,7 +202,7 @@ class Checkpoint:
     """Number of newest checkpoints to keep, in addition to the best one and to the newest that was
     saved at checkpoint.every."""
     best_metric: str | None = None
-    """Validation metric whose best checkpoint is kept, such as val/psnr. None is off."""
+    """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] = "max"
     """Whether a larger (max) or a smaller (min) best_metric is better."""
 

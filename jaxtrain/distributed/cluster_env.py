@@ -320,7 +320,7 @@ def _pmi(given: Mapping[str, str]) -> Cluster | None:
 
 def _world(given: Mapping[str, str]) -> Cluster | None:
     if given.get("WORLD_SIZE", "1") == "1":
-        return None  # a notebook's pod may set it to 1 without meaning a run
+        return None  # a notebook's pod may set it to 1 without a distributed run
     count = _number(given, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
     names = ("RANK",) if ADDRESS in given else ("RANK", "MASTER_ADDR", "MASTER_PORT")
     _need(given, "the platform", "WORLD_SIZE", names)

@@ -200,7 +200,7 @@ class Heartbeat:
             return
         reason = f"process {process} has ended with exit code {code}"
         if code in (WRONG_USE, INTERRUPTED):  # a retry would not help
-            terminal.warn(f"error: {reason}; this process ends, too")
+            terminal.warn(f"error: {reason}; ending this process, too")
             self.leave(code)
             os._exit(code)
         self._on_lost(reason)

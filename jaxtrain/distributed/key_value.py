@@ -87,7 +87,8 @@ class NoAnswer(RunAgain):
 
 
 class FailedElsewhere(Exception):
-    """Another process failed, so this one waits in vain; the message names it and the reason."""
+    """Another process failed, so this one would wait forever; the message names it and the
+    reason."""
 
 
 @dataclasses.dataclass(frozen=True)

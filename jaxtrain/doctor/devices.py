@@ -133,7 +133,7 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     if len(kinds) > 1:
         yield warning(
             f"several kinds of GPUs: {', '.join(f'{n} x {name}' for name, n in kinds.items())}",
-            "every step waits for the slowest: select equal ones with CUDA_VISIBLE_DEVICES",
+            "every step waits for the slowest: select identical ones with CUDA_VISIBLE_DEVICES",
         )
     if card is None:
         return
@@ -155,7 +155,7 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
 
 
 def _way_that_fits(run: config.Run, name: str) -> str:
-    found = f"find a way that fits: {_plan(run, name)} --fit"
+    found = f"find settings that fit: {_plan(run, name)} --fit"
     if any(card.name == name for card in cards.CARDS.values()):
         return found
     return f"{found} (plan does not know this card: add --gpu with one of {', '.join(cards.CARDS)})"
@@ -174,8 +174,8 @@ def in_use(found: Driver) -> Iterator[Finding]:
     for gpu in found.gpus:
         if gpu.used > _TAKEN:
             yield problem(
-                f"GPU {gpu.index}: {size(gpu.used)} of {size(gpu.memory)} are held by another "
-                "program",
+                f"GPU {gpu.index}: {size(gpu.used)} of {size(gpu.memory)} are in use by another "
+                f"program",
                 "end it (nvidia-smi lists it), or exclude this GPU with CUDA_VISIBLE_DEVICES",
             )
 

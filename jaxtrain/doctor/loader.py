@@ -70,7 +70,7 @@ def inputs(subject: Subject) -> Iterator[Finding]:
     if run.model.init_from is not None and not subject.resumes:
         yield ok(_source(subject))
     if hasattr(run.model, "frozen") and (read := run.model.frozen()):
-        yield ok(f"the weights of the losses are there: {len(read)} arrays")
+        yield ok(f"the weights of the losses are present: {len(read)} arrays")
 
 
 def _source(subject: Subject) -> str:
@@ -143,7 +143,7 @@ def same(opened: list[Sources], store: KeyValueStore) -> Iterator[Finding]:
     other = next((process for process, one in enumerate(prints) if one != prints[0]), None)
     if other is not None:
         yield problem(
-            f"process {other} has other data ({prints[other][:12]}) than process 0 "
+            f"process {other} has different data ({prints[other][:12]}) than process 0 "
             f"({prints[0][:12]})",
             "give every process the same files, for example on storage that all of them mount",
         )

@@ -196,12 +196,12 @@ def file_system(folder: Path, mounts: Path = MOUNTS) -> Iterator[Finding]:
     where = f"the output directory is on {kind} (mounted at {point})"
     if kind in ("tmpfs", "ramfs"):
         yield warning(
-            f"{where}: this is memory, and lost with the next restart",
+            f"{where}: this is memory, which is lost at the next restart",
             "set --output-dir to a place on a disk",
         )
     elif kind == "overlay":
         yield warning(
-            f"{where}: this is the container's own layer, and lost with the container",
+            f"{where}: this is the container's own layer, which is lost with the container",
             "set --output-dir to a volume: docker run -v /data:/data, or a pod's volume claim",
         )
     else:

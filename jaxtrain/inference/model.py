@@ -155,8 +155,8 @@ class Model:
         described = self._described
         if described is None:
             raise InputError(
-                f"{self._source} does not describe a language model: name a checkpoint or a run "
-                "directory"
+                f"{self._source} does not describe a language model: pass a checkpoint or a run "
+                f"directory"
             )
         model: CausalModel | MaskedModel
         if load.has(described, "decode_step"):
@@ -180,7 +180,7 @@ def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:
     if isinstance(video, np.ndarray):
         if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3 or not len(video):
             raise InputError(
-                f"video has dtype {video.dtype} and shape {list(video.shape)}: give uint8 "
+                f"video has dtype {video.dtype} and shape {list(video.shape)}: pass uint8 "
                 "[T, H, W, 3]"
             )
         return video

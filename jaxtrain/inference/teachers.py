@@ -123,7 +123,7 @@ class Diffusers:
             raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
-        self._shift, self._scale, words = _normalisation(folder, model.config, scaling)
+        self._shift, self._scale, words = _normalization(folder, model.config, scaling)
         chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
         held = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         settings = json.dumps([kind, self._shift.tolist(), self._scale.tolist(), chosen]).encode()
@@ -159,7 +159,7 @@ class Diffusers:
         return distribution.sample(generator)
 
 
-def _normalisation(
+def _normalization(
     folder: Path, settings: Any, scaling: float | None
 ) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns the shift to subtract from the latents, the factor, and a description of both.

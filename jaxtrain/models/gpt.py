@@ -41,24 +41,24 @@ class Config:
     """The GPT."""
 
     vocab_size: int
-    """Vocabulary size, special tokens included (rows of the embedding)."""
+    """Vocabulary size, including special tokens (rows of the embedding)."""
     sequence_length: int
     """Tokens per sequence."""
     depth: int
     """Number of layers; width and heads follow from it."""
     width: int | None = None
-    """Hidden width. None is 64 x depth."""
+    """Hidden width. None uses 64 x depth."""
     heads: int | None = None
-    """Query heads; must divide the width. None is width / 128, rounded up to a divisor."""
+    """Query heads; must divide the width. None uses width / 128, rounded up to a divisor."""
     kv_heads: int | None = None
-    """Key and value heads; must divide the query heads. None is as many as query heads."""
+    """Key and value heads; must divide the query heads. None uses as many as query heads."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     norm_eps: float = float(jnp.finfo(jnp.float32).eps)
     """Added to the mean square in each norm."""
     loss_piece: int = 128
-    """Tokens per sequence whose logits exist at a time; fewer need less memory."""
+    """Tokens per sequence whose logits are in memory at a time; fewer need less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a folder of
     transformers' NanoChatForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""

@@ -38,7 +38,7 @@ class Config:
     """The Llama-style language model."""
 
     vocab_size: int
-    """Vocabulary size, special tokens included (rows of the embedding)."""
+    """Vocabulary size, including special tokens (rows of the embedding)."""
     sequence_length: int
     """Tokens per sequence."""
     hidden: int
@@ -52,7 +52,7 @@ class Config:
     ff: int
     """Width of the feed-forward layers."""
     dropout: float = 0.1
-    """Dropout of embeddings, inside SwiGLU, and of layer outputs (fraction)."""
+    """Dropout rate of embeddings, inside SwiGLU, and of layer outputs, 0 to 1."""
     norm_eps: float = 1e-6
     """Added to the mean square in each norm."""
     rotary_base: float = 10_000.0
@@ -61,7 +61,7 @@ class Config:
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     loss_piece: int = 128
-    """Tokens per sequence whose logits exist at a time; fewer need less memory."""
+    """Tokens per sequence whose logits are in memory at a time; fewer need less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
     LlamaForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""

@@ -50,7 +50,7 @@ class Config:
     not_in_weights = (("heads", "heads"),)  # not determined by array shapes
 
     vocab_size: int
-    """Vocabulary size, the five special tokens included (rows of the embedding)."""
+    """Vocabulary size, including the five special tokens (rows of the embedding)."""
     sequence_length: int
     """Tokens per sequence."""
     hidden: int
@@ -60,9 +60,9 @@ class Config:
     heads: int
     """Attention heads; must divide `hidden`."""
     ff: int | None = None
-    """Width of the feed-forward layers. None is 4 times `hidden`."""
+    """Width of the feed-forward layers. None uses 4 times `hidden`."""
     dropout: float = 0.1
-    """Dropout of embeddings, attention probabilities and layer outputs (fraction)."""
+    """Dropout rate of embeddings, attention probabilities and layer outputs, 0 to 1."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that are predicted."""
     attend: Literal["sequence", "document"] = "sequence"

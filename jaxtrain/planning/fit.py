@@ -170,6 +170,6 @@ def parse_devices(text: str) -> tuple[int, int]:
         found = (0, 0)
     if min(found) < 1:
         raise InputError(
-            f"--devices {text}: give NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
+            f"--devices {text}: use NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
         )
     return found

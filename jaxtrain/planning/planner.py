@@ -158,7 +158,7 @@ class Planner:
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
             pasted = overrides.merged(self._added, changes)
-            label = " ".join(pasted) or "(as it is)"
+            label = " ".join(pasted) or "(unchanged)"
             try:
                 found = first if not changes else self.compiled(changes, timeout_s)
             except InputError as error:

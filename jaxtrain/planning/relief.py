@@ -47,7 +47,7 @@ def find(
         return []
     for line in ("the plan:", *report.memory(found).split("\n")):
         say(line)
-    if found["compiled"]["estimate"]:  # the compiler for GPUs is not installed
+    if found["compiled"]["estimate"]:  # the GPU compiler is not installed
         return []
     # It ran out of memory, so it does not fit, whatever was predicted.
     found["memory"]["spare"] = min(found["memory"]["spare"], -1.0)

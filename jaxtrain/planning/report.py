@@ -76,7 +76,7 @@ def ranking(tried: Sequence[Tried]) -> str:
     for one in tried:
         lines.append(
             f"  {one.needed / GIB:12.1f}  {_spare(one):>12}  {one.best:16.4g}   "
-            + (" ".join(one.overrides) or "(as it is)")
+            + (" ".join(one.overrides) or "(unchanged)")
         )
     return "\n".join(lines)
 

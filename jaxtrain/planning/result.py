@@ -16,7 +16,7 @@ class PlanResult(dict[str, Any]):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fits; None if unknown, because jax's compiler for GPUs is missing."""
+        """Whether the run fits; None if unknown, because JAX's GPU compiler is missing."""
         return report.fits(self)
 
     def __str__(self) -> str:

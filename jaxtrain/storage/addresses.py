@@ -112,11 +112,11 @@ def check(address: str, flag: str) -> None:
     if len(address) > _LONGEST:
         raise InputError(
             f"{flag} {split(address).scheme[:20]}://... has {len(address):,} characters, and the "
-            f"limit is {_LONGEST:,}: give a shorter address"
+            f"limit is {_LONGEST:,}: use a shorter address"
         )
     parts, shown = split(address), public(address)
     if "::" in parts.scheme + parts.path + _IN_BRACKETS.sub("", parts.host):
-        raise InputError(f"{flag} {shown} chains addresses with '::': give one address")
+        raise InputError(f"{flag} {shown} chains addresses with '::': pass one address")
     if parts.scheme not in SCHEMES:
         raise InputError(
             f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3:// or "
@@ -132,7 +132,7 @@ def check(address: str, flag: str) -> None:
         raise InputError(f"{flag} {shown!r} contains a control character: remove it")
     if _PUBLIC.fullmatch(parts.query):
         raise InputError(
-            f"{flag} {shown} is a recorded address without its query: give the complete address"
+            f"{flag} {shown} is a recorded address without its query: pass the complete address"
         )
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(

@@ -216,7 +216,7 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # for example in a container without HOME or a user name
         raise InputError(
-            f"{path}: the home folder for ~ is unknown: give the full path, or set HOME"
+            f"{path}: the home folder for ~ is unknown: pass the full path, or set HOME"
         ) from None
 
 
@@ -332,9 +332,9 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise InputError(f"{flag} {path}: the folder {folder} does not exist: create it")
     if path.is_dir():
         raise InputError(
-            f"{flag} {path} is a folder: give a file in it, such as {path / 'found.json'}"
+            f"{flag} {path} is a folder: pass a file in it, such as {path / 'found.json'}"
         )
     if path.exists() and not path.is_file():  # it would be replaced
-        raise InputError(f"{flag} {path} is a device or a pipe: give a regular file")
+        raise InputError(f"{flag} {path} is a device or a pipe: pass a regular file")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{flag} {path}: {folder} is not writable: use another folder")

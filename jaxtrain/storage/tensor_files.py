@@ -109,7 +109,7 @@ def check_file(path: Path, wanted: str) -> None:
         what = "is a folder"
     else:
         what = "is a pipe or a device" if path.exists() else "does not exist"
-    raise InputError(f"{path} {what}: give {wanted}")
+    raise InputError(f"{path} {what}: pass {wanted}")
 
 
 def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:

@@ -39,9 +39,9 @@ METRICS = {
     "reconstruction_loss": Metric(
         _TRAINING, _VIDEO, "", "squared error, before the other losses are added"
     ),
-    "perceptual_loss": Metric(_TRAINING, _VIDEO, "", "LPIPS, before its weight"),
+    "perceptual_loss": Metric(_TRAINING, _VIDEO, "", "LPIPS, before weighting"),
     "encoder_loss": Metric(
-        _BOTH, _VIDEO, "", "distance to the teacher's latents, before its weight"
+        _BOTH, _VIDEO, "", "distance to the teacher's latents, before weighting"
     ),
     "adversary_loss": Metric(
         _TRAINING, _VIDEO, "", "distance to the frames that the discriminator corrected"
@@ -51,14 +51,14 @@ METRICS = {
         _TRAINING, _VIDEO, "fraction", "accuracy of the discriminator: real or reconstructed"
     ),
     "accuracy": Metric(
-        _BOTH, _LANGUAGE, "fraction", "predictions whose most likely token is correct"
+        _BOTH, _LANGUAGE, "fraction", "fraction of predictions whose most likely token is correct"
     ),
     "pseudo_perplexity": Metric(_VALIDATION, "masked LM", "", "exp of the mean loss"),
     "bits_per_byte": Metric(
         _VALIDATION,
         "causal LMs",
         "",
-        "cost of the held-out text divided by its bytes; comparable between tokenizers",
+        "cost of the held-out text divided by its bytes; comparable across tokenizers",
     ),
     "steps_per_second": Metric(("speed",), "all", "1/s", "steps per second"),
     "samples_per_second": Metric(("speed",), "all", "1/s", "examples per second, over all devices"),
@@ -87,6 +87,6 @@ METRICS = {
     "host_memory_gib": Metric(
         ("hardware",), "all", "GiB", "memory of the largest process with its workers"
     ),
-    "shm_gib": Metric(("hardware",), "all", "GiB", "used space of `/dev/shm`, by all programs"),
+    "shm_gib": Metric(("hardware",), "all", "GiB", "used space of `/dev/shm`, by all processes"),
 }
 """By name. ``NAME_std``, where a validation records it, is the standard deviation of ``NAME``."""

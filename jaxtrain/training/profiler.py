@@ -93,7 +93,7 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
     if wrong := too_late(steps, total):
         raise InputError(wrong)
     if steps[0] < done:
-        say(f"--profile {steps[0]}:{steps[1]}: no trace, because {done} steps are done already")
+        say(f"--profile {steps[0]}:{steps[1]}: no trace, because {done} steps are already done")
 
 
 def too_late(steps: tuple[int, int], total: int) -> str | None:

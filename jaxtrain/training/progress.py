@@ -254,7 +254,7 @@ class Progress:
         """Prints how many bad steps followed the first one in a row."""
         if self._unreported:
             which = "1 more step" if self._unreported == 1 else f"{self._unreported} more steps"
-            self.say(f"{which} in a row skipped; see bad_steps.jsonl")
+            self.say(f"{which} skipped in a row; see bad_steps.jsonl")
         self._unreported = 0
 
     def _record(self, done: int, values: dict[str, float]) -> None:

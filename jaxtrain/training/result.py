@@ -62,7 +62,7 @@ class TrainResult:
 
     @property
     def report(self) -> Path:
-        """The report page. It is written now if there is none that is newer than the metrics."""
+        """The report page; written on access if it is missing or older than the metrics."""
         from jaxtrain.reporting import page
 
         path, metrics = self.directory / page.NAME, self.directory / run_files.METRICS
@@ -71,7 +71,7 @@ class TrainResult:
         return path
 
     def __repr__(self) -> str:
-        """One line: where the run is, how far it came, and its newest values."""
+        """One line: where the run is, how far it got, and its newest values."""
         records = self.metrics
         values = ", ".join(f"{name} {value:.4g}" for name, value in newest(records).items())
         step = records[-1]["step"] if records else 0

@@ -13,7 +13,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.training.state import State
 
-# Rollbacks to the same checkpoint: after so many, the run is wrong and not just some examples.
+# Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
 _MOST = 3
 
 

@@ -239,7 +239,7 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Writes ``config.json``, and the same for TensorBoard; does nothing in other processes than 0.
+    """Writes ``config.json``, and the same for TensorBoard; does nothing in processes other than 0.
 
     Args:
         directory: of the run.
@@ -274,7 +274,7 @@ def _make(directory: Path) -> None:
         raise disk_trouble(
             error,
             f"cannot write to the run directory {directory}",
-            "give another --output-dir",
+            "choose another --output-dir",
         ) from error
 
 
@@ -290,7 +290,7 @@ def _make_new(parent: Path) -> Path:
             continue
         except OSError as error:
             raise disk_trouble(
-                error, f"cannot create {directory}", "give another --output-dir"
+                error, f"cannot create {directory}", "choose another --output-dir"
             ) from error
         return directory
     raise InputError(f"{parent} contains 99 runs started at {now}: start this one again")

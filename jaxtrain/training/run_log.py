@@ -157,7 +157,7 @@ class RunLog(events.EventLog):
 
     def _cut_off(self, code: int) -> None:
         """Logs that a signal ends the process while the main thread is in a long call."""
-        words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
+        words = "stopped by a signal during a long call: progress since the last checkpoint is lost"
 
         def write() -> None:
             self.ended(code, words)

@@ -15,8 +15,8 @@ _VAL = (
     *("val/accuracy", "val/loss", "val/bits_per_byte", "val/pseudo_perplexity"),
     *("val/psnr", "val/ssim"),
 )
-# A training metric is that of one batch: the summary compares means of the first and the last tenth
-# of the logged steps, but of no fewer steps than this.
+# A training metric comes from a single batch, so the summary compares means over the first and
+# the last tenth of the logged steps, and over at least this many steps.
 _LEAST_WINDOW = 3
 
 
@@ -189,8 +189,8 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
     except Exception as wrong:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
-            f"warning: {directory}/report.html was not written ({why}): "
-            f"to try again: `{invocation.program()} report {shlex.quote(str(directory))}`"
+            f"warning: {directory}/report.html was not written ({why}); to try again: "
+            f"`{invocation.program()} report {shlex.quote(str(directory))}`"
         )
 
 

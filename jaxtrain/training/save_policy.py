@@ -17,7 +17,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training.state import State
 
-# A run stops after so many failed saves in a row, so that at most so many intervals of
+# A run stops after this many failed saves in a row, so that at most this many intervals of
 # checkpoint.every are lost.
 FAILURES_IN_A_ROW = 3
 # The last save is retried, because no other one follows.

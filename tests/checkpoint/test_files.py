@@ -45,7 +45,7 @@ def test_a_save_succeeds_if_only_linking_the_best_fails(
         (errno.ENOSPC, "free space on that disk (lower --checkpoint.keep)"),
         (errno.EIO, "bring the disk back"),
         (errno.ESTALE, "bring the disk back"),
-        (errno.EACCES, "check that disk, or give another --output-dir"),
+        (errno.EACCES, "check that disk, or choose another --output-dir"),
     ],
 )
 def test_a_failed_save_reports_the_fix_for_its_cause(

@@ -190,7 +190,7 @@ def test_no_fresh_start_if_all_checkpoints_are_damaged(saved: Path, tmp_path: Pa
         assert re.fullmatch(
             rf"--resume latest: no checkpoint of {run} is intact \(checkpoints/9: state/_METADATA "
             r"was changed after .*, and 2 more; .*, and more than 0 steps would be lost: "
-            r"to start from scratch, give another --output-dir or move .*",
+            r"to start from scratch, choose another --output-dir or move .*",
             str(caught.value),
         )
     assert files_of(run) == before
@@ -495,10 +495,10 @@ def test_a_resume_rejects_another_seed_or_other_data(
 @pytest.mark.parametrize(
     ("had", "named"),
     [
-        ({}, "give the same --config and --data.path and --data.clips_per_video 1, or"),
+        ({}, "pass the same --config and --data.path and --data.clips_per_video 1, or"),
         (
             {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
-            "give the same --config and --data.path and --data.group_spread 64, or",
+            "pass the same --config and --data.path and --data.group_spread 64, or",
         ),
         ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
     ],
@@ -527,7 +527,7 @@ def test_different_versions_are_printed() -> None:
 
 def test_a_step_of_a_missing_run_directory_is_rejected(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    with pytest.raises(InputError, match=rf"^--resume 400: {gone} does not exist: give the "):
+    with pytest.raises(InputError, match=rf"^--resume 400: {gone} does not exist: pass the "):
         resume.choose("400", gone, tmp_path)
     assert not gone.exists()
 

@@ -1,4 +1,4 @@
-"""``jaxtrain plan`` without jax's compiler for GPUs: the state is exact, the rest an estimate.
+"""``jaxtrain plan`` without JAX's GPU compiler: the state is exact, the rest an estimate.
 
 tests/gpu_programs tests planning with that compiler, which requires the cuda12 extra.
 """
@@ -152,7 +152,7 @@ def test_without_a_gpu_compiler_it_is_unknown_whether_alternatives_fit(
     output = tmp_path / "plan.json"
     assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
     printed = capsys.readouterr().out
-    assert "whether one of them fits is unknown without jax's compiler for GPUs: " in printed
+    assert "whether one of them fits is unknown without JAX's GPU compiler: " in printed
     assert "none of them fits" not in printed
     assert "-2" not in printed.replace(str(output), "")  # no negative number of GiB to spare
     assert {one["fits"] for one in json.loads(output.read_text())["fit"]["tried"]} == {None}

@@ -441,6 +441,14 @@ def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatc
     assert any("optim.muon" in line and "(off)" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])
+def test_the_overview_cuts_no_line_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not [line for line in help.overview(config.named(name)).splitlines() if "..." in line]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

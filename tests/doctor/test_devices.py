@@ -125,6 +125,6 @@ def test_memory_held_by_another_program() -> None:
     held = dataclasses.replace(GPUS[3], used=61440 * MIB)
     driver = Driver("550.90.07", (*GPUS[:3], held, *GPUS[4:]))
     found = only_problem(devices.in_use(driver))
-    assert found.seen == "GPU 3: 60.0 GiB of 79.6 GiB are held by another program"
+    assert found.seen == "GPU 3: 60.0 GiB of 79.6 GiB are in use by another program"
     assert "CUDA_VISIBLE_DEVICES" in found.cure
     assert not list(devices.in_use(H100))

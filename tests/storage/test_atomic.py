@@ -100,8 +100,8 @@ def test_an_output_file_that_cannot_be_written_is_rejected_early(tmp_path: Path)
     gone = tmp_path / "gone" / "o.json"
     for path, words in (
         (gone, f"--json {gone}: the folder {gone.parent} does not exist: create it"),
-        (tmp_path, f"is a folder: give a file in it, such as {tmp_path / 'found.json'}"),
-        (Path("/dev/null"), "is a device or a pipe: give a regular file"),
+        (tmp_path, f"is a folder: pass a file in it, such as {tmp_path / 'found.json'}"),
+        (Path("/dev/null"), "is a device or a pipe: pass a regular file"),
     ):
         with pytest.raises(InputError) as caught:
             atomic.check_writable("--json", path)

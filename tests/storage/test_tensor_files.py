@@ -153,7 +153,7 @@ def test_paths_other_than_regular_files_are_rejected(tmp_path: Path) -> None:
         ("none", "does not exist"),
     ):
         path = tmp_path / f"{name}.safetensors"
-        assert refusal(path).startswith(f"{path} {what}: give a weights file")
+        assert refusal(path).startswith(f"{path} {what}: pass a weights file")
         with pytest.raises(InputError, match=what):
             tensor_stream.read(path, "a")
 

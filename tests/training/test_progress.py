@@ -204,10 +204,10 @@ def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
     found = [line for line in said() if "bad" in line]
     assert [line.partition(":")[0] for line in found] == [
         "step 2 is bad",
-        "9 more steps in a row skipped; see bad_steps.jsonl",
+        "9 more steps skipped in a row; see bad_steps.jsonl",
         "step 3 is bad",
         "step 4 is bad",
-        "1 more step in a row skipped; see bad_steps.jsonl",
+        "1 more step skipped in a row; see bad_steps.jsonl",
     ]
     assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
 

@@ -94,7 +94,7 @@ def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path
     log, signals, heartbeat = begin(tmp_path)
     signals.run_exit_actions(130)
     assert heartbeat.left == 130
-    words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
+    words = "stopped by a signal during a long call: progress since the last checkpoint is lost"
     assert end(tmp_path) == (130, words)
     assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
     log.__exit__(None, None, None)

@@ -122,8 +122,8 @@ def is_absent(pattern: str) -> bool:
 def absent(flag: str, pattern: str) -> str:
     """Returns the error message for a path for which :func:`is_absent` holds."""
     return (
-        f"{flag} {pattern}: no such file or folder, and no file matches it; give {flag} a text "
-        f"file ({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
+        f"{flag} {pattern}: no such file or folder, and no file matches it; pass a text file "
+        f"({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
         "dataset"
     )
 
@@ -157,8 +157,8 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]
     if not known:
         raise InputError(
-            f"{flag} {pattern}: none of its {len(found)} files is a text file; "
-            f"give {', '.join(SUFFIXES)} files"
+            f"{flag} {pattern}: none of its {len(found)} files is a text file; pass "
+            f"{', '.join(SUFFIXES)} files"
         )
     parquet = next((name for p, name in known if p.suffix.lower() == ".parquet"), None)
     if parquet and importlib.util.find_spec("pyarrow") is None:

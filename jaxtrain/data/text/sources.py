@@ -69,7 +69,7 @@ class Text:
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
     extra hf)."""
     more_paths: tuple[str, ...] = ()
-    """Further sources in addition to path, of the same kinds."""
+    """More sources, of the same kinds as path."""
     weights: tuple[float, ...] = ()
     """Relative weights of path and each of more_paths in training, any positive numbers. If empty,
     each source is weighted by its number of sequences. An epoch is as long as all sources
@@ -85,7 +85,7 @@ class Text:
     """Batch parts that each worker loads in advance. A process divides its sequences of a batch
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
     cache_dir: str | None = None
-    """Folder for token caches and fetched data; None is $JAXTRAIN_CACHE, or else
+    """Folder for token caches and fetched data; None uses $JAXTRAIN_CACHE, or else
     ~/.cache/jaxtrain."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
@@ -130,7 +130,7 @@ class Text:
         if self.weights and len(self.weights) != 1 + len(self.more_paths):
             raise InputError(
                 f"data.weights has {len(self.weights)} numbers for {1 + len(self.more_paths)} "
-                "sources: give one for data.path and one for each of data.more_paths",
+                "sources: set one for data.path and one for each of data.more_paths",
                 about=("data.weights", "data.path", "data.more_paths"),
             )
         if any(weight <= 0 for weight in self.weights):

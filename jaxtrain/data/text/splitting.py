@@ -121,7 +121,7 @@ def assign(
     if sum(counts) < 2:
         raise InputError(
             f"{', '.join(names[:3])} has {sum(counts)} document, but training and validation need "
-            "one each: give more text, or set --data.val_path"
+            f"one each: add more text, or set --data.val_path"
         )
     if len(names) > 1:
         to_val = _choose_val(np.array([_name_hash(name) for name in names]), train_split)

@@ -221,7 +221,7 @@ def _write(
     say(f"tokenized {done:.1f} MB of text in {seconds:.1f} s, {done / seconds:.1f} MB/s (measured)")
     for side, name in enumerate(SPLITS):
         if corpus.split.kept[side] and not streams.facts[side]["tokens"]:
-            raise InputError(f"no text to tokenize in the {name} split: give more text")
+            raise InputError(f"no text to tokenize in the {name} split: add more text")
     return {
         "dtype": dtype.name,
         "vocabulary": size,

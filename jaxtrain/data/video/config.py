@@ -33,7 +33,7 @@ _NAMED = 5  # skipped files that the console lists; quarantine.jsonl lists all
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where video comes from, how clips are cut, and how they are augmented."""
+    """Source of the videos; how clips are cut and augmented."""
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
@@ -50,7 +50,7 @@ class Config:
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
     cache_dir: str | None = None
-    """Folder for indexes, fetched files and demo data; None is $JAXTRAIN_CACHE, or else
+    """Folder for indexes, fetched files and demo data; None uses $JAXTRAIN_CACHE, or else
     ~/.cache/jaxtrain."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
@@ -74,10 +74,10 @@ class Config:
     clips_per_group: int | None = None
     """Training clips cut from one stretch of a file and decoded together; must divide
     clips_per_video. They are spread over as many consecutive batches, which a worker loads at once.
-    1 decodes each clip separately. None is 1 if keyframes are close, as in prepared clips, or else
-    the largest divisor up to 6."""
+    1 decodes each clip separately. None uses 1 if keyframes are close, as in prepared clips, or
+    else the largest divisor up to 6."""
     group_spread: int | None = None
-    """Distance between clips of a group, in examples; None is batch_size, so that no two are in
+    """Distance between clips of a group, in examples; None uses batch_size, so that no two are in
     one batch. To resume with another batch_size, set this to the original batch_size."""
     min_frame_delta: int = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""

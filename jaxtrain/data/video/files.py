@@ -77,7 +77,7 @@ def is_absent(path: str) -> bool:
 def absent(flag: str, path: str) -> str:
     """Returns the message for a path that :func:`is_absent`."""
     return (
-        f"{flag} {path}: no such file or folder; give {flag} a folder of videos, a video, a .tar "
+        f"{flag} {path}: no such file or folder; pass a folder of videos, a video, a .tar "
         f"of videos, or a list of them ({', '.join(sorted(LISTS))})"
     )
 
@@ -112,7 +112,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     elif os.path.isdir(top):
         named = list(_walk(top))
         endings = ", ".join(sorted(SUFFIXES))
-        cure = f"give {flag} a folder with {endings} or .tar files, or a list of them"
+        cure = f"pass a folder with {endings} or .tar files, or a list of them"
     elif not os.path.exists(top):
         if is_absent(path):
             raise InputError(absent(flag, path))
@@ -292,7 +292,7 @@ def _item(item: Any, where: str) -> dict[str, str]:
         if len(value) > _MAX_ENTRY:
             raise InputError(
                 f"{where}: {value[:40]!a}... has {len(value):,} characters, and the limit is "
-                f"{_MAX_ENTRY:,}: give one path per entry"
+                f"{_MAX_ENTRY:,}: use one path per entry"
             )
         if "\0" in value:
             raise InputError(f"{where}: {reprlib.repr(value)} is not a valid file name")

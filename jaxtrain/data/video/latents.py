@@ -255,7 +255,7 @@ def prepare(
         if time.monotonic() - reported > _REPORT_EVERY_S:
             reported = time.monotonic()
             left_s = (reported - began) / done * (total - done)
-            say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min to go")
+            say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min left")
     return Made(len(everything), len(todo), total, tuple(bad))
 
 
@@ -288,7 +288,7 @@ def _encode(teacher: Teacher, clips: list[np.ndarray], batch_size: int, shape: S
     found = np.asarray(teacher.encode(video))[: len(clips)]
     if found.shape[1:] != shape:
         raise InputError(
-            f"teacher {teacher.name} gives latents of shape {found.shape[1:]} (time, height, "
+            f"teacher {teacher.name} returns latents of shape {found.shape[1:]} (time, height, "
             f"width, channels), but the model's have {shape}: change model.latent_channels, "
             "model.patch_size or model.frames"
         )
@@ -296,7 +296,7 @@ def _encode(teacher: Teacher, clips: list[np.ndarray], batch_size: int, shape: S
         small = found.astype(_DTYPE)
     if not np.isfinite(small).all():
         raise InputError(
-            f"teacher {teacher.name} gives latents with NaN/Inf or magnitudes above 65504 (the "
+            f"teacher {teacher.name} returns latents with NaN/Inf or magnitudes above 65504 (the "
             f"largest is {np.abs(found).max():.3g}): check its scaling and its weights"
         )
     return small

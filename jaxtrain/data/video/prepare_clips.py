@@ -129,7 +129,7 @@ def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say
         if time.monotonic() - reported > _REPORT_EVERY_S:
             reported = time.monotonic()
             left_min = (reported - began) / count * (len(todo) - count) / 60
-            say(f"{len(records):,} of {len(jobs):,} videos, about {left_min:.1f} min to go")
+            say(f"{len(records):,} of {len(jobs):,} videos, about {left_min:.1f} min left")
     gone = _gone(jobs, out)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"

@@ -56,7 +56,7 @@ class Config:
     width: int
     """Width of a clip (pixels); a multiple of 8 x patch_size."""
     patch_size: int = 1
-    """Side of the squares that are moved to channels before the first layer (pixels)."""
+    """Side of the square patches that become channels before the first layer (pixels)."""
     latent_channels: int = 16
     """Channels of a latent: numbers per 4 frames of 8x8 patches."""
     encoder_width: int = 64
@@ -64,14 +64,14 @@ class Config:
     decoder: DecoderKind = "base"
     """base: the ordinary decoder; super: the larger one with depthwise convolutions."""
     decoder_widths: tuple[int, int, int, int] | None = None
-    """Channels of the decoder's stages, from 1/8 size to full size. None is the reference's: 256,
+    """Channels of the decoder's stages, from 1/8 size to full size. None uses the reference's: 256,
     128, 64, 64, or 512, 256, 128, 64 for super."""
     time_upscale: tuple[bool, bool] = (True, True)
-    """Whether the decoder doubles the frames in its second and third stage. Without, it makes
+    """Whether the decoder doubles the frames in its second and third stage. Otherwise it makes
     previews with fewer frames, and cannot be trained."""
     space_upscale: tuple[bool, bool, bool] = (True, True, True)
-    """Whether the decoder doubles height and width in each of its stages. Without, it makes smaller
-    previews, and cannot be trained."""
+    """Whether the decoder doubles height and width in each of its stages. Otherwise it makes
+    smaller previews, and cannot be trained."""
     trim: timing.Trim = "always"
     """When to drop the first three decoded frames. always; odd_latents: only if the number of
     latents is odd, as weights for CogVideoX (taecvx) require."""
@@ -83,11 +83,11 @@ class Config:
     reconstruction_weight: float = 20.0
     """Weight of the mean squared error of a clip, with colors from 0 to 1."""
     teacher: Teacher | None = None
-    """Training on a teacher's latents; None is off."""
+    """Training on a teacher's latents; None turns it off."""
     perceptual: Perceptual | None = None
-    """The LPIPS loss and metric; None is off."""
+    """The LPIPS loss and metric; None turns it off."""
     adversary: Adversary | None = None
-    """The discriminator and its loss; None is off."""
+    """The discriminator and its loss; None turns it off."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
     .pth) with the reference's names, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hugging Face

@@ -12,12 +12,14 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Latents of another autoencoder, computed once by `jaxtrain prepare latents`."""
+    """Latents of another autoencoder as training targets.
+    Computed once, by `jaxtrain prepare latents`.
+    """
 
     encoder_weight: float = 0.1
-    """Weight of the mean squared difference between our latents and the teacher's."""
+    """Weight of the mean squared difference between the encoder's latents and the teacher's."""
     decode: bool = False
-    """Whether the decoder is trained on the teacher's latents instead of our encoder's."""
+    """Whether the decoder is trained on the teacher's latents instead of the encoder's."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.encoder_weight < math.inf:
@@ -35,7 +37,9 @@ class Teacher:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perceptual:
-    """LPIPS (Zhang et al. 2018): distance of two frames in the features of an AlexNet."""
+    """LPIPS loss: perceptual distance of two frames.
+    It compares features of an AlexNet (Zhang et al. 2018, https://arxiv.org/abs/1801.03924).
+    """
 
     weights: str
     """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
@@ -54,7 +58,8 @@ class Perceptual:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Seraena (github.com/madebyollin/seraena): a discriminator that corrects frames.
+    """Adversarial loss, with a discriminator.
+    The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 
     It is trained together with the autoencoder, with its own optimizer and gradient clipping.
     """
@@ -64,10 +69,10 @@ class Adversary:
     frames: int = 3
     """Successive frames per window of the discriminator."""
     crop: int | None = None
-    """Side of the random square that it sees (pixels); None is the full frame."""
+    """Side of the random crop that the discriminator sees (pixels); None uses the full frame."""
     replay: int = 1152
-    """Size of the replay of earlier reconstructions (windows of `frames` frames). A multiple of a
-    microbatch's windows uses all places, and needs no communication."""
+    """Size of the replay buffer of earlier reconstructions, in windows of `frames` frames. A
+    multiple of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: float = 3e-4
     """Learning rate of the discriminator; constant."""
     b1: float = 0.9
@@ -77,7 +82,7 @@ class Adversary:
     weight_decay: float = 0.01
     """AdamW weight decay of the discriminator, per step, times its learning rate."""
     max_grad_norm: float | None = 1.0
-    """Gradient clipping of the discriminator: largest global norm; None is off."""
+    """Gradient clipping of the discriminator: largest global norm; None turns it off."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "frames", "replay", "peak_lr"):

@@ -59,7 +59,7 @@ class Timing:
             if latents is None:
                 raise InputError(
                     "model.trim=odd_latents: which frames are dropped depends on the number of "
-                    "latents of the whole video; give it before the first one is decoded",
+                    "latents of the complete video; pass it before the first one is decoded",
                     about="model.trim",
                 )
             if latents % 2 == 0:

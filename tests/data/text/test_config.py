@@ -205,9 +205,9 @@ def test_wrong_values(fields: dict, message: str) -> None:
 def test_wrong_input(folder: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--data.path"):
         Masked(batch_size=2, cache_dir=str(cache)).open(Model(), seed=0, say=silent)
-    with pytest.raises(InputError, match=r"gone: no such file .*; give --data.path a text file \("):
+    with pytest.raises(InputError, match=r"gone: no such file .*; pass a text file \("):
         opened(tmp_path / "gone", cache)
-    with pytest.raises(InputError, match=r"gone: no such file .*; give --data.val_path a text"):
+    with pytest.raises(InputError, match=r"gone: no such file .*; pass a text"):
         opened(folder, cache, val_path=str(tmp_path / "gone"))
     with pytest.raises(InputError, match="sequence_length is 2"):
         opened(folder, cache, Model(sequence_length=2))

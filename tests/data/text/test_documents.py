@@ -70,7 +70,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
     assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
     with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
         names("nothing")
-    with pytest.raises(InputError, match=r"none of its 1 files is a text file; give .txt"):
+    with pytest.raises(InputError, match=r"none of its 1 files is a text file; pass .txt"):
         names("in/f.png")
 
 

@@ -109,9 +109,7 @@ def test_two_files_with_the_same_name_are_rejected(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"no such file .*; give --data.path a folder of .*\.txt\)$"
-    ):
+    with pytest.raises(InputError, match=r"no such file .*; pass a folder of .*\.txt\)$"):
         _find(tmp_path / "gone")
     with pytest.raises(InputError, match=r"no video files found.*\.mp4"):
         _find(tmp_path)
