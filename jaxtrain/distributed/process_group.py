@@ -77,7 +77,7 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         ) from error
 
 
-def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
+def check_same_program(run: config.Run, flags: Mapping[str, Any]) -> None:
     """Checks that config, code and packages are the same in all processes, before compilation.
 
     Args:
