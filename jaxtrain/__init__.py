@@ -4,7 +4,7 @@ The Python API: :func:`train`, :func:`load_model`, :func:`load_config`, and :fun
 this package loads no jax; the functions import what they need.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ def train(
     resume: str | int | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     simulate_devices: int | None = None,
+    track: Sequence[str] = (),
 ) -> "TrainResult":
     """Trains, and returns when the run has ended.
 
@@ -60,6 +61,7 @@ def train(
         resume: ``"latest"``, a step, or a checkpoint; None starts a new run.
         overrides: as for :func:`load_config`.
         simulate_devices: virtual CPU devices, to try a mesh without GPUs; before jax is used.
+        track: trackers that record the run, too: ``"wandb"``, ``"trackio"``, ``"mlflow"``.
 
     Raises:
         InputError: wrong use or input.
@@ -77,6 +79,7 @@ def train(
         output_dir=None if output_dir is None else str(output_dir),
         resume=None if resume is None else str(resume),
         simulate_devices=simulate_devices,
+        track=[track] if isinstance(track, str) else track,
     )
 
 
@@ -86,7 +89,8 @@ def load_model(
     """Loads a trained model.
 
     Args:
-        source: a result of :func:`train`, a run directory, a checkpoint, or a weights file.
+        source: a result of :func:`train`, a run directory, a checkpoint, a weights file, or a model
+            on the Hugging Face Hub, such as ``"hf:org/model"`` or ``"hf:org/model@revision"``.
         precision: of the computation; ``"bfloat16"`` is faster on GPUs.
 
     Returns:
@@ -95,11 +99,12 @@ def load_model(
 
     Raises:
         InputError: no model is there, or it cannot be read.
+        RunAgain: the Hub cannot be reached now.
     """
     from jaxtrain.inference.model import Model
 
     where = source if isinstance(source, str | Path) else source.directory
-    return Model(Path(where).expanduser(), precision)
+    return Model(where, precision)
 
 
 def plan(

@@ -1,6 +1,9 @@
 """The structure of the package: the direction of imports, and names that choose code."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,15 @@ ORDER = (
     *("reporting", "interop", "data", "telemetry", "checkpoint", "distributed", "optim", "models"),
     *("sharding", "xla", "ops", "config", "terminal", "storage", "versions", "errors"),
 )
+# Modules that are named otherwise than their distribution. jax requires one version of jaxlib.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "dm_pix": "dm-pix",
+    "jaxlib": "jax",
+    "orbax": "orbax-checkpoint",
+    "pynvml": "nvidia-ml-py",
+}
 MOST_ROOT_MODULES = 6
 # Imports that would slow down worker processes and the parsing of a command line.
 LIGHT = {"jaxtrain.main": {"jax", "flax", "optax", "orbax", "grain", "numpy", "tyro"}}
@@ -36,6 +48,17 @@ def imports(path: Path, *, top_level: bool) -> set[str]:
             assert node.level == 0, f"{path}: imports are absolute"
             names |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def imported_packages(checkout: Path, *, top_level: bool) -> set[str]:
+    """Returns the distributions that jaxtrain and its configs import, as the index names them."""
+    found = {
+        name.partition(".")[0]
+        for folder in ("jaxtrain", "configs")
+        for path in (checkout / folder).rglob("*.py")
+        for name in imports(path, top_level=top_level)
+    }
+    return {DISTRIBUTIONS.get(name, name) for name in found - sys.stdlib_module_names}
 
 
 def inside(name: str, package: str) -> bool:
@@ -103,6 +126,21 @@ def test_imports_go_down_the_order(checkout: Path) -> None:
     del files["jaxtrain"]
     assert upward(direct_imports(files, top_level=False)) == []
     assert cycle(direct_imports(files, top_level=True)) == []
+
+
+def test_every_imported_package_is_declared_and_used(checkout: Path) -> None:
+    """Only what a function imports may come from an extra."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [line for lines in extras.values() for line in lines]
+    declared, optional = (
+        {re.split(r"[\[>=<; ]", line)[0] for line in some}
+        for some in (project["dependencies"], lines)
+    )
+    anywhere = imported_packages(checkout, top_level=False)
+    assert imported_packages(checkout, top_level=True) - declared == {"jaxtrain"}
+    assert anywhere - declared - optional == set()
+    assert declared - anywhere == set()
 
 
 def test_an_import_against_the_order_and_a_cycle_are_detected() -> None:
@@ -175,6 +213,8 @@ CHOSEN = {
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,
+    "training/saved_programs.py dependencies": "names in _JAX_SETTINGS",
+    "training/saved_programs.py load": "a folder that --compiled names is code by design",
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py config_class": "the modules in the package's own folder",
@@ -198,7 +238,7 @@ CHOSEN = {
 CHOOSERS = {"getattr", "attrgetter", "methodcaller"}
 RUNNERS = {
     *("import_module", "__import__", "exec", "eval", "compile", "run_path", "run_module"),
-    *("locate", "system", "popen", "globals", "unpickle", "Unpickler"),
+    *("locate", "system", "popen", "globals", "unpickle", "Unpickler", "deserialize_and_load"),
 }
 
 

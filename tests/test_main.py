@@ -26,6 +26,8 @@ def test_the_flags_are_fixed() -> None:
         "--simulate-devices",
         "--debug",
         "--profile",
+        "--compiled",
+        "--track",
         "--version",
         "--help",
         "-h",

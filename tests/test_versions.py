@@ -40,7 +40,7 @@ def test_the_extras_in_messages_exist(checkout: Path) -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("versions.install"):
                 found.add(ast.literal_eval(node.args[0]))
     extras = importlib.metadata.metadata("jaxtrain").get_all("Provides-Extra") or []
-    assert found == {"hf", "cloud", "cuda12", "interop"}
+    assert found == {"hf", "cloud", "cuda12", "interop", "parquet"}
     assert found <= set(extras)
 
 

@@ -16,7 +16,7 @@ from jaxtrain.ops import layers
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding
 from jaxtrain.training import skip_step
-from jaxtrain.training.state import ModelDefinition, State, abstract_state, init_state
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init
 from jaxtrain.training.step import build_train_step, jit_train_step
 
 WIDTH = 32
@@ -151,7 +151,7 @@ def stepper(
         accumulate=accumulate,
         seed=1,
     )
-    state = init_state(definition, optimizer, target, rule, seed=1)
+    state = jit_init(definition, optimizer, target, rule, seed=1)()
     moved = dataclasses.replace(state, params=stirred(jax.device_get(state.params)))
     return Stepper(
         definition,

@@ -26,6 +26,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
@@ -243,7 +244,9 @@ def _pipeline(session: _Session) -> Rows:
     """
     built, run = session.built, session.built.run
     began = time.perf_counter()
-    sources: Sources = run.data.open(run.model, seed=run.seed, say=_silent)
+    sources: Sources = run.data.open(
+        hub.with_local_tokenizer(run.model, _silent), seed=run.seed, say=_silent
+    )
     opened_s = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         batches = pipeline.TrainingBatches(

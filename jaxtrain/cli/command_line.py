@@ -67,7 +67,7 @@ def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
         parser: the parser of a command.
         without: the flags that the command uses itself.
     """
-    for flag in ("--output-dir", "--resume", "--profile", "--simulate-devices"):
+    for flag in ("--output-dir", "--resume", "--profile", "--simulate-devices", "--compiled"):
         if flag not in without:
             parser.add_argument(flag, help=argparse.SUPPRESS)
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)

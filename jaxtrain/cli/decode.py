@@ -1,8 +1,8 @@
 """Decodes the latents that jaxtrain encode wrote to a video.
 
-SOURCE is a checkpoint, a run directory or a weights file: the model that
-encoded the video, or one with the same latents. The video has the average
-frame rate of the original, and no sound.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub: the model that encoded the video, or one with the same
+latents. The video has the average frame rate of the original, and no sound.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Picture
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
+from jaxtrain.interop import hub
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 from jaxtrain.storage import tensor_stream
 
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_crf(flags.crf)
     shape, about, rows = tensor_stream.read(flags.latents, encode.ARRAY)
     told = _told(about, flags.latents)
-    model = video.Autoencoder(flags.source, flags.precision, command="decode")
+    model = video.Autoencoder(hub.local(flags.source), flags.precision, command="decode")
     _check(model, shape, told, flags.latents)
     timing = model.model.timing
     wanted = timing.shown(told["frames"])
@@ -140,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add(
         "latents",

@@ -1,9 +1,10 @@
 """Encodes a video to latents: an array `latents` [L, h, w, C] in a .safetensors file.
 
-SOURCE is a checkpoint, a run directory or a weights file. The metadata of the
-file has the frames, size, padding and average frame rate of the video, and the
-model; jaxtrain decode turns it back into a video. If the decoder drops its
-first frames, an extra latent keeps the last frames.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub. The metadata of the file has the frames, size, padding and
+average frame rate of the video, and the model; jaxtrain decode turns it back
+into a video. If the decoder drops its first frames, an extra latent keeps the
+last frames.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from jaxtrain.cli import command_line, video_flags
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.storage import atomic, tensor_stream
 
 ARRAY = "latents"
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
         )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(flags.source, flags.precision, command="encode")
+    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     with command_line.cleaning_up():
         _encode(model, video, flags)
     return 0
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
     add(

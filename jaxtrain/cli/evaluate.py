@@ -1,10 +1,11 @@
 """Measures the quality of one to three video autoencoders, or of a language model.
 
-SOURCE is a checkpoint, a run directory or a weights file. Autoencoders
-reconstruct the same clips, the middle of each video, and each frame is compared
-with its original. A language model is measured on a text: jaxtrain evaluate
-SOURCE --data FILE.txt [--max-tokens N] prints pseudo-perplexity or bits per
-byte; for its flags, add --help after such a SOURCE.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub. Autoencoders reconstruct the same clips, the middle of each
+video, and each frame is compared with its original. A language model is
+measured on a text: jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N]
+prints pseudo-perplexity or bits per byte; for its flags, add --help after such
+a SOURCE.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from jaxtrain.inference.compare import Comparison, Measure
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.language_model import CausalModel
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import addresses, atomic
 
@@ -46,6 +47,10 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing can be measured.
     """
+    arguments = [
+        str(hub.local(text)) if hub.is_named(text) and before != "--data" else text
+        for before, text in zip(["", *arguments], arguments, strict=False)
+    ]
     for source, model in _models(arguments):
         for method, kind in _OF_TEXT.items():
             if load.has(model, method):

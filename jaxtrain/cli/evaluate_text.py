@@ -1,11 +1,12 @@
 """Measures how well a language model predicts a text.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
-or a transformers folder. A masked language model gives pseudo-perplexity: each
-token is masked in turn and predicted from the tokens around it, with one
-forward pass per token; unknown tokens ([UNK]) are skipped, as in training. A
-causal model gives bits per byte: each token is predicted from the tokens before
-it, with at least half a context window of them where the text has as many.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
+a transformers folder, or hf:ORG/MODEL on the Hugging Face Hub. A masked
+language model gives pseudo-perplexity: each token is masked in turn and
+predicted from the tokens around it, with one forward pass per token; unknown
+tokens ([UNK]) are skipped, as in training. A causal model gives bits per byte:
+each token is predicted from the tokens before it, with at least half a context
+window of them where the text has as many.
 """
 
 import argparse

@@ -1,18 +1,24 @@
 """Exports weights, with the names and layout of the model's original implementation.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
-or a weights file that jaxtrain wrote. A .pth file needs PyTorch. --format hf
-writes a folder, with the tokenizer, that transformers' from_pretrained loads.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
+a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hugging Face Hub. A
+.pth file needs PyTorch. --format hf writes a folder, with the tokenizer and a
+model card, that transformers' from_pretrained loads.
+
+--push uploads such a folder to the Hugging Face Hub instead; of a model that
+transformers does not have, one weights file with its model card. Run hf auth
+login first, or set HF_TOKEN. An existing model card is kept.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
-from jaxtrain import terminal
+from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
-from jaxtrain.interop import huggingface, weights
+from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
@@ -22,32 +28,93 @@ def main(arguments: list[str]) -> int:
 
     Raises:
         InputError: wrong use, or the source has no model that can be exported.
+        RunAgain: the Hub cannot be reached now.
     """
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
+    _check(flags)
+    source = hub.local(flags.source)
+    if flags.push is None:
+        if flags.format == "hf":
+            tokenizer.check_travels(source)
+        _write(flags, source, flags.target)
+        terminal.out(f"wrote {flags.target}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="jaxtrain-push-") as scratch:
+        name = _write(flags, source, Path(scratch))
+        page = hub.push(
+            Path(scratch),
+            flags.push,
+            private=flags.private,
+            message=f"Upload {name} with jaxtrain {versions.versions()['jaxtrain']}",
+            say=terminal.warn,
+        )
+    terminal.out(f"pushed to {page}")
+    return 0
+
+
+def _check(flags: argparse.Namespace) -> None:
+    """Refuses wrong flags and targets, before a large checkpoint is read."""
+    if flags.push is not None:
+        if flags.target is not None:
+            raise InputError(f"--push {flags.push} writes no files: drop {flags.target}")
+        hub.check_login(flags.push)
+        return
+    if flags.target is None:
+        raise InputError("missing OUT: pass a file or folder to write, or --push ORG/MODEL")
+    if flags.private:
+        raise InputError("--private is for --push: drop it")
+    if flags.license and flags.format != "hf":
+        raise InputError("--license is for a model card: add --format hf or --push, or drop it")
     if flags.format == "hf":
-        tokenizer.check_travels(flags.source)
         huggingface.check_target(flags.target)
-    else:
-        tensor_files.check_ending(flags.target)
-        atomic.check_writable("OUT", flags.target)
-        if flags.target.suffix != tensor_files.SAFETENSORS:
-            tensor_files.check_pytorch(flags.target)  # before a large checkpoint is read
-    found = weights.load(flags.source)
+        return
+    tensor_files.check_ending(flags.target)
+    atomic.check_writable("OUT", flags.target)
+    if flags.target.suffix != tensor_files.SAFETENSORS:
+        tensor_files.check_pytorch(flags.target)
+
+
+def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
+    """Writes the files of a model, and returns its name.
+
+    Args:
+        flags: of the command.
+        source: the model.
+        target: the file or folder; an existing folder for ``--push``.
+    """
+    found = weights.load(source)
     name = from_file.name_of(found.model)
-    needed = "to_settings" if flags.format == "hf" else "to_weights"
+    folder = flags.format == "hf"
+    if flags.push is not None and flags.format is None:
+        folder = hasattr(found.model, "to_settings")
+    needed = "to_settings" if folder else "to_weights"
     if not hasattr(found.model, needed):
         able = [name for name, kind in from_file.configs() if hasattr(kind, needed)]
         raise InputError(
             f"{found.source}: the model {name} cannot be exported because it has no {needed}; "
             f"export can write {', '.join(sorted(able))}"
         )
-    if flags.format == "hf":
+    if folder:
+        tokenizer.check_travels(source)
         words = tokenizer.of_source(Path(found.source))
-        count = huggingface.write(flags.target, found.model, found.params, words)
+        count = huggingface.write(target, found.model, found.params, words)
+    elif flags.push is not None:
+        count = weights.save(target / huggingface.ARRAYS, found.model, found.params)
     else:
-        count = weights.save(flags.target, found.model, found.params)
+        count = weights.save(target, found.model, found.params)
+    if folder or flags.push is not None:
+        written = model_card.write(
+            target,
+            found.model,
+            Path(found.source),
+            repository=flags.push,
+            license_name=flags.license,
+            parameters=count,
+        )
+        if not written:
+            terminal.warn(f"note: {target / huggingface.CARD} is kept: delete it for a new one")
     own = sum(array.size for array in found.params.values())
     more = ""
     if count > own:
@@ -56,23 +123,40 @@ def main(arguments: list[str]) -> int:
         more = f" ({own - count:,} more are only for training and were not exported)"
     shown = min(own, count)
     terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
-    terminal.out(f"wrote {flags.target}")
-    return 0
+    return name
 
 
 def _parser() -> argparse.ArgumentParser:
     usage = (
         "jaxtrain export SOURCE OUT.safetensors|OUT.pth\n"
-        "       jaxtrain export SOURCE DIR --format hf"
+        "       jaxtrain export SOURCE DIR --format hf [--license NAME]\n"
+        "       jaxtrain export SOURCE --push ORG/MODEL [--private] [--license NAME]"
     )
     parser = command_line.bare_parser("export", usage, __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=command_line.named_file, help="the model to export")
-    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
+    add(
+        "target",
+        metavar="OUT",
+        type=command_line.named_file,
+        nargs="?",
+        help="the file or folder to write",
+    )
     add(
         "--format",
         choices=("file", "hf"),
-        default="file",
-        help="file: one weights file; hf: a folder for transformers (default: file)",
+        help="file: one weights file; hf: a folder for transformers (default: file; with --push: "
+        "hf if transformers has the model)",
+    )
+    add(
+        "--push",
+        metavar="ORG/MODEL",
+        help="upload to this repository of the Hugging Face Hub; it is created if missing",
+    )
+    add("--private", action="store_true", help="with --push: the repository must be private")
+    add(
+        "--license",
+        metavar="NAME",
+        help="license of the model, for its card, such as apache-2.0 (default: none is named)",
     )
     return parser

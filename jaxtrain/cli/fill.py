@@ -1,8 +1,8 @@
 """Prints the most likely tokens for each [MASK] of a text, with their probabilities.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
-or a folder of a transformers BertForMaskedLM. Each mask is filled while the
-others stay masked.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
+a folder of a transformers BertForMaskedLM, or hf:ORG/MODEL on the Hugging Face
+Hub. Each mask is filled while the others stay masked.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import argparse
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.inference.fill_mask import MaskedModel
+from jaxtrain.interop import hub
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +22,7 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
-    filled = MaskedModel(flags.source, flags.precision).fill(flags.text, flags.top)
+    filled = MaskedModel(hub.local(flags.source), flags.precision).fill(flags.text, flags.top)
     for number, guesses in enumerate(filled, 1):
         if len(filled) > 1:
             terminal.out(f"mask {number}")

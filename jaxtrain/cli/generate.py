@@ -1,10 +1,10 @@
 """Completes a text with a causal language model, and prints it token by token.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
-or a folder with weights and a tokenizer.json. A completion ends after --tokens,
-or when the model ends the document. Once the text is longer than the model's
-context window, the model repeatedly restarts with the last half of the window;
-a note is printed.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
+a folder with weights and a tokenizer.json, or hf:ORG/MODEL on the Hugging Face
+Hub. A completion ends after --tokens, or when the model ends the document. Once
+the text is longer than the model's context window, the model repeatedly
+restarts with the last half of the window; a note is printed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.inference.language_model import CausalModel
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import run_directory
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             )
         source = _newest_run()
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
-    model = CausalModel(source, flags.precision)
+    model = CausalModel(hub.local(source), flags.precision)
     texts = model.texts(
         model.ids(
             model.encode(flags.text),
@@ -78,7 +78,9 @@ def _newest_run() -> Path:
 
 
 def _is_model(text: str) -> bool:
-    """Whether a text is the path of a model, which means that the prompt is missing."""
+    """Whether a text names a model, which means that the prompt is missing."""
+    if hub.is_named(text):
+        return True
     # pathlib would raise for an unknown user and for a path that is too long.
     name = os.path.expanduser(text)
     return os.path.lexists(name) and weights.model_at(Path(name)) is not None

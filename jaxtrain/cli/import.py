@@ -4,8 +4,10 @@ OUT also stores the config of the model, so that all commands and
 --model.init_from accept it. Reading a .pth file needs PyTorch.
 
 DIR is a folder of a transformers BertForMaskedLM, LlamaForCausalLM or
-NanoChatForCausalLM with its tokenizer. OUT is then such a folder too, without
-the pooler and the next-sentence head of BertForPreTraining.
+NanoChatForCausalLM with its tokenizer, or such a model on the Hugging Face Hub:
+hf:ORG/MODEL[@REVISION]. hf:ORG/MODEL:FILE is a weights file there. OUT is then
+such a folder too, without the pooler and the next-sentence head of
+BertForPreTraining.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.interop import huggingface, weights
+from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import network
 from jaxtrain.storage import atomic, tensor_files
@@ -36,6 +38,7 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
+    flags.source = hub.local(flags.source)
     if huggingface.is_one(flags.source):
         return _folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:

@@ -4,15 +4,19 @@ import argparse
 import dataclasses
 import json
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, plan, report
+from jaxtrain.planning import cards, plan, planner, report
 from jaxtrain.planning.planner import Planner
 from jaxtrain.storage import atomic
+from jaxtrain.training import saved_programs
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
@@ -33,26 +37,42 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, typed = command_line.parse(parser, arguments)
     _check_numbers(flags)
+    _check_save(flags)
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags, typed)
 
 
 def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
-    planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
-    for line in planner.said:
+    if flags.save is not None and flags.simulate_devices is not None:
+        terminal.out("compiling the step for CPU devices ...")
+        planner.save_for_cpu(flags.config, typed, flags.simulate_devices, flags.save)
+        _report_saved(flags, [*typed, "--simulate-devices", str(flags.simulate_devices)])
+        return 0
+    planned = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
+    for line in planned.said:
         terminal.out(line)
     terminal.out("compiling the step (about half a minute) ...")
-    found = planner.compiled(())
+    found = planned.compiled((), save=flags.save)
     terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
     fits = report.fits(found)
     if flags.fit or fits is False:
-        _search(planner, found, flags)
+        _search(planned, found, flags)
         _write(found, flags.json)
+    if flags.save:
+        _report_saved(flags, planned.settings)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
     return DOES_NOT_FIT if fits is False else 0
+
+
+def _report_saved(flags: argparse.Namespace, settings: Sequence[str]) -> None:
+    words = ["--config", flags.config, *settings, "--compiled", str(flags.save)]
+    terminal.out(
+        f"\ncompiled programs saved in {flags.save}; a run with them starts without compiling:\n"
+        f"  {invocation.program()} {shlex.join(words)}"
+    )
 
 
 def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
@@ -96,6 +116,17 @@ def _write(found: dict[str, Any], path: Path | None) -> None:
         atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
 
 
+def _check_save(flags: argparse.Namespace) -> None:
+    if flags.save is None:
+        return
+    saved_programs.check_writable(flags.save)
+    if flags.simulate_devices is None and not planner.gpu_compiler():
+        raise InputError(
+            "--save needs jax's compiler for GPUs (no GPU required): "
+            f"{versions.install('cuda12')}; or compile for CPU devices with --simulate-devices N"
+        )
+
+
 def _check_numbers(flags: argparse.Namespace) -> None:
     if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
         raise InputError(
@@ -129,5 +160,17 @@ def _parser() -> argparse.ArgumentParser:
         help="time limit of --fit in seconds; an alternative takes about 30 (default: 300)",
     )
     add("--price-per-gpu-hour", metavar="P", type=float, help="price in any currency, for the cost")
-    command_line.add_ignored(parser)
+    add(
+        "--save",
+        metavar="DIR",
+        type=Path,
+        help="keep the compiled programs, for a run with --compiled DIR",
+    )
+    add(
+        "--simulate-devices",
+        metavar="N",
+        type=int,
+        help="with --save: compile for N virtual CPU devices instead of GPUs",
+    )
+    command_line.add_ignored(parser, "--simulate-devices")
     return parser

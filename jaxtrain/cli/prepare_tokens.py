@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
 
     from jaxtrain.data import cache, text
     from jaxtrain.data.quarantine import too_many
+    from jaxtrain.interop import hub
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> int:
     def say(message: str) -> None:
         terminal.say(message)
 
-    sources = run.data.open(run.model, seed=run.seed, say=say)
+    model = hub.with_local_tokenizer(run.model, say)
+    sources = run.data.open(model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:
         say(f"skipped: {bad}")
     complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)

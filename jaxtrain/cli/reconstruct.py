@@ -1,7 +1,8 @@
 """Encodes and decodes a video of any length, with memory for a few frames.
 
-SOURCE is a checkpoint, a run directory or a weights file. The result has the
-frames, timestamps and size of the original; the audio is copied unchanged.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
+Hugging Face Hub. The result has the frames, timestamps and size of the
+original; the audio is copied unchanged.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Picture, Video
 from jaxtrain.data.video.writing import Writer
 from jaxtrain.inference import video as autoencoding
+from jaxtrain.interop import hub
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +35,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_apart(flags.video, flags.target)
     video_flags.check_crf(flags.crf)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(flags.source, flags.precision)
+    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision)
     model.require_whole()
     with command_line.cleaning_up():
         _reconstruct(model, video, flags.target, flags)
@@ -101,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run or weights file",
+        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
     add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
     add("target", metavar="OUT", type=command_line.named_file, help="the video to write")

@@ -2,7 +2,7 @@
 
 RUN is a run directory, such as output/latest. A run writes its own page at the
 end; this command writes it at any time. For several runs, the page marks the
-differences.
+differences. With --animation, the samples of one run become an animated image.
 """
 
 import argparse
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
-from jaxtrain.reporting import page, run_files
+from jaxtrain.errors import InputError
+from jaxtrain.reporting import animation, formats, page, run_files
 from jaxtrain.storage import atomic
 
 
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
         directory = given.absolute()
         run_files.check(directory, given)
         directories.append(directory.resolve())
+    if flags.animation is not None:
+        return _animate(directories, flags)
     out = flags.out
     if out is None:
         out = directories[0] / page.NAME if len(directories) == 1 else Path(page.NAME)
@@ -37,8 +40,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _animate(directories: list[Path], flags: argparse.Namespace) -> int:
+    if len(directories) > 1:
+        raise InputError(f"--animation {flags.animation}: pass one RUN, not {len(directories)}")
+    if flags.out is not None:
+        raise InputError("--animation and --out: pass one of them; the page has a slider instead")
+    animation.check(flags.animation)
+    atomic.check_writable("--animation", flags.animation)
+    steps, size = animation.write(directories[0], flags.animation)
+    terminal.out(f"animation: {flags.animation} ({steps} steps, {formats.size(size)})")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE]"
+    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE] [--animation FILE]"
     parser = command_line.bare_parser("report", usage, __doc__)
     add = parser.add_argument
     add(
@@ -53,5 +68,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=command_line.named_file,
         help=f"the page to write (default: {page.NAME} in RUN; for several runs, here)",
+    )
+    add(
+        "--animation",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="write the samples over the steps as an animated .gif or .webp instead of the page",
     )
     return parser

@@ -65,8 +65,10 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.planning import relief
+    from jaxtrain.telemetry import tracker
     from jaxtrain.training import preflight, session
 
+    asked["track"] = tracker.names(flags.track)
     typed = preflight.Flags(**asked, arguments=addresses.scrubbed(tuple(arguments)))
     preflight.refuse(run, typed, wrong)
     return session.start(run, typed, signals, functools.partial(relief.find, name, settings))
@@ -105,6 +107,14 @@ def flags_parser() -> argparse.ArgumentParser:
         help="check for NaNs, disable buffer donation, log collectives",
     )
     add("--profile", metavar="START:STOP", help="write a profiler trace of these steps")
+    add("--compiled", metavar="DIR", help="load the programs of plan --save; trust DIR as code")
+    add(
+        "--track",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="record the run with wandb, trackio or mlflow, too; for several, repeat the flag",
+    )
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(
         "--help",

@@ -4,7 +4,10 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+# Flags that commands for later runs do not repeat.
+_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 
 PROGRAM = "JAXTRAIN_PROGRAM"
 """Environment variable that passes what the user typed on to subprocesses."""
@@ -39,3 +42,20 @@ def shortest(path: str) -> str:
     if beside.startswith(".."):
         return os.path.abspath(path)
     return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
+
+
+def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
+    """Returns the command line with changed flags, each flag once; None removes a flag."""
+    settings: dict[str, list[str]] = {}
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            settings[flag] = [value] if equals else []
+        elif flag:
+            settings[flag].append(argument)
+    for name in (*_ONE_RUN_ONLY, *changes):
+        settings.pop(name, None)
+    settings |= {name: [value] for name, value in changes.items() if value is not None}
+    words = (word for name, values in settings.items() for word in (name, *values))
+    return f"{program} {shlex.join(words)}"

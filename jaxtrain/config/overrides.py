@@ -24,7 +24,10 @@ _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 # Not fields, but suggested for a misspelled flag (jaxtrain.cli.train.flags_parser).
-_FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+_FLAGS = (
+    *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
+    "--track",
+)
 
 # Names that other trainers use, and the field's name here.
 _OTHER_NAMES = {

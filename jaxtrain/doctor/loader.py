@@ -19,7 +19,7 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
@@ -88,11 +88,34 @@ def inputs(subject: Subject) -> Iterator[Finding]:
     if missing:
         return
     if run.model.init_from is not None and not subject.resumes:
-        source = expanded(run.model.init_from)
-        _, notes = weights.params_for(source, run.model, subject.built.definition.params)
-        yield ok("; ".join([f"model.init_from {source} fits the model", *notes]))
+        yield ok(_source(subject))
     if hasattr(run.model, "frozen") and (read := run.model.frozen()):
         yield ok(f"the weights of the losses are there: {len(read)} arrays")
+
+
+def _source(subject: Subject) -> str:
+    """Checks ``model.init_from``; a model that is still on the Hub only by its settings."""
+    model = subject.run.model
+    source: str | Path = model.init_from
+    if hub.is_named(source):
+        named = hub.parse(str(source), "model.init_from")
+        found = hub.find(named, lambda line: None)
+        missing = found.missing(named.repository)
+        if missing:
+            checked = "arrays"
+            if huggingface.SETTINGS in found.sizes:
+                settings = found.only(huggingface.SETTINGS)
+                weights.check_settings(hub.download(named, settings, lambda line: None), model)
+            else:
+                checked = "settings and arrays"
+            return (
+                f"{named.text} is on the Hub ({found.described(missing)}); the run downloads it "
+                f"and checks its {checked}"
+            )
+        source = hub.download(named, found, lambda line: None)
+    source = expanded(source)
+    _, notes = weights.params_for(source, model, subject.built.definition.params)
+    return "; ".join([f"model.init_from {source} fits the model", *notes])
 
 
 def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
@@ -106,7 +129,8 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
         return
     if hasattr(data, "problems") and data.problems(subject.run.model):
         return  # inputs() reports them
-    opened.append(data.open(subject.run.model, seed=subject.run.seed, say=lambda line: None))
+    model = hub.with_local_tokenizer(subject.run.model, lambda line: None)
+    opened.append(data.open(model, seed=subject.run.seed, say=lambda line: None))
     yield ok(opened[0].summary)
 
 

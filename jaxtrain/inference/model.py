@@ -13,7 +13,7 @@ from jaxtrain.inference import load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.inference.video import Autoencoder, fetched
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
 from jaxtrain.ops.sampling import Choice
 
@@ -23,14 +23,16 @@ class Model:
 
     Args:
         source: a checkpoint, a run directory (its best checkpoint, or else its newest), a folder
-            of transformers, or a weights file.
+            of transformers, a weights file, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hub.
         precision: of the computation; bfloat16 is faster on GPUs.
 
     Raises:
         InputError: nothing is at ``source``, or another version wrote it.
+        RunAgain: the Hub cannot be reached now.
     """
 
-    def __init__(self, source: Path, precision: Precision = "float32") -> None:
+    def __init__(self, source: str | Path, precision: Precision = "float32") -> None:
+        source = hub.local(source)
         weights.check_there(source)
         self._source, self._precision = source, precision
         self._described = weights.model_at(source)  # None for a weights file

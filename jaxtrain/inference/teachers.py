@@ -21,7 +21,8 @@ from jaxtrain import versions
 from jaxtrain.data.video.latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
-from jaxtrain.storage.atomic import expanded, read_json
+from jaxtrain.interop import hub
+from jaxtrain.storage.atomic import read_json
 
 _DIGITS = 12  # hex digits of the digest in a teacher's name
 _ENCODER = "encoder."
@@ -46,7 +47,7 @@ def load(
     Raises:
         InputError: no teacher there, or it does not support these arguments.
     """
-    path = expanded(spec).absolute()
+    path = hub.local(spec).absolute()
     if not path.exists():
         raise InputError(
             f"--teacher {spec}: no such file or folder; pass a checkpoint, a run directory, a "

@@ -17,12 +17,13 @@ from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
 SETTINGS = "config.json"
+CARD = "README.md"
 _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
 _DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
-_ARRAYS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+ARRAYS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
-_WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
+_WRITTEN = {SETTINGS, CARD, _DESCRIBED, _TOKENS, ARRAYS, "tokenizer.json"}
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
@@ -64,14 +65,14 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     Raises:
         InputError: there are none, or a file is damaged.
     """
-    if (folder / _ARRAYS).is_file():  # before an index, as in transformers
-        names = [_ARRAYS]
-    elif (folder / _INDEX).is_file():
-        names = _parts(folder / _INDEX)
+    if (folder / ARRAYS).is_file():  # before an index, as in transformers
+        names = [ARRAYS]
+    elif (folder / INDEX).is_file():
+        names = _parts(folder / INDEX)
     else:
         names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
-        raise InputError(f"{folder} has neither {_ARRAYS} nor {_PYTORCH}")
+        raise InputError(f"{folder} has neither {ARRAYS} nor {_PYTORCH}")
     found: tensor_files.Tensors = {}
     for name in names:
         found |= tensor_files.read(folder / name)[0]
@@ -158,7 +159,7 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS).unlink(missing_ok=True)
     tensors = getattr(model, "to_transformers", model.to_weights)(params)
-    tensor_files.write(folder / _ARRAYS, tensors, {})
+    tensor_files.write(folder / ARRAYS, tensors, {})
     atomic.write_whole(folder / tokenizers.NAME, tokenizer.to_str())
     for name, content in (
         (_DESCRIBED, described),

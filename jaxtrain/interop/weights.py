@@ -161,13 +161,7 @@ def params_for(
     """
     notes: list[str] = []
     if huggingface.is_one(source):
-        theirs = huggingface.model(source)
-        if getattr(model, "model_type", None) != theirs.model_type:
-            raise InputError(
-                f"{source} has the model {from_file.name_of(theirs)}, but this run's model is "
-                f"{from_file.name_of(model)}: use a source with that model"
-            )
-        from_file.check_not_in_weights(model, vars(theirs), source)
+        check_settings(source, model)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir():
         path = resume.of_source(source)
@@ -214,6 +208,21 @@ def params_for(
         if names
     ]
     return fitting, notes
+
+
+def check_settings(folder: Path, model: Any) -> None:
+    """Checks that a transformers folder is for a model, by its settings; reads no arrays.
+
+    Raises:
+        InputError: another model, or settings that differ.
+    """
+    theirs = huggingface.model(folder)
+    if getattr(model, "model_type", None) != theirs.model_type:
+        raise InputError(
+            f"{folder} has the model {from_file.name_of(theirs)}, but this run's model is "
+            f"{from_file.name_of(model)}: use a source with that model"
+        )
+    from_file.check_not_in_weights(model, vars(theirs), folder)
 
 
 def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:

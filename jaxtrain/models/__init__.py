@@ -99,7 +99,7 @@ member                   of       used for
 ``to_weights``           Config   ``export``; with ``from_weights``, ``guess``, ``not_in_weights``
 ``to_settings``          Config   folders of transformers; with ``from_settings``, ``model_type``
 ``derived``              module   metrics computed from others, such as perplexity
-``samples``              module   sample images and texts during training
+``samples``              module   sample images and texts during training; ``sample_labels``
 ``decode_step``          module   ``generate``, ``evaluate`` on a text; with ``cache``
 ``logits_at``            module   ``fill``, ``evaluate`` on a text
 ``decode``               module   ``encode``, ``decode``, ``reconstruct``, ``evaluate`` on videos
@@ -139,6 +139,9 @@ Of the module:
 - ``samples(batch) -> {name: sample}``: uint8 [H, W, 3] for an image, [T, H, W, 3] for a clip, or
   int32 [R, T] for R texts as token ids: the prompt, a -1, and the generated tokens. The data
   decodes the ids (:class:`jaxtrain.data.source.Sources`).
+- ``sample_labels(batch) -> {name: (rows, columns)}``, static: labels of the rows and of the columns
+  of the images and clips that ``samples`` makes of a batch with these shapes. Without it, they have
+  only a title.
 - ``cache(rows, length) -> cache`` and ``decode_step(tokens_BS, count, cache, start) -> (logits_BV,
   cache)``: generate text (:mod:`jaxtrain.ops.generation`). A cache is a tree of arrays in the
   parameters' dtype, with what later positions need from earlier ones. ``decode_step`` takes the

@@ -60,7 +60,8 @@ class Config:
     loss_piece: int = 128
     """Tokens per sequence whose logits exist at a time; fewer need less memory."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, or a weights file."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a folder of
+    transformers' NanoChatForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'

@@ -10,10 +10,11 @@ import jaxlib
 from jax.experimental import topologies
 
 from jaxtrain import config
+from jaxtrain.errors import InputError
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count
 from jaxtrain.xla import hlo
 from jaxtrain.xla.subprocess_worker import Send
@@ -47,15 +48,21 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """
     began = time.perf_counter()
     run = config.load(request["config"], request["overrides"])
-    card = cards.card(request["gpu"])
-    mesh = make_mesh(run.mesh, _devices(request, run, card))
+    mesh = make_mesh(run.mesh, _devices(request, run))
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
+    if request["save"] is not None:
+        if run.loop.epochs is not None:
+            raise InputError(
+                "--save needs the number of steps, which loop.epochs leaves to the data: set "
+                "--loop.epochs None --loop.steps N"
+            )
+        _save(request, built, compiled, platform)
     text = compiled.as_text()
-    of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, card, text)
+    of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)
     return {
         **_memory(built, compiled.memory_analysis()),
         **of_gpu,
@@ -75,7 +82,26 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
+def _save(
+    request: dict[str, Any], built: setup.StepSetup, step: jax.stages.Compiled, platform: str
+) -> None:
+    """Writes the step, and the program of the initial state, for runs with ``--compiled``."""
+    with per_device.tracing(platform=platform):
+        traced = built.jit_init().trace()
+    init = traced.lower(lowering_platforms=(platform,)).compile()
+    _, metrics = step.out_info
+    devices = list(built.rule.mesh.devices.flat)
+    saved_programs.save(
+        Path(request["save"]),
+        {saved_programs.INIT: init, saved_programs.STEP: step},
+        list(metrics),
+        saved_programs.dependencies(
+            built.run, built.total, devices, -(-len(devices) // request["gpus_per_node"])
+        ),
+    )
+
+
+def _devices(request: dict[str, Any], run: config.Run) -> Any:
     """Returns devices to compile for: described GPUs, or virtual CPU devices for an estimate."""
     count = run.mesh.devices
     if request["estimate"]:
@@ -85,16 +111,15 @@ def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
     of_a_node = min(count, request["gpus_per_node"])
     found = topologies.get_topology_desc(
         platform="cuda",
-        target_config=cards.target_config(card),
+        target_config=cards.target_config(cards.card(request["gpu"])),
         topology=f"1x{count // of_a_node}x{of_a_node}",
     )
     return found.devices
 
 
-def _of_gpu(
-    request: dict[str, Any], run: config.Run, card: cards.Card, text: str
-) -> dict[str, Any]:
+def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, Any]:
     """Findings that require the program compiled for the GPU."""
+    card = cards.card(request["gpu"])
     collectives = hlo.collectives(text, run.mesh.devices)
     rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
     largest = buffers.largest(Path(request["dump"]), text, _LARGEST)

@@ -8,7 +8,7 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+CPU = "cpu"
+"""In a request, in place of a card: compile for virtual CPU devices of this machine."""
+
 _FUNCTION = "jaxtrain.planning.compilation:run"
 
 
@@ -35,12 +38,14 @@ class PlanRequest:
         overrides: as typed.
         gpu: short name of the card.
         gpus_per_node: GPUs in each node; a single node may have fewer.
+        save: folder for the compiled programs; None does not keep them.
     """
 
     config: str
     overrides: tuple[str, ...]
     gpu: str
     gpus_per_node: int
+    save: str | None = None
 
 
 class Planner:
@@ -97,15 +102,35 @@ class Planner:
             )
         self._short, self._card = short, cards.card(short)
 
-    def compiled(self, changes: fit.Overrides, timeout_s: float = _TIMEOUT_S) -> plan.Plan:
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """All overrides of the config that is planned."""
+        return self._all(())
+
+    def compiled(
+        self,
+        changes: fit.Overrides,
+        timeout_s: float = _TIMEOUT_S,
+        *,
+        save: Path | None = None,
+    ) -> plan.Plan:
         """Compiles the config with changes and returns its plan.
+
+        Args:
+            changes: overrides.
+            timeout_s: time limit.
+            save: folder for the compiled programs (:mod:`jaxtrain.training.saved_programs`).
 
         Raises:
             InputError: the step could not be compiled.
         """
         settings = self._all(changes)
         request = PlanRequest(
-            config=self._name, overrides=settings, gpu=self._short, gpus_per_node=self._per_node
+            config=self._name,
+            overrides=settings,
+            gpu=self._short,
+            gpus_per_node=self._per_node,
+            save=None if save is None else str(save.absolute()),
         )
         findings = compile_step(request, timeout_s)
         if "failure" in findings:
@@ -149,6 +174,36 @@ class Planner:
         return overrides.merged(self._typed, self._added, changes)
 
 
+def save_for_cpu(name: str, typed: Sequence[str], devices: int, folder: Path) -> None:
+    """Compiles a config for virtual CPU devices of this machine, and saves the programs.
+
+    Args:
+        name: the config's name or path.
+        typed: overrides.
+        devices: number of devices, as in a run's ``--simulate-devices``.
+        folder: for the programs.
+
+    Raises:
+        InputError: the config is invalid, has another number of devices, or cannot be compiled.
+    """
+    mesh = config.load(name, typed).mesh
+    if mesh.devices != devices:
+        raise InputError(
+            f"--simulate-devices {devices}, but the mesh has {mesh.devices} devices (mesh.data "
+            f"{mesh.data} x mesh.fsdp {mesh.fsdp}): use the same number"
+        )
+    request = PlanRequest(
+        config=name,
+        overrides=tuple(typed),
+        gpu=CPU,
+        gpus_per_node=devices,
+        save=str(folder.absolute()),
+    )
+    findings = compile_step(request, _TIMEOUT_S)
+    if "failure" in findings:
+        raise InputError(f"{name} could not be compiled: {findings['failure']}")
+
+
 def gpu_compiler() -> bool:
     """Whether jax can compile for GPUs here (extra ``cuda12`` or ``cuda13``)."""
     return any(importlib.util.find_spec(name) for name in _PLUGINS)
@@ -163,7 +218,8 @@ def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
         InputError: the config cannot be built.
     """
     with tempfile.TemporaryDirectory() as dump:
-        asked = dataclasses.asdict(request) | {"dump": dump, "estimate": not gpu_compiler()}
+        estimate = request.gpu == CPU or not gpu_compiler()
+        asked = dataclasses.asdict(request) | {"dump": dump, "estimate": estimate}
         variables = environment(os.environ, Path(dump))
         try:
             with SubprocessWorker(_FUNCTION, asked, variables, grace_s=0.0) as worker:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtrain.reporting import facts, formats
 from jaxtrain.reporting.run_files import RecordedRun
 
 MOST_POINTS = 2000
+_LEAST_GIB = 0.1  # smaller memory is drawn in MiB
 _FIRST = ("loss", "accuracy", "psnr", "ssim", "lpips", "pseudo_perplexity", "bits_per_byte")
 _LAST = ("learning_rate", "grad_norm", "throughput", "mfu", "data_wait_fraction")
 _TITLES = {
@@ -33,13 +34,28 @@ _SYSTEM = ("gpu_", "host_", "shm_")
 _RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 
 
-def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
+class Constant(NamedTuple):
+    """A metric that never changed, which needs no chart.
+
+    Attributes:
+        name: such as ``train/learning_rate``.
+        values: of each run; None where the run has not recorded it.
+    """
+
+    name: str
+    values: list[float | None]
+
+
+def charts(
+    runs: Sequence[RecordedRun],
+) -> tuple[list[dict[str, Any]], list[Constant], bool]:
     """Returns a chart for each metric, with the training and validation curves of all runs.
 
     Returns:
-        The charts, as JSON-able dicts, and whether any curve was thinned. A chart has ``name``,
-        ``title``, ``percent`` (shown in percent), ``zero`` (y axis begins at 0), ``log`` (allows a
-        log scale) and ``curves``. A curve has ``run`` (index), ``kind`` ("train" or "val"),
+        The charts, as JSON-able dicts; the constant metrics; and whether any curve was thinned. A
+        chart has ``name``, ``title``, ``percent`` (shown in percent), ``zero`` (y axis begins at
+        0), ``unit`` (prefixes such as 1k are confusing before it), ``log`` (allows a log scale) and
+        ``curves``. A curve has ``run`` (index), ``kind`` ("train" or "val"),
         ``step``, ``time`` (seconds since the run began) and ``value`` (None for NaN/Inf).
     """
     names = {
@@ -53,6 +69,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
     names -= set(_RATES) - {rate}
     thinned = False
     found = []
+    constants = []
     for name in sorted(names, key=_rank):
         lines = []
         for index, run in enumerate(runs):
@@ -64,21 +81,45 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
                     step, time, value = zip(*kept, strict=True)
                     line = {"run": index, "kind": kind, "step": step, "time": time}
                     lines.append(line | {"value": [_rounded(one) for one in value]})
-        if lines:
+        if lines and name not in _FIRST and _is_constant(lines):
+            for kind in ("train", "val"):
+                values = {line["run"]: line["value"][0] for line in lines if line["kind"] == kind}
+                if values:
+                    of_runs = [values.get(index) for index in range(len(runs))]
+                    constants.append(Constant(f"{kind}/{name}", of_runs))
+        elif lines:
+            title = _in_mib(_TITLES.get(name, name.replace("_", " ")), lines)
             found.append(
                 {
                     "name": name,
-                    "title": _TITLES.get(name, name.replace("_", " ")),
+                    "title": title,
                     "percent": formats.is_fraction(name),
                     "zero": formats.is_fraction(name)
                     or name in _RATES
                     or "memory" in name
                     or name == "learning_rate",
+                    "unit": title.endswith("iB"),
                     "log": facts.smaller_is_better(name) or name == "grad_norm",
                     "curves": lines,
                 }
             )
-    return found, thinned
+    return found, constants, thinned
+
+
+def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether several points were recorded, and each curve has a single value."""
+    several = any(len(line["value"]) > 1 for line in lines)
+    return several and all(len(set(line["value"])) == 1 for line in lines)
+
+
+def _in_mib(title: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Converts small values in GiB to MiB; returns the title with the unit."""
+    most = max(abs(one) for line in lines for one in line["value"] if one is not None)
+    if not title.endswith(", GiB") or most >= _LEAST_GIB:
+        return title
+    for line in lines:
+        line["value"] = [None if one is None else _rounded(one * 1024) for one in line["value"]]
+    return title.removesuffix("GiB") + "MiB"
 
 
 def thin(

@@ -61,6 +61,8 @@ def metric(name: str, value: float | None) -> str:
         return f"{value:.2f} dB"
     for ending, unit in _UNITS.items():
         if last.endswith(ending):
+            if unit == "GiB" and 0 < abs(value) < 0.1:
+                return f"{value * 1024:.3g} MiB"
             return f"{value:.1f} {unit}"
     return short(value)
 

@@ -1,4 +1,63 @@
 "use strict";
+// The slider over the steps of the samples.
+(() => {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  for (const video of document.querySelectorAll("figure video")) {
+    // The controls would hide a part of the clip.
+    const set = (shown) => (video.controls = shown || calm.matches);
+    for (const event of ["pointerenter", "focus"]) video.addEventListener(event, () => set(true));
+    for (const event of ["pointerleave", "blur"]) video.addEventListener(event, () => set(false));
+    set(false);
+    if (calm.matches) video.autoplay = false;
+  }
+  const slider = document.getElementById("sample-step");
+  if (!slider) return;
+  const steps = slider.dataset.steps.split(" ").map(Number);
+  const figures = [...document.querySelectorAll("figure")].map((figure) => ({
+    at: figure.querySelector(".at"),
+    shown: [...figure.querySelectorAll("[data-step]")],
+  }));
+  document.getElementById("sample-controls").hidden = false;
+  slider.value = slider.max; // a browser may restore an earlier position
+  slider.addEventListener("input", () => show(steps[slider.value]));
+  show(steps.at(-1));
+
+  function show(step) {
+    const text = step.toLocaleString("en-US");
+    slider.setAttribute("aria-valuetext", `step ${text}`);
+    document.querySelector("#sample-controls output").textContent = text;
+    for (const { at, shown } of figures) {
+      // The newest one up to this step: two runs may have been validated at different steps.
+      const chosen = shown.findLast((one) => Number(one.dataset.step) <= step) || shown[0];
+      at.textContent = Number(chosen.dataset.step).toLocaleString("en-US");
+      for (const one of shown) {
+        one.hidden = one !== chosen;
+        if (one.tagName !== "VIDEO") continue;
+        if (one.hidden) one.pause();
+        else if (!calm.matches) one.play().catch(() => {}); // a click on its controls plays it
+      }
+    }
+  }
+})();
+
+// The buttons that copy a command. Where the clipboard is not allowed, they select the command.
+(() => {
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.hidden = false;
+    const code = button.parentElement.querySelector("code");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code);
+        button.textContent = "Selected";
+      }
+      setTimeout(() => (button.textContent = "Copy"), 2000);
+    });
+  }
+})();
+
 // Draws the charts with Plotly. The rest of the page works without it.
 (async () => {
   const nonce = document.currentScript.nonce;
@@ -91,8 +150,8 @@
   }
 
   function change(name, value) {
-    if (name === "over") zoomAll(null); // a range of steps means nothing on a time axis
     state[name] = value;
+    if (name === "over") zoomAll(null); // a range of steps means nothing on a time axis
     drawAll();
   }
 
@@ -111,6 +170,7 @@
   function draw(index) {
     const chart = data.charts[index];
     const options = { displaylogo: false, responsive: true, displayModeBar: false };
+    options.doubleClick = "reset";
     return Plotly.react(plots[index], traces(chart), layout(chart), options);
   }
 
@@ -161,11 +221,15 @@
     if (chart.percent) y.tickformat = "~%";
     if (chart.zero) y.rangemode = "tozero";
     if (chart.name === "learning_rate") y.exponentformat = "e";
+    if (chart.unit) y.exponentformat = "none";
+    const flat = level(chart);
+    if (flat !== null && !log) Object.assign(y, { autorange: false, range: around(flat) });
     const label = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
     const x = { ...axis, title: label };
     x.nticks = 7;
     x.automargin = true;
-    x.autorangeoptions = { include: extent() }; // the same range on all charts, for comparison
+    x.range = extent(); // the same range on all charts, for comparison
+    x.autorange = false;
     return {
       xaxis: x,
       yaxis: y,
@@ -196,7 +260,22 @@
       }
     }
     const known = ends.filter((x) => x !== null);
-    return known.length ? [Math.min(...known), Math.max(...known)] : [];
+    if (!known.length) return [0, 1];
+    const [first, last] = [Math.min(...known), Math.max(...known)];
+    const edge = first === last ? Math.abs(first) / 2 || 1 : (last - first) * 0.025;
+    return [first - edge, last + edge];
+  }
+
+  // The only value of a chart; null if it has several.
+  function level(chart) {
+    const values = chart.curves.flatMap((curve) => curve.value).filter((value) => value !== null);
+    return values.every((value) => value === values[0]) ? values[0] : null;
+  }
+
+  // Plotly's own range around a single value is too narrow to read.
+  function around(value) {
+    if (value === 0) return [0, 1];
+    return value > 0 ? [0, value * 1.25] : [value * 1.25, 0];
   }
 
   // A line at each step from which the run was resumed; ambiguous with several runs, so not drawn.
@@ -245,7 +324,7 @@
 
   function follow(from, change) {
     if (following) return;
-    if (change["xaxis.autorange"]) zoomAll(null, from);
+    if (change["xaxis.autorange"] || change["yaxis.autorange"]) zoomAll(null, from);
     else if ("xaxis.range[0]" in change) {
       zoomAll([change["xaxis.range[0]"], change["xaxis.range[1]"]], from);
     }
@@ -253,10 +332,13 @@
 
   async function zoomAll(range, from = -1) {
     following = true;
-    const full = { "xaxis.autorange": true, "yaxis.autorange": true };
-    const others = plots.filter((plot, index) => index !== from && plot.layout);
-    const asked = () => (range ? { "xaxis.range": [...range] } : { ...full });
-    await Promise.all(others.map((plot) => Plotly.relayout(plot, asked())));
+    const others = [...plots.entries()].filter(([index, plot]) => index !== from && plot.layout);
+    const asked = (index) => {
+      if (range) return { "xaxis.range": [...range] };
+      const flat = level(data.charts[index]) !== null;
+      return { "xaxis.range": extent(), ...(flat ? {} : { "yaxis.autorange": true }) };
+    };
+    await Promise.all(others.map(([index, plot]) => Plotly.relayout(plot, asked(index))));
     following = false;
   }
 

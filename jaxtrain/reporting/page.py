@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtrain import versions
-from jaxtrain.reporting import costs, curves, facts, formats, run_files, sections, settings
+from jaxtrain.reporting import (
+    commands,
+    costs,
+    curves,
+    facts,
+    formats,
+    run_files,
+    sections,
+    settings,
+)
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.storage.atomic import write_whole
@@ -45,7 +54,7 @@ def page(runs: Sequence[RecordedRun]) -> str:
     The browser runs only scripts with the page's random nonce and loads nothing, so a run's text
     that ever got in unescaped could not run.
     """
-    charts, thinned = curves.charts(runs)
+    charts, constants, thinned = curves.charts(runs)
     notes = [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
     if thinned:
         notes.append(
@@ -54,10 +63,11 @@ def page(runs: Sequence[RecordedRun]) -> str:
         )
     body = [
         sections.head(runs),
-        sections.curves(runs, notes),
+        sections.curves(runs, notes, constants),
+        settings.samples(runs),
+        commands.next_commands(runs),
         costs.where_time_went(runs),
         element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
-        settings.samples(runs),
         settings.configs(runs),
         settings.hardware(runs),
         settings.starts(runs),

@@ -1,15 +1,19 @@
-"""Reads the images, clips and texts of the newest validation for the page."""
+"""Reads the images, clips and texts of the validations for the page."""
 
 import base64
 import dataclasses
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtrain.storage import atomic
 
-# Total size of the samples of one page, over all its runs; mail and browsers can handle that.
+# Total size of the samples of one page, over all its runs, and of those that only its slider shows.
+# Mail and browsers can handle that.
 MOST_BYTES = 16 * 2**20
+MOST_EARLIER_BYTES = 6 * 2**20
+_MOST_STEPS = 60  # on the slider
 _MOST_PIXELS = 2**26
 _MOST_FILES = 1000
 _KINDS = {".png": "image/png", ".mp4": "video/mp4", ".txt": "text/plain"}
@@ -26,7 +30,6 @@ class Sample:
         kind: media type.
         path: of the file.
         bytes: size of the file.
-        earlier: number of files with this name from earlier steps.
     """
 
     name: str
@@ -34,10 +37,9 @@ class Sample:
     kind: str
     path: Path
     bytes: int
-    earlier: int
 
-    def data_uri(self) -> str:
-        """Returns the file as a ``data:`` URI.
+    def content(self) -> bytes:
+        """Returns the bytes of an image or a clip.
 
         Raises:
             OSError: the file cannot be read.
@@ -48,7 +50,11 @@ class Sample:
             _check_png(content)
         elif content[4:8] != b"ftyp":
             raise ValueError("it is not an MP4 video")
-        return f"data:{self.kind};base64,{base64.b64encode(content).decode()}"
+        return content
+
+    def data_uri(self) -> str:
+        """Returns an image or a clip as a ``data:`` URI; raises what :meth:`content` raises."""
+        return f"data:{self.kind};base64,{base64.b64encode(self.content()).decode()}"
 
     def text(self) -> str:
         """Returns the text.
@@ -76,43 +82,54 @@ def _check_png(content: bytes) -> None:
         raise ValueError(f"it has {width}x{height} pixels, more than {_MOST_PIXELS:,}")
 
 
-def newest(directory: Path) -> list[Sample]:
-    """Finds the newest file of each name in ``samples/``; texts first, then images, then clips."""
-    found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
+def found(directory: Path) -> list[list[Sample]]:
+    """Finds the files in ``samples/``; texts first, then images, then clips.
+
+    Returns:
+        A list for each name, ordered by step; none is empty.
+    """
+    every: dict[tuple[str, str], list[Sample]] = {}
     folder = directory / "samples"
     # A run makes no links, and a link could put any file of the reader's into the page.
     for path in () if folder.is_symlink() else folder.glob("*"):
         match = _NAME.fullmatch(path.name)
         if match and path.is_file() and not path.is_symlink():
-            found.setdefault((match[1], match[3]), []).append((int(match[2]), path))
-    order = [".txt", ".png", ".mp4"]
-    samples = []
-    for (name, extension), every in sorted(
-        found.items(), key=lambda item: (order.index(item[0][1]), item[0][0] == "latents", item[0])
-    ):
-        step, path = max(every)
-        samples.append(
-            Sample(
+            name, step, extension = match[1], int(match[2]), match[3]
+            sample = Sample(
                 name=name,
                 step=step,
                 kind=_KINDS[extension],
                 path=path,
                 bytes=path.stat().st_size,
-                earlier=len(every) - 1,
             )
-        )
-    return samples
+            every.setdefault((name, extension), []).append(sample)
+    order = [".txt", ".png", ".mp4"]
+    sorted_names = sorted(every, key=lambda key: (order.index(key[1]), key[0] == "latents", key))
+    return [sorted(every[key], key=lambda one: one.step) for key in sorted_names]
 
 
-def fitting(samples: list[Sample], most: int = MOST_BYTES) -> tuple[list[Sample], list[Sample]]:
-    """Splits the samples into those that fit into the page, smallest first, and the others."""
-    kept: set[Path] = set()
+def fitting(samples: Sequence[Sample], most: int = MOST_BYTES) -> list[Sample]:
+    """Returns the samples that fit into the page, smallest first."""
+    kept: list[Sample] = []
     total = 0
     for sample in sorted(samples, key=lambda one: one.bytes)[:_MOST_FILES]:
         total += sample.bytes
         if total <= most:
-            kept.add(sample.path)
-    return (
-        [one for one in samples if one.path in kept],
-        [one for one in samples if one.path not in kept],
-    )
+            kept.append(sample)
+    return kept
+
+
+def slider_steps(samples: Sequence[Sample], most: int) -> list[int]:
+    """Returns the earlier steps whose samples fit into the page: all, or every 2nd, 4th and so on.
+
+    Args:
+        samples: those of earlier steps.
+        most: limit of their total size in bytes.
+    """
+    sizes: dict[int, int] = {}
+    for sample in samples:
+        sizes[sample.step] = sizes.get(sample.step, 0) + sample.bytes
+    steps = sorted(sizes)
+    while len(steps) > _MOST_STEPS or sum(sizes[step] for step in steps) > most:
+        steps = steps[1::2]
+    return steps

@@ -8,7 +8,14 @@ from jaxtrain import config
 from jaxtrain.reporting import formats, times
 from jaxtrain.reporting.markup import Html, element, escaped, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.reporting.samples import Sample, fitting, newest
+from jaxtrain.reporting.samples import (
+    MOST_BYTES,
+    MOST_EARLIER_BYTES,
+    Sample,
+    fitting,
+    found,
+    slider_steps,
+)
 from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
 
 _MAX_ROWS = 10
@@ -22,17 +29,35 @@ _ROWS = (
 
 
 def samples(runs: Sequence[RecordedRun]) -> Html:
-    """Shows the newest images, clips and texts."""
-    every = [newest(run.directory) for run in runs]
-    kept, omitted = fitting([one for found in every for one in found])
-    if not kept and not omitted:
+    """Shows the newest images, clips and texts, and with a slider those of earlier validations."""
+    every = [found(run.directory) for run in runs]
+    newest = [group[-1] for groups in every for group in groups]
+    if not newest:
         return Html("")
-    groups = []
-    for index, found in enumerate(every):
-        figures = [_figure(one) for one in found if one in kept]
+    kept = {one.path for one in fitting(newest)}
+    left = MOST_BYTES - sum(one.bytes for one in newest if one.path in kept)
+    omitted = [one for one in newest if one.path not in kept]
+    earlier = [
+        one for groups in every for group in groups for one in group[:-1] if group[-1].path in kept
+    ]
+    chosen = set(slider_steps(earlier, min(left, MOST_EARLIER_BYTES)))
+    shown: list[object] = []
+    for index, groups in enumerate(every):
+        figures = [
+            _figure([*(one for one in group[:-1] if one.step in chosen), group[-1]])
+            for group in groups
+            if group[-1].path in kept
+        ]
         title = element("h3", named(runs, index)) if len(runs) > 1 and figures else ""
-        groups += [title, element("div", *figures, class_="samples")]
+        shown += [title, element("div", *figures, class_="samples")]
+    steps = sorted(chosen | {one.step for one in newest if one.path in kept})
     notes = []
+    if any(one.name == "reconstruction" for one in newest):
+        notes.append(_ROWS)
+    if more := len({one.step for one in earlier} - chosen):
+        notes.append(
+            f"The slider has {len(steps)} steps, to keep the page small; samples/ has {more} more."
+        )
     if omitted:
         names = ", ".join(
             f"{one.path.name} ({formats.size(one.bytes)})" for one in omitted[:_MAX_ROWS]
@@ -40,44 +65,69 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
         if len(omitted) > _MAX_ROWS:
             names += f" and {len(omitted) - _MAX_ROWS:,} more"
         notes.append(f"Omitted to keep the page small: {names}.")
-    earlier = sum(one.earlier for found in every for one in found)
-    if earlier:
-        notes.append(f"{earlier} files of earlier validations are only in samples/.")
-    if any(one.name == "reconstruction" for one in kept):
-        notes.insert(0, _ROWS)
-    return section("Samples", *groups, note=" ".join(["From the newest validation.", *notes]))
+    return section("Samples", _slider(steps), *shown, note=" ".join(notes))
 
 
-def _figure(sample: Sample) -> Html:
-    caption = element(
-        "figcaption", f"{sample.name} ", element("small", f"after step {sample.step:,}")
+def _slider(steps: Sequence[int]) -> Html:
+    """Builds the slider over the steps, which page.js shows; empty for a single step."""
+    if len(steps) < 2:
+        return Html("")
+    slider = element(
+        "input",
+        type="range",
+        id="sample-step",
+        min="0",
+        max=len(steps) - 1,
+        value=len(steps) - 1,
+        data_steps=" ".join(map(str, steps)),
     )
+    shown = element("output", f"{steps[-1]:,}", for_="sample-step")
+    label = element("label", "step ", slider, class_="steps")
+    return element("div", label, shown, class_="controls", id="sample-controls", hidden=True)
+
+
+def _figure(every: Sequence[Sample]) -> Html:
+    """Builds a figure of one sample at several steps, of which page.js shows one."""
+    newest = every[-1]
+    step = element("span", f"{newest.step:,}", class_="at")
+    caption = element("figcaption", f"{newest.name} ", element("small", "after step ", step))
+    shown = [_content(one, hidden=one is not newest) for one in every]
+    text = newest.kind == "text/plain"
+    return element("figure", caption, *shown, class_="text" if text else None)
+
+
+def _content(sample: Sample, *, hidden: bool) -> Html:
+    place: dict[str, Any] = {"data_step": sample.step, "hidden": hidden}
     try:
         if sample.kind == "text/plain":
             text = sample.text()
             shown = text[:_MAX_CHARACTERS]
             if len(text) > len(shown):
                 shown += f"\n… {len(text) - len(shown):,} more characters"
-            return element("figure", caption, element("pre", shown), class_="text")
+            return element("pre", shown, tabindex="0", **place)
         address = sample.data_uri()
     except OSError as error:
         reason = f"{sample.path.name} cannot be read ({error.strerror})."
-        return element("figure", caption, element("p", reason, class_="none"))
+        return element("p", reason, class_="none", **place)
     except ValueError as error:
         reason = f"{sample.path.name} is omitted: {error}."
-        return element("figure", caption, element("p", reason, class_="none"))
+        return element("p", reason, class_="none", **place)
+    described = f"{sample.name} after step {sample.step:,}"
     if sample.kind == "video/mp4":
-        shows = element(
+        return element(
             "video",
             src=address,
+            aria_label=described,
+            autoplay=not hidden,
             controls=True,
             loop=True,
             muted=True,
             playsinline=True,
-            preload="auto",
+            preload="none" if hidden else "auto",
+            tabindex="0",
+            **place,
         )
-        return element("figure", caption, shows)
-    return element("figure", caption, element("img", src=address, alt=sample.name))
+    return element("img", src=address, alt=described, **place)
 
 
 def configs(runs: Sequence[RecordedRun]) -> Html:

@@ -25,7 +25,7 @@ import functools
 import re
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from jaxtrain.distributed.signals import why
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.telemetry import images
+from jaxtrain.telemetry.labels import NO_LABELS, Labels
 
 _METRIC_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
 _SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
@@ -85,6 +86,7 @@ class Sample:
         step: completed steps.
         name: lowercase letters, digits, underscores.
         content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
+        labels: that are drawn around an image or a clip.
 
     Raises:
         ValueError: the name has another form, or the array is not an image or a clip.
@@ -93,6 +95,7 @@ class Sample:
     step: int
     name: str
     content: np.ndarray | str
+    labels: Labels = NO_LABELS
 
     def __post_init__(self) -> None:
         if not _SAMPLE_NAME.fullmatch(self.name):
@@ -107,7 +110,7 @@ class Sample:
         """The image or clip, encoded once for all sinks; None for a text."""
         if isinstance(self.content, str):
             return None
-        return images.encode(self.name, self.content)
+        return images.encode(self.name, self.content, self.labels)
 
     @property
     def file(self) -> Path:
@@ -350,10 +353,12 @@ class EventLog:
 
     def close(self) -> None:
         """Closes all sinks except the console, which its owner closes."""
-        with self._lock:
-            for sink in self._sinks[1:]:
-                if not any(sink is one for one in self._dropped):
-                    self._close_sink(sink)
+        while len(self._sinks) > 1:
+            with self._lock:
+                sink = self._sinks.pop()
+            # Without the lock, because a tracker may take a minute. The log closes last.
+            if not any(sink is one for one in self._dropped):
+                self._close_sink(sink)
 
     def _deliver(self, sink: Sink, event: Event) -> None:
         if not isinstance(event, sink.takes) or any(sink is one for one in self._dropped):
@@ -405,7 +410,13 @@ class EventLog:
             terminal.plain(text)
 
 
-def file_sinks(directory: Path, process: int, process_count: int) -> list[Sink]:
+def file_sinks(
+    directory: Path,
+    process: int,
+    process_count: int,
+    track: Sequence[str] = (),
+    say: Callable[[str], None] = terminal.warn,
+) -> list[Sink]:
     """Opens the sinks of a run directory, in the order in which they receive each event.
 
     Args:
@@ -413,6 +424,8 @@ def file_sinks(directory: Path, process: int, process_count: int) -> list[Sink]:
         process: number of this process. Every process has a log and lists; only process 0 has the
             other sinks.
         process_count: of the run.
+        track: the trackers.
+        say: prints and logs a line of a tracker.
     """
     # Here, because each of these modules imports this one.
     from jaxtrain.telemetry.history import History
@@ -423,6 +436,7 @@ def file_sinks(directory: Path, process: int, process_count: int) -> list[Sink]:
     if process:
         return own
     from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
+    from jaxtrain.telemetry.tracker import Tracker
 
     return [
         *own,
@@ -430,4 +444,5 @@ def file_sinks(directory: Path, process: int, process_count: int) -> list[Sink]:
         SampleFiles(directory),
         TensorBoard(directory),
         History(directory),
+        *(Tracker(name, directory, say) for name in track),  # after the files that they read
     ]

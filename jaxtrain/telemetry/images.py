@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxtrain.telemetry import labels
+from jaxtrain.telemetry.labels import NO_LABELS, Labels
+
 FRAMES_PER_SECOND = 8
 
 
@@ -43,17 +46,19 @@ def check(name: str, image: np.ndarray) -> None:
         )
 
 
-def encode(name: str, image: np.ndarray) -> Encoded:
+def encode(name: str, image: np.ndarray, around: Labels = NO_LABELS) -> Encoded:
     """Encodes an image as PNG, and a clip as MP4 and as GIF for TensorBoard.
 
     Args:
         name: for the error message.
         image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
+        around: labels that are drawn around it.
 
     Raises:
         ValueError: it is neither an image nor a clip.
     """
     check(name, image)
+    image = labels.drawn(image, around)
     height, width = image.shape[-3:-1]
     if image.ndim == 3:
         png = _png(image)

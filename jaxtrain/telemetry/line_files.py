@@ -221,9 +221,14 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if not line.endswith("\n"):
                 return
-            record = json.loads(line)
-            nonfinite = record.pop("nonfinite", {})
-            yield record | {name: float(text) for name, text in nonfinite.items()}
+            yield parse(line)
+
+
+def parse(line: str | bytes) -> dict[str, Any]:
+    """Returns the record of a line of ``metrics.jsonl``, with NaN/Inf restored."""
+    record: dict[str, Any] = json.loads(line)
+    nonfinite = record.pop("nonfinite", {})
+    return record | {name: float(text) for name, text in nonfinite.items()}
 
 
 def _rewind(path: Path, key: str, last: int) -> None:

@@ -8,11 +8,12 @@ from jaxtrain import config
 from jaxtrain.checkpoint import resume
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.sharding import wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.training import profiler, run_directory
+from jaxtrain.telemetry import tracker
+from jaxtrain.training import profiler, run_directory, saved_programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Flags:
     """The command-line flags that are not config fields, as typed.
 
     Attributes:
+        track: the trackers, each once.
         arguments: the complete command line, from which later commands are built; () without one.
     """
 
@@ -28,6 +30,8 @@ class Flags:
     simulate_devices: int | None = None
     debug: bool = False
     profile: str | None = None
+    compiled: str | None = None
+    track: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
 
@@ -59,8 +63,11 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
     Raises:
         InputError: contains every problem.
     """
-    alone = cluster_env.find(os.environ) is None
-    found = [*config.problems(run), *_profile(run, flags.profile)]
+    cluster = cluster_env.find(os.environ)
+    alone = cluster is None
+    found = [*config.problems(run), *_profile(run, flags.profile), *_compiled(flags.compiled)]
+    # Only process 0 needs the packages.
+    found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
         found.append(
             f"--output-dir {addresses.public(flags.output_dir)} is an address: use a local folder"
@@ -95,6 +102,15 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
             yield Problem(wrong, "loop.steps")
 
 
+def _compiled(folder: str | None) -> Iterator[str]:
+    """Checks that the folder of ``--compiled`` has programs; whether they match comes later."""
+    if folder is not None:
+        try:
+            saved_programs.check_folder(expanded(folder))
+        except InputError as error:
+            yield from error.messages
+
+
 def _places(flags: Flags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     if flags.output_dir is not None:
@@ -113,7 +129,10 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
     """
     if run.model.init_from is not None and not resumes:
         try:
-            weights.check_there(expanded(run.model.init_from))
+            if hub.is_named(run.model.init_from):
+                hub.parse(run.model.init_from)
+            else:
+                weights.check_there(expanded(run.model.init_from))
         except InputError as error:
             yield Problem(f"model.init_from {error}", "model.init_from")
     if hasattr(run.model, "problems"):

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
+from jaxtrain.telemetry.labels import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.run_summary import Results
@@ -207,14 +208,17 @@ class Progress:
 
     def validated(self, done: int, found: Validation) -> None:
         """Records a validation after step ``done``."""
+        # Samples first: a tracker looks for them when it sees the metrics.
+        for name, content in found.samples.items():
+            title = f"{name}   step {done:,}   {_measured(found.values)}".rstrip()
+            labels = Labels(title, *found.labels.get(name, ()))
+            self._log.emit(Sample(done, name, content, labels))
         self._log.emit(Metrics(done, found.values))
         self.results.add(found.values)
         self.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, content in found.samples.items():
-            self._log.emit(Sample(done, name, content))
 
     def close(self) -> None:
         """Stops the background measurements."""
@@ -280,3 +284,10 @@ class Progress:
             more += f"{self._run.data.prefetch})"
             fix = f"{self._faster}; or {more}" if self._faster else more
             self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")
+
+
+def _measured(values: Mapping[str, float]) -> str:
+    """Returns the metric of a validation that its images are labeled with."""
+    if "val/psnr" in values:
+        return f"val/psnr {values['val/psnr']:.2f} dB"
+    return f"val/loss {values['val/loss']:.4g}" if "val/loss" in values else ""

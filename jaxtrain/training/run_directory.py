@@ -50,6 +50,8 @@ FILES = {
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
+    "trackers/": "with `--track`, for each tracker: which records were sent, and its output",
+    "wandb/": "with `--track wandb`, W&B's own files",
     "profile/": "with `--profile 10:15`, of these steps: `summary.txt` (the slowest operations, by "
     "line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and the "
     "same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
@@ -375,10 +377,13 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
-    r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|report\.html|\.lock"
+    r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|trackers|wandb"
+    r"|report\.html|\.lock"
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
-_OWN_BELOW = re.compile(r"\d+|checkpoints|best|plugins|process-\d+")
+_OWN_BELOW = re.compile(
+    r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
+)
 
 
 def _take(directory: Path, say: Callable[[str], None]) -> None:

@@ -66,6 +66,7 @@ class RunLog(events.EventLog):
         position: Position,
         arguments: Sequence[str],
         before: run_directory.Before,
+        track: Sequence[str] = (),
     ) -> None:
         """Opens the files of the run directory, which receive all later events.
 
@@ -77,6 +78,7 @@ class RunLog(events.EventLog):
             arguments: of the command line.
             before: the state of the directory before the run, restored if the run ends with
                 nothing to keep.
+            track: the trackers.
         """
 
         def discard(kind: type[BaseException] | None, *_: object) -> None:
@@ -100,9 +102,8 @@ class RunLog(events.EventLog):
         self._stack.callback(self.close)
         self._stack.push(self._failed)
         self.phases.at(position.done)
-        self.attach(
-            events.file_sinks(directory, jax.process_index(), jax.process_count()), directory
-        )
+        process, count = jax.process_index(), jax.process_count()
+        self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {directory}")
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")

@@ -18,8 +18,6 @@ _VAL = (
 # A training metric is that of one batch: the summary compares means of the first and the last tenth
 # of the logged steps, but of no fewer steps than this.
 _LEAST_WINDOW = 3
-# Flags that commands for later runs do not repeat.
-_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 
 
 class Results:
@@ -169,7 +167,7 @@ def print_summary(
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
-        own = _again(program, arguments, {"--data.path": "DIR"})
+        own = invocation.again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
     elif hasattr(run.model, "to_weights"):
         say(f"export the weights: {program} export {place} model.safetensors")
@@ -218,7 +216,7 @@ def resume_command(
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
     again = {"--output-dir": invocation.shortest(str(directory)), "--resume": "latest"}
-    return _again(program, arguments, again | (longer or {}))
+    return invocation.again(program, arguments, again | (longer or {}))
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:
@@ -230,24 +228,7 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     """
     if not arguments:
         return ""
-    return f"{_again(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
-
-
-def _again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
-    """Returns the command line with changed flags, each flag once; None removes a flag."""
-    settings: dict[str, list[str]] = {}
-    flag = ""
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, equals, value = argument.partition("=")
-            settings[flag] = [value] if equals else []
-        elif flag:
-            settings[flag].append(argument)
-    for name in (*_ONE_RUN_ONLY, *changes):
-        settings.pop(name, None)
-    settings |= {name: [value] for name, value in changes.items() if value is not None}
-    words = (word for name, values in settings.items() for word in (name, *values))
-    return f"{program} {shlex.join(words)}"
+    return f"{invocation.again(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
 
 
 def _more_patience(settings: config.Loop) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Starts a run: connects its processes, trains, reports the end, and returns the exit code."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
+from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, out_of_memory, preflight, run_summary
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.result import TrainResult
@@ -30,6 +32,7 @@ def train(
     output_dir: str | None = None,
     resume: str | None = None,
     simulate_devices: int | None = None,
+    track: Sequence[str] = (),
 ) -> TrainResult:
     """Trains inside a Python program or a notebook; :func:`jaxtrain.train` documents it.
 
@@ -41,7 +44,12 @@ def train(
         RunAgain: a temporary failure.
         KeyboardInterrupt: stopped before the first step, or by a second Ctrl-C.
     """
-    flags = Flags(output_dir=output_dir, resume=resume, simulate_devices=simulate_devices)
+    flags = Flags(
+        output_dir=output_dir,
+        resume=resume,
+        simulate_devices=simulate_devices,
+        track=tracker.names(track),
+    )
     with StopSignals(ends_process=False) as signals, worker_process.started_by_us():
         preflight.refuse(run, flags)
         try:

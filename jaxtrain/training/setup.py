@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
-from jaxtrain.interop import weights
+from jaxtrain.interop import hub, weights
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, make_mesh
 from jaxtrain.storage.atomic import expanded
@@ -42,6 +43,7 @@ from jaxtrain.training import (
     profiler,
     run_directory,
     run_summary,
+    saved_programs,
     skip_step,
 )
 from jaxtrain.training.progress import Progress
@@ -54,12 +56,13 @@ from jaxtrain.training.save_policy import (
     check_best_metric,
     describe,
 )
+from jaxtrain.training.saved_programs import SavedPrograms
 from jaxtrain.training.state import (
     ModelDefinition,
     State,
     abstract_state,
     bytes_per_device,
-    init_state,
+    jit_init,
     parameter_count,
     with_values,
 )
@@ -86,6 +89,7 @@ class StepSetup:
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
+        programs: compiled before, by ``plan --save``; None compiles here.
     """
 
     run: config.Run
@@ -96,13 +100,21 @@ class StepSetup:
     target: State
     spec: Spec
     total: int
+    programs: SavedPrograms | None = None
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""
-        return init_state(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
+        make = self.jit_init() if self.programs is None else self.programs.init
+        return cast(State, make())
+
+    def jit_init(self) -> Any:
+        """Jits the initialization of the state, for the devices of the mesh."""
+        return jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
-        """Compiles the training step for the devices of the mesh."""
+        """Compiles the training step for the devices of the mesh, or returns a saved one."""
+        if self.programs is not None:
+            return self.programs.step
         return self.trace_step(donate=donate).lower().compile()
 
     def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
@@ -300,20 +312,23 @@ def open_training(
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
-        log.open(run, directory, start_from, position, flags.arguments, before)
+        log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
         quarantine = Quarantine.open(directory, jax.process_index())
-        if start_from is None and run.model.init_from is not None:
-            weights.check_there(expanded(run.model.init_from))
-        with phases.within("data", allowance_s=None):
-            sources = open_data(run, start_from, say)
+        with phases.within("data", allowance_s=None):  # may download
+            model = _with_source(run.model, say) if start_from is None else run.model
+            sources = open_data(run, model, start_from, say)
         bad_share = _quarantined(run, sources, quarantine, say)
 
         step_setup = build(run, mesh, len(sources.train), say, position)
         total = step_setup.total
         log.started(total)
+        if flags.compiled:
+            with phases.within("compile"):
+                programs = _load_programs(step_setup, flags, say)
+            step_setup = dataclasses.replace(step_setup, programs=programs)
         explained = functools.partial(
             out_of_memory.explained,
             run,
@@ -325,7 +340,7 @@ def open_training(
         )
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
-            state = _first_state(step_setup, start_from, directory, meta, say)
+            state = _first_state(step_setup, model.init_from, start_from, directory, meta, say)
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             log.ended(DONE, nothing)
@@ -408,12 +423,47 @@ def _position(start_from: Path | None) -> Position:
     return Position.of_checkpoint(layout.read_meta(start_from))
 
 
+def _load_programs(setup: StepSetup, flags: preflight.Flags, say: Say) -> SavedPrograms | None:
+    """Loads the programs of ``--compiled``; all processes load theirs, or all compile."""
+    assert flags.compiled is not None
+    folder = expanded(flags.compiled)
+    began = time.perf_counter()
+    devices = list(setup.rule.mesh.devices.flat)
+    programs, problem = None, ""
+    try:
+        depends_on = saved_programs.dependencies(
+            setup.run, setup.total, devices, jax.process_count(), donate=not flags.debug
+        )
+        programs = saved_programs.load(folder, depends_on, setup.target, setup.spec, devices)
+    except saved_programs.Mismatch as error:
+        problem = str(error)
+    problems = [one for one in process_group.gather("compiled programs", problem) if one]
+    if problems:
+        say(f"--compiled {folder} does not match this run, so the step is compiled: {problems[0]}")
+        return None
+    say(f"compiled programs loaded from {folder} in {time.perf_counter() - began:.2f} s")
+    return programs
+
+
+def _with_source(model: Any, say: Say) -> Any:
+    """Returns the model's config with an ``init_from`` that is on this machine and has a model."""
+    model = hub.with_local_source(model, say)
+    if model.init_from is not None:
+        weights.check_there(expanded(model.init_from))
+    return model
+
+
 def _first_state(
-    setup: StepSetup, start_from: Path | None, directory: Path, meta: RunMeta, say: Say
+    setup: StepSetup,
+    init_from: str | None,
+    start_from: Path | None,
+    directory: Path,
+    meta: RunMeta,
+    say: Say,
 ) -> State:
     """Returns a new state, or a checkpoint's; copies its best validation into ``meta``."""
     if start_from is None:
-        return _first_values(setup, say)
+        return _first_values(setup, init_from, say)
     saved = layout.read_run_meta(start_from)
     resume.check_same_run(
         start_from,
@@ -436,8 +486,13 @@ def _first_state(
     return state
 
 
-def _first_values(setup: StepSetup, say: Say) -> State:
+def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
     """Returns a new state, with the values that the model loads from files.
+
+    Args:
+        setup: of the step.
+        init_from: local path of the initial parameters, if any.
+        say: prints notes on them.
 
     Raises:
         InputError: the values in a file do not match the model.
@@ -445,8 +500,8 @@ def _first_values(setup: StepSetup, say: Say) -> State:
     model = setup.run.model
     frozen = model.frozen() if hasattr(model, "frozen") else {}
     params: dict[str, np.ndarray] = {}
-    if model.init_from is not None:
-        source = expanded(model.init_from)
+    if init_from is not None:
+        source = expanded(init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
     return with_values(setup.fresh_state(), params, frozen)
@@ -497,10 +552,16 @@ def _open_batches(
     )
 
 
-def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
+def open_data(run: config.Run, model: Any, start_from: Path | None, say: Say) -> Sources:
     """Opens both splits, in process 0 first, which writes the caches.
 
     A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
+
+    Args:
+        run: the config.
+        model: the run's model, with a local ``init_from``.
+        start_from: the checkpoint to resume from, if any.
+        say: prints what is opened.
 
     Raises:
         InputError: the processes have different data.
@@ -508,7 +569,7 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     resumes = start_from is not None and hasattr(run.data, "for_resume")
     data = run.data.for_resume(start_from) if resumes else run.data
     sources = process_group.process_zero_first(
-        lambda: data.open(run.model, seed=run.seed, say=say), "data"
+        lambda: data.open(model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
     process_group.check_same(

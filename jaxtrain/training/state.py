@@ -6,7 +6,7 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -113,6 +113,17 @@ class ModelDefinition:
         found = getattr(self._graph_type, "derived", None)
         return {} if found is None else cast(dict[str, float], found(means))
 
+    def sample_labels(
+        self, batch: Mapping[str, Any]
+    ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """Returns the labels of the model's samples; {} if it has none.
+
+        Args:
+            batch: the arrays of a batch, or their shapes.
+        """
+        found = getattr(self._graph_type, "sample_labels", None)
+        return {} if found is None else found(batch)
+
     def extras_of(self, module: nnx.Module) -> Arrays:
         """Returns the extras after a call, for the next state."""
         _, _, extras = _split(module)
@@ -138,14 +149,16 @@ def abstract_state(
     return dataclasses.replace(stored, guard=cast(Arrays, guarding))
 
 
-def init_state(
+def jit_init(
     definition: ModelDefinition,
     optimizer: optax.GradientTransformation,
     target: State,
     rule: ShardingRule,
     seed: int,
-) -> State:
-    """Initializes a state; each shard is computed on its device, and no host has the full arrays.
+) -> Any:
+    """Jits the initialization of a state, which then takes no arguments.
+
+    Each shard is computed on its device, and no host has the full arrays.
 
     Args:
         definition: the model.
@@ -154,14 +167,11 @@ def init_state(
         rule: the same as for ``target``.
         seed: of the initial parameters.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    platform = str(rule.mesh.devices.flat[0].platform)
-    make = jax.jit(
-        functools.partial(_initial, definition, optimizer),
-        out_shardings=shardings,
-        compiler_options=options.options(platform),
+    return jax.jit(
+        lambda: _initial(definition, optimizer, jax.random.key(seed)),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, target),
+        compiler_options=options.options(str(rule.mesh.devices.flat[0].platform)),
     )
-    return cast(State, make(jax.random.key(seed)))
 
 
 def with_values(

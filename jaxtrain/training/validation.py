@@ -25,10 +25,12 @@ class Validation(NamedTuple):
         values: ``val/NAME`` -> value, the same in every process.
         samples: name -> sample of the first batch: an image uint8 [H, W, 3], a clip
             uint8 [T, H, W, 3], or a text.
+        labels: name -> labels of the rows and of the columns of a sample.
     """
 
     values: dict[str, float]
     samples: dict[str, np.ndarray | str]
+    labels: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {}
 
 
 class Stop(Protocol):
@@ -70,6 +72,7 @@ class Evaluator:
             return jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
         self._derived = definition.derived
+        self._labels = definition.sample_labels(batches.spec)
         self._batches = batches
         self._decode = decode
         self._target = target
@@ -127,7 +130,8 @@ class Evaluator:
                 sums[name] = sums[name] + added if name in sums else added
         finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
-        return Validation({f"val/{name}": value for name, value in finished.items()}, samples)
+        values = {f"val/{name}": value for name, value in finished.items()}
+        return Validation(values, samples, self._labels)
 
     def _shown(self, sample: np.ndarray) -> np.ndarray | str:
         if np.issubdtype(sample.dtype, np.int32):

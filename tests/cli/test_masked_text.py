@@ -211,10 +211,10 @@ def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: P
     )
     data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
-    kept = setup.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
+    kept = setup.open_data(run, run.model, tmp_path / "8", lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):
-        setup.open_data(run, None, lambda line: None)
+        setup.open_data(run, run.model, None, lambda line: None)
 
 
 def test_another_padding_id_is_refused(folder: Path, tmp_path: Path) -> None:

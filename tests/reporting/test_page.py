@@ -3,13 +3,14 @@
 import html.parser
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import written_run
 
-from jaxtrain.reporting import page, run_files, samples
+from jaxtrain.reporting import page, run_files, samples, settings
 from jaxtrain.reporting.markup import Html, element, json_text
 
 
@@ -20,6 +21,7 @@ class Parsed(html.parser.HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.codes: list[str] = []
         self.open: list[str] = []
         self.feed(text)
         assert self.open == []
@@ -28,6 +30,8 @@ class Parsed(html.parser.HTMLParser):
         self.tags.append((tag, dict(attributes)))
         if tag not in ("meta", "img", "input", "br"):
             self.open.append(tag)
+        if tag == "code":
+            self.codes.append("")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -35,6 +39,8 @@ class Parsed(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("script", "style"):
             self.text += data + " "
+        if self.open and self.open[-1] == "code":
+            self.codes[-1] += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
@@ -50,6 +56,11 @@ def made(*directories: Path) -> Parsed:
     return Parsed(
         page.page([run_files.read(*pair) for pair in zip(directories, labels, strict=True)])
     )
+
+
+def commands_of(parsed: Parsed) -> list[str]:
+    """Returns the commands that the page offers to copy."""
+    return parsed.codes
 
 
 def text_of(parsed: Parsed) -> str:
@@ -76,7 +87,7 @@ def test_one_run(tmp_path: Path) -> None:
         "dense bf16, all devices 3.956 PFLOP/s",
         "reconstruction after step 100",
         "step 100 <b>bold</b>",
-        "3 files of earlier validations are only in samples/",
+        "resume for longer",
         "Set on the command line optim.peak_lr 0.01",
         "driver 570.1",
         "killed: no end was recorded",
@@ -85,10 +96,14 @@ def test_one_run(tmp_path: Path) -> None:
     ):
         assert expected in text
     assert "Missing" not in text
-    (image,) = parsed.all("img")
-    (clip,) = parsed.all("video")
-    assert str(image["src"]).startswith("data:image/png;base64,")
-    assert str(clip["src"]).startswith("data:video/mp4;base64,")
+    for tag, start in (("img", "data:image/png;base64,"), ("video", "data:video/mp4;base64,")):
+        earlier, newest = parsed.all(tag)
+        assert str(earlier["src"]).startswith(start)
+        assert str(newest["src"]).startswith(start)
+        assert ("hidden" in earlier, "hidden" in newest) == (True, False)
+        assert (earlier["data-step"], newest["data-step"]) == ("50", "100")
+    (slider,) = [one for one in parsed.all("input") if one.get("id") == "sample-step"]
+    assert (slider["max"], slider["data-steps"]) == ("1", "50 100")
 
 
 def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Path) -> None:
@@ -125,6 +140,7 @@ def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
     directory = tmp_path / "<b>&amp;"
     config = written_run.CONFIG | {"name": evil, "note": evil}
     start = written_run.start(written_run.BEGAN, host=evil, device_kind=evil, config=config)
+    start["arguments"] = ["--config", evil, "--name", '"; rm -rf ~ #']
     records = [one | {f"val/{evil}": 1.0} for one in written_run.records([50])]
     written_run.write(directory, config=config, metrics=records, history=[start])
     (directory / "samples").mkdir()
@@ -136,6 +152,35 @@ def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
     assert not parsed.all("b")[1:]  # only one of the page itself
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
     assert len(parsed.all("script")) == 3
+    (resume,) = [line for line in commands_of(parsed) if "--resume" in line]
+    assert shlex.split(resume)[-8:-2] == [
+        *("--config", evil, "--name", '"; rm -rf ~ #', "--output-dir", shlex.split(resume)[-3])
+    ]
+
+
+@pytest.mark.parametrize("odd", ["a\nb", "\x1b[2J", "\u202eevil", "x" * 5000])
+def test_a_command_that_would_differ_from_what_the_page_shows_is_omitted(
+    tmp_path: Path, odd: str
+) -> None:
+    start = written_run.start(written_run.BEGAN) | {"arguments": ["--config", odd]}
+    written_run.write(tmp_path, history=[start])
+    assert not any("--resume" in line for line in commands_of(made(tmp_path)))
+
+
+def test_commands_use_the_model_of_the_run(tmp_path: Path) -> None:
+    config = written_run.CONFIG | {"model": {"class": "video_ae"}, "loop": {"steps": 100}}
+    run = written_run.write(tmp_path / "a b", config=config, history=written_run.full_history())
+    longer, use, export, again = [shlex.split(one) for one in commands_of(made(run))]
+    place = longer[longer.index("--output-dir") + 1]
+    assert Path(place).resolve() == run
+    assert longer[-4:] == ["--resume", "latest", "--loop.steps", "200"]
+    assert use[-5:] == ["reconstruct", place, "IN.mp4", "OUT.mp4", "--side-by-side"]
+    assert export[-3:] == ["export", place, "model.safetensors"]
+    assert again[-2:] == ["report", place]
+    for name in ("os", "pickle.Unpickler", "../gpt", "evil"):
+        config["model"] = {"class": name}
+        written_run.write(run, config=config)
+        assert len(commands_of(made(run))) == 2  # resume, and the page
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
@@ -153,13 +198,40 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 def test_the_largest_samples_are_omitted(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, [5])
-    found = samples.newest(tmp_path)
+    found = [group[-1] for group in samples.found(tmp_path)]
     total = sum(one.bytes for one in found)
     largest = max(found, key=lambda one: one.bytes)
-    kept, omitted = samples.fitting(found, total - 1)
-    assert omitted == [largest]
-    assert kept == [one for one in found if one is not largest]
-    assert samples.fitting(found, total) == (found, [])
+    kept = samples.fitting(found, total - 1)
+    assert len(kept) == 2
+    assert largest not in kept
+    assert len(samples.fitting(found, total)) == 3
+
+
+def test_the_slider_has_evenly_spaced_steps_that_fit(tmp_path: Path) -> None:
+    written_run.add_samples(tmp_path, range(10, 90, 10))
+    groups = samples.found(tmp_path)
+    assert [[one.step for one in group] for group in groups] == [list(range(10, 90, 10))] * 3
+    every = [one for group in groups for one in group]
+    total = sum(one.bytes for one in every)
+    assert samples.slider_steps(every, total) == list(range(10, 90, 10))
+    assert samples.slider_steps(every, total - 1) == [20, 40, 60, 80]
+    assert samples.slider_steps(every, total // 8) == [80]
+    assert samples.slider_steps(every, 0) == []
+    assert samples.slider_steps([], 0) == []
+
+
+def test_the_page_has_at_most_as_many_bytes_of_samples_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_run.write(tmp_path)
+    written_run.add_samples(tmp_path, range(10, 90, 10))
+    step = sum(group[0].bytes for group in samples.found(tmp_path))
+    monkeypatch.setattr(settings, "MOST_EARLIER_BYTES", 4 * step)
+    parsed = made(tmp_path)
+    assert [one["data-step"] for one in parsed.all("img")] == ["20", "40", "60", "80"]
+    assert "The slider has 4 steps, to keep the page small; samples/ has 4 more." in text_of(parsed)
+    monkeypatch.setattr(settings, "MOST_BYTES", step)
+    assert [one["data-step"] for one in made(tmp_path).all("img")] == ["80"]
 
 
 def test_text_and_attributes_are_escaped() -> None:

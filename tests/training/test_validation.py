@@ -19,7 +19,7 @@ from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
 from jaxtrain.sharding import ShardingRule
-from jaxtrain.training.state import ModelDefinition, State, abstract_state, init_state
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import options
 
@@ -131,7 +131,7 @@ def trained(model: Any) -> Trained:
     rule = ShardingRule(toy.mesh_of(2, 4), settings)
     definition, optimizer = ModelDefinition(model), optax.identity()
     target = abstract_state(definition, optimizer, rule)
-    state = init_state(definition, optimizer, target, rule, seed=1)
+    state = jit_init(definition, optimizer, target, rule, seed=1)()
     return Trained(definition, rule, target, state)
 
 

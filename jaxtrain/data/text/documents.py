@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -35,6 +36,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from jaxtrain import versions
 from jaxtrain.data import cache, folders, worker_pool
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
@@ -138,7 +140,8 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
         (absolute path, relative name) of each file, sorted by name.
 
     Raises:
-        InputError: nothing matches, or no file has a known suffix.
+        InputError: nothing matches, no file has a known suffix, or a file is parquet and the extra
+            ``parquet`` is not installed.
     """
     given = expanded(pattern).absolute()
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
@@ -156,6 +159,12 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
         raise InputError(
             f"{flag} {pattern}: none of its {len(found)} files is a text file; "
             f"give {', '.join(SUFFIXES)} files"
+        )
+    parquet = next((name for p, name in known if p.suffix.lower() == ".parquet"), None)
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        raise InputError(
+            f"{flag} {pattern}: {parquet} requires the package pyarrow: "
+            f"{versions.install('parquet')}"
         )
     others = Counter(p.suffix.lower() or "without a suffix" for p in found) - Counter(
         p.suffix.lower() for p, _ in known

@@ -31,7 +31,7 @@ from jaxtrain.telemetry.progress_bar import Say
 
 FIELD = "text"  # the parts' only column
 PARTS = "part-*.parquet"
-_PREFIX = "hf:"
+PREFIX = "hf:"
 _PART_DOCUMENTS = 10_000
 _PROGRESS = "progress.json"
 _NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
@@ -40,7 +40,7 @@ _LATER, _SERVERS_FAULT = (408, 429), 500  # retry after: timeout, too many reque
 
 def is_named(path: str) -> bool:
     """Returns whether the path names a Hugging Face dataset rather than files."""
-    return path.startswith(_PREFIX)
+    return path.startswith(PREFIX)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def fetch(
         InputError: no such dataset, split or column, or the extra ``hf`` is not installed.
         RunAgain: the Hub cannot be reached now, or the cache's disk is full.
     """
-    name, config, split, *more = [*path.removeprefix(_PREFIX).split(":"), "", ""]
+    name, config, split, *more = [*path.removeprefix(PREFIX).split(":"), "", ""]
     if not name or any(more):
         raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
     at = "" if os.path.isdir(expanded(name)) else name.partition("@")[2]
@@ -192,7 +192,7 @@ def _fail(named: _Named, error: Exception) -> NoReturn:
             f"{named.flag}: no such folder, and no such dataset on the Hub; if it is private, run "
             "hf auth login"
         ) from error
-    if _is_network_error(error):
+    if is_temporary(error):
         raise RunAgain(
             f"{named.flag}: no such folder, and the Hub cannot be reached ({type(error).__name__}: "
             f"{reason}): connect this machine; or run {invocation.program()} prepare tokens with "
@@ -212,8 +212,8 @@ def _fail(named: _Named, error: Exception) -> NoReturn:
     raise error
 
 
-def _is_network_error(error: BaseException | None) -> bool:
-    """Returns whether an error, or one of its causes, is of the network or a failing server.
+def is_temporary(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, is of the network or a failing server.
 
     Each library has its own classes for these, which need not derive from Python's.
     """

@@ -147,6 +147,18 @@ class VideoAutoencoder(nnx.Module):
             "latents": samples.grid(seen.encoded[:, 0]),
         }
 
+    @staticmethod
+    def sample_labels(batch: Batch) -> dict[str, tuple[list[str], list[str]]]:
+        """Returns the labels of the rows and of the columns of each sample."""
+        clips = min(_SAMPLE_CLIPS, batch["video"].shape[0])
+        numbered = [f"clip {number + 1}" for number in range(clips)]
+        rows = list(samples.ROWS)
+        return {
+            "reconstruction": (rows * clips, []),
+            "clip": (rows, numbered),
+            "latents": (numbered, []),
+        }
+
     @property
     def _dtype(self) -> jnp.dtype:
         return self.encoder.head.kernel[...].dtype

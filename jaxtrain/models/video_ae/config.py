@@ -89,8 +89,9 @@ class Config:
     adversary: Adversary | None = None
     """The discriminator and its loss; None is off."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, or a weights file
-    (.safetensors, .pth) with the reference's names."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
+    .pth) with the reference's names, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hugging Face
+    Hub."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.frames", self.frames, _MOST_FRAMES)

@@ -8,6 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+ROWS = ("original", "reconstruction", "error")
+
 _FRAMES = 6  # per clip in an image
 _WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are scaled down
 _BRIGHTEST = 0.25  # mean absolute error of a pixel drawn white in the heat map

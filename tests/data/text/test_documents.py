@@ -1,4 +1,5 @@
 import errno
+import importlib.util
 import json
 import os
 import re
@@ -107,6 +108,17 @@ def test_jsonl_and_parquet_rows_are_documents(tmp_path: Path) -> None:
     c = rows(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
     assert list(read(c, "code")) == ["two"]
     assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet(tmp_path / "b.parquet", text=["one"])
+    write(tmp_path / "a.txt", "one")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"b\.parquet requires .* pip install -e '\.\[parquet\]'"):
+        find(str(tmp_path), "--data.path", print)
+    assert find(str(tmp_path / "a.txt"), "--data.path", print)
 
 
 def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:

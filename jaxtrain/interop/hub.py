@@ -1,0 +1,475 @@
+"""Fetches models from the Hugging Face Hub, and publishes them there.
+
+``hf:ORG/MODEL[@REVISION][:FILE]`` names a model. Only the files that jaxtrain reads are downloaded,
+never code or pickles:
+
+- with ``:FILE``: this weights file (``.safetensors``, or a PyTorch file, which is read as data);
+- if the repository has a ``config.json``: a transformers folder, which is ``config.json``,
+  ``model.safetensors`` or its parts, and ``tokenizer.json``;
+- otherwise its only ``.safetensors`` file.
+
+The client ``huggingface_hub`` does the transfers. It follows ``HF_TOKEN``, ``HF_HOME``,
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``, moves a file into its cache only when it is complete, and
+downloads it once if several processes of a host need it.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jaxtrain import terminal
+from jaxtrain.data.text import hub as datasets_hub
+from jaxtrain.data.text import tokenizer
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError, RunAgain, shown
+from jaxtrain.interop import huggingface
+from jaxtrain.storage import tensor_files
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+FORM = f"{datasets_hub.PREFIX}ORG/MODEL[@REVISION][:FILE]"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_PAUSES_S = (1.0, 4.0, 15.0)  # between attempts, after an error that may be temporary
+_TIMEOUT_S = 30.0  # for an answer about a repository; the client has none
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A parsed :data:`FORM`.
+
+    Attributes:
+        repository: ``ORG/MODEL``.
+        revision: a branch, tag or commit; "" is the newest commit of the main branch.
+        file: a weights file in the repository; "" for the model of the repository.
+        text: as typed, after the flag that it was typed for, for messages.
+    """
+
+    repository: str
+    revision: str
+    file: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A model that exists on the Hub.
+
+    Attributes:
+        commit: the newest commit of its revision.
+        sizes: the files to download -> bytes. The last one completes the model.
+    """
+
+    commit: str
+    sizes: Mapping[str, int]
+
+    def only(self, name: str) -> "Found":
+        """Returns this model with only one of its files."""
+        return Found(self.commit, {name: self.sizes[name]})
+
+    def missing(self, repository: str) -> list[str]:
+        """Returns the files that are not in the cache; uses no network."""
+        import huggingface_hub
+
+        def path(name: str) -> Any:
+            return huggingface_hub.try_to_load_from_cache(repository, name, revision=self.commit)
+
+        return [name for name in self.sizes if not isinstance(path(name), str)]
+
+    def described(self, names: Iterable[str]) -> str:
+        """Describes files in a few words, with the commit."""
+        sizes = [self.sizes[name] for name in names]
+        count = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
+        return f"{count}, {sum(sizes) / 2**20:.1f} MiB, commit {self.commit}"
+
+
+def is_named(source: str | Path) -> bool:
+    """Whether a source names a model on the Hub rather than a path."""
+    return str(source).startswith(datasets_hub.PREFIX)
+
+
+def parse(text: str, flag: str = "") -> Named:
+    """Parses :data:`FORM`; uses no network.
+
+    Args:
+        text: the source.
+        flag: the flag that it was typed for, for messages.
+
+    Raises:
+        InputError: another form.
+    """
+    words = f"{flag} {text}".strip()
+    name, _, file = text.removeprefix(datasets_hub.PREFIX).partition(":")
+    repository, at, revision = name.partition("@")
+    if not _REPOSITORY.fullmatch(repository) or (at and not revision):
+        raise InputError(f"{words}: write {FORM}, such as hf:openai-community/gpt2@main")
+    if text.count(":") > 1:
+        place = Path(file)
+        if place.is_absolute() or ".." in place.parts or place.suffix not in tensor_files.ENDINGS:
+            raise InputError(
+                f"{words}: FILE must be a weights file of the repository "
+                f"({', '.join(tensor_files.ENDINGS)})"
+            )
+    return Named(repository, revision, file, words)
+
+
+def local(source: str | Path, *, say: Say = terminal.warn) -> Path:
+    """Returns the path of a source; downloads a model of the Hub.
+
+    Args:
+        source: a path, or :data:`FORM`.
+        say: prints what is downloaded.
+
+    Raises:
+        InputError: no such model on the Hub, no access, or none that jaxtrain can read.
+        RunAgain: the Hub cannot be reached now, or the disk is full.
+    """
+    if not is_named(source):
+        return expanded(source)
+    named = parse(str(source))
+    return download(named, find(named, say), say)
+
+
+def with_local_source(model: Any, say: Say) -> Any:
+    """Returns a model's config with a local ``init_from``; downloads it from the Hub.
+
+    All processes of a run call this. Process 0 determines the commit, so all use the same one.
+
+    Args:
+        model: config of the model, with ``init_from``.
+        say: prints what is downloaded.
+
+    Raises:
+        InputError: as :func:`local`.
+        RunAgain: likewise.
+    """
+    if model.init_from is None or not is_named(model.init_from):
+        return model
+    named = parse(model.init_from, "model.init_from")
+
+    def decide() -> str:
+        return json.dumps(dataclasses.asdict(find(named, say)))
+
+    found = Found(**json.loads(process_group.told_by_process_zero(decide)))
+    return dataclasses.replace(model, init_from=str(download(named, found, say)))
+
+
+def with_local_tokenizer(model: Any, say: Say) -> Any:
+    """Returns a model's config with an ``init_from`` that has its tokenizer, but maybe no weights.
+
+    For commands that read a run's data without training. Only ``tokenizer.json`` is downloaded.
+
+    Args:
+        model: config of the model, with ``init_from``.
+        say: prints what is downloaded.
+
+    Raises:
+        InputError: as :func:`local`.
+        RunAgain: likewise.
+    """
+    if model.init_from is None or not is_named(model.init_from) or not hasattr(model, "vocab_size"):
+        return model
+    named = parse(model.init_from, "model.init_from")
+    found = find(named, say)
+    if tokenizer.NAME not in found.sizes:
+        return model
+    path = download(named, found.only(tokenizer.NAME), say)
+    return dataclasses.replace(model, init_from=str(path.parent))
+
+
+def find(named: Named, say: Say) -> Found:
+    """Looks up a model on the Hub; if ``HF_HUB_OFFLINE`` is set, in the cache.
+
+    Raises:
+        InputError: as :func:`local`.
+        RunAgain: likewise.
+    """
+    import huggingface_hub
+
+    if huggingface_hub.is_offline_mode():
+        return _cached(named)
+    info = _asked(
+        named,
+        say,
+        lambda: huggingface_hub.HfApi().model_info(
+            named.repository,
+            revision=named.revision or None,
+            files_metadata=True,
+            timeout=_TIMEOUT_S,
+        ),
+    )
+    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+        raise InputError(f"{named.text}: the server names no commit: HF_ENDPOINT must be a Hub")
+    listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return Found(info.sha, _needed(named, listed))
+
+
+def _cached(named: Named) -> Found:
+    """Finds a model in the cache; uses no network.
+
+    Raises:
+        InputError: it is not there, or incomplete.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        path = huggingface_hub.snapshot_download(
+            named.repository, revision=named.revision or None, local_files_only=True
+        )
+        folder = Path(path)
+        there = (path for path in folder.rglob("*") if path.is_file())
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in there}
+        return Found(folder.name, _needed(named, sizes))
+    except (LocalEntryNotFoundError, InputError) as error:
+        raise InputError(
+            f"{named.text} is not completely in the cache, and HF_HUB_OFFLINE is set: unset it, "
+            "or download the model on a machine with a network into the same $HF_HOME"
+        ) from error
+
+
+def _needed(named: Named, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Selects the files to download, and orders them.
+
+    Args:
+        named: the model.
+        sizes: all files of the repository -> bytes.
+
+    Raises:
+        InputError: there is no model that jaxtrain can read.
+    """
+    weights = sorted(name for name in sizes if name.endswith(tensor_files.ENDINGS))
+    root = [x for x in weights if x.endswith(tensor_files.SAFETENSORS) and "/" not in x]
+    if named.file:
+        if named.file not in sizes:
+            raise InputError(
+                f"{named.text}: no such file; its weights files are {_listed(weights)}"
+            )
+        names = [named.file]
+    elif huggingface.SETTINGS in sizes:
+        if huggingface.ARRAYS in sizes:
+            names = [huggingface.ARRAYS]
+        elif huggingface.INDEX in sizes:
+            names = [name for name in root if name.startswith("model-")] + [huggingface.INDEX]
+        else:
+            raise InputError(
+                f"{named.text} has a {huggingface.SETTINGS}, but neither {huggingface.ARRAYS} nor "
+                f"{huggingface.INDEX}; its weights files are {_listed(weights)}: use a revision "
+                "with safetensors, or convert the model"
+            )
+        names += [name for name in (tokenizer.NAME, huggingface.SETTINGS) if name in sizes]
+    elif len(root) == 1:
+        names = root
+    else:
+        raise InputError(
+            f"{named.text} has no {huggingface.SETTINGS}, and its weights files are "
+            f"{_listed(weights)}: name one as hf:{named.repository}:FILE"
+        )
+    return {name: sizes[name] for name in names}
+
+
+def _listed(names: list[str]) -> str:
+    most = 4
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shown(name) for name in names[:most]) + more if names else "none"
+
+
+def download(named: Named, found: Found, say: Say) -> Path:
+    """Downloads the missing files of a model, and returns its path: a folder, or a weights file.
+
+    Raises:
+        InputError: as :func:`local`.
+        RunAgain: likewise.
+    """
+    import huggingface_hub
+
+    missing = found.missing(named.repository)
+    if missing:
+        say(f"downloading {named.text} ({found.described(missing)})")
+    fetch = functools.partial(
+        huggingface_hub.hf_hub_download, named.repository, revision=found.commit
+    )
+    paths = [Path(_asked(named, say, functools.partial(fetch, name))) for name in found.sizes]
+    if missing and not _COMMIT.fullmatch(named.revision):  # for a later HF_HUB_OFFLINE
+        _asked(
+            named,
+            say,
+            lambda: huggingface_hub.HfApi().resolve_revision(
+                named.repository, revision=named.revision or None
+            ),
+        )
+    return paths[-1].parent if paths[-1].name == huggingface.SETTINGS else paths[-1]
+
+
+def check_login(repository: str) -> None:
+    """Checks the name of a repository to publish in, and that there is a token; uses no network.
+
+    Raises:
+        InputError: another form, or there is no token.
+    """
+    import huggingface_hub
+
+    flag = f"--push {repository}"
+    if not _REPOSITORY.fullmatch(repository) or "/" not in repository:
+        raise InputError(f"{flag}: write --push ORG/MODEL")
+    if huggingface_hub.is_offline_mode():
+        raise InputError(f"{flag}: HF_HUB_OFFLINE is set: unset it")
+    if huggingface_hub.get_token() is None:
+        raise InputError(
+            f"{flag}: you are not logged in: run hf auth login, or set HF_TOKEN to a token with "
+            "write access"
+        )
+
+
+def push(folder: Path, repository: str, *, private: bool, message: str, say: Say) -> str:
+    """Uploads the files of a folder in one commit; creates the repository if it is missing.
+
+    A model card that is already there is kept, since people edit theirs.
+
+    Args:
+        folder: the files.
+        repository: ``ORG/MODEL``.
+        private: whether the repository must be private.
+        message: of the commit.
+        say: prints warnings.
+
+    Returns:
+        The address of the model's page.
+
+    Raises:
+        InputError: no access, or the repository is public and must not be.
+        RunAgain: the Hub cannot be reached now.
+    """
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    named = Named(repository, "", "", f"--push {repository}")
+
+    def asked(request: Callable[[], T]) -> T:
+        return _asked(named, say, request, writes=True)
+
+    asked(lambda: api.create_repo(repository, private=private or None, exist_ok=True))
+    info = asked(lambda: api.model_info(repository, timeout=_TIMEOUT_S))
+    if private and info.private is not True:
+        raise InputError(
+            f"--push {repository} --private: this repository already exists and is public: make "
+            "it private in its settings on the Hub, or push to another one"
+        )
+    kept = (
+        [huggingface.CARD]
+        if any(file.rfilename == huggingface.CARD for file in info.siblings or ())
+        else []
+    )
+    if kept:
+        say(f"{repository} keeps its {huggingface.CARD}: delete it there to get a new one")
+    asked(
+        lambda: api.upload_folder(
+            folder_path=folder, repo_id=repository, commit_message=message, ignore_patterns=kept
+        )
+    )
+    return f"{api.endpoint}/{repository}"
+
+
+def _asked(named: Named, say: Say, request: Callable[[], T], *, writes: bool = False) -> T:
+    """Returns the result of a request to the Hub; tries again after temporary errors.
+
+    Raises:
+        InputError, RunAgain: the request failed; the message has the fix.
+    """
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    logging.set_verbosity_error()  # its warnings of retries take several lines each
+    if not terminal.lively(sys.stderr):
+        disable_progress_bars()
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return request()
+        except (InputError, RunAgain):
+            raise
+        except Exception as error:  # from several libraries
+            if pause_s is None or not datasets_hub.is_temporary(error):
+                _fail(named, error, writes=writes)
+            say(f"{named.text}: {_reason(error)}; trying again in {pause_s:g} s")
+            time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the cause of an error in a few words: the status of the answer, or the message."""
+    answer = _answer(error)
+    if answer is not None:
+        return f"the Hub answers {answer.status_code} {answer.reason_phrase}".strip()
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def _answer(error: BaseException | None) -> Any:
+    """Returns the answer of the Hub that an error or one of its causes is about, or None."""
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if answer is not None:
+            return answer
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
+    """Raises errors of the Hub and the network as one line, and any other error unchanged."""
+    import huggingface_hub
+    import huggingface_hub.errors as hub_errors
+
+    text, where = named.text, huggingface_hub.HfApi().endpoint
+    reason, status = _reason(error), getattr(_answer(error), "status_code", None)
+    if datasets_hub.is_temporary(error):
+        offline = "" if writes else ", or set HF_HUB_OFFLINE=1 to use what was downloaded before"
+        raise RunAgain(
+            f"{text}: {where} cannot be reached ({reason}): run the command again later{offline}"
+        ) from error
+    if status is None and isinstance(error, RuntimeError | hub_errors.XetDownloadError):
+        raise RunAgain(f"{text}: the transfer failed ({reason}): run the command again") from error
+    if isinstance(error, hub_errors.GatedRepoError):
+        raise InputError(
+            f"{text}: access to this model is restricted: request it on "
+            f"{where}/{named.repository}, then run hf auth login"
+        ) from error
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        raise InputError(
+            f"{text}: no such revision; use a branch, tag or commit of the model"
+        ) from error
+    if writes and status == 403:
+        raise InputError(
+            f"{text}: the token must not write there ({reason}): make one with write access on "
+            f"{where}/settings/tokens, or push to a repository of your own"
+        ) from error
+    absent = isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError)
+    if status == 401 and (writes or not absent):
+        raise InputError(
+            f"{text}: the Hub does not accept the token ({reason}): run hf auth login, or set "
+            "HF_TOKEN to a valid one"
+        ) from error
+    if absent:
+        raise InputError(
+            f"{text}: no such model on {where}, or no access to it ({reason}): check the name; if "
+            "it is private, run hf auth login or set HF_TOKEN"
+        ) from error
+    if status is not None:
+        raise InputError(f"{text}: the Hub refuses the request ({reason})") from error
+    if isinstance(error, OSError) and error.errno is not None:
+        raise disk_trouble(
+            error,
+            f"{text}: cannot read or write {error.filename or 'a file'}",
+            "make it readable and writable, or set $HF_HOME to another folder",
+        ) from error
+    if isinstance(error, ValueError | OSError):  # an answer that the client does not understand
+        raise InputError(f"{text}: {reason}") from error
+    raise error

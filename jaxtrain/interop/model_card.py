@@ -1,0 +1,214 @@
+"""Writes the model card of an exported model: the README.md that the Hugging Face Hub shows.
+
+It states only what the model and its checkpoint record. Of paths and addresses it shows only the
+last part, as the card may be published: folders, buckets and user names stay private.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jaxtrain import versions
+from jaxtrain.checkpoint import layout
+from jaxtrain.data.text import hub as datasets_hub
+from jaxtrain.errors import one_line
+from jaxtrain.interop import huggingface
+from jaxtrain.models import from_file
+from jaxtrain.storage import addresses, atomic
+from jaxtrain.telemetry import line_files
+
+_TASKS = {"ForCausalLM": "text-generation", "ForMaskedLM": "fill-mask"}
+_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_FRAMES = 'video = model.decode(model.encode("IN.mp4"))'
+_METHODS = {
+    "text-generation": 'print(model.generate("Once upon a time"))',
+    "fill-mask": 'print(model.fill_mask("Paris is the [MASK] of France."))',
+}
+
+
+def write(
+    folder: Path,
+    model: Any,
+    source: Path,
+    *,
+    repository: str | None,
+    license_name: str | None,
+    parameters: int,
+) -> bool:
+    """Writes the card into a folder, unless it has one, which its owner may have edited.
+
+    Args:
+        folder: the exported model.
+        model: its config.
+        source: where its parameters come from; a checkpoint describes the training.
+        repository: ``ORG/MODEL`` on the Hub; None if the folder stays local.
+        license_name: such as ``apache-2.0``; None leaves the field to the user.
+        parameters: their number.
+
+    Returns:
+        Whether the card was written.
+    """
+    path = folder / huggingface.CARD
+    if path.exists():
+        return False
+    settings = (folder / huggingface.SETTINGS).is_file()
+    text = _text(model, source, folder.name, repository, license_name, parameters, settings)
+    atomic.write_whole(path, text)
+    return True
+
+
+def _text(
+    model: Any,
+    source: Path,
+    name: str,
+    repository: str | None,
+    license_name: str | None,
+    parameters: int,
+    is_folder: bool,
+) -> str:
+    meta = layout.read_meta(source) if layout.is_complete(source) else {}
+    run = meta.get("config") or {}
+    kind = from_file.name_of(model)
+    architecture = model.to_settings()["architectures"][0] if is_folder else ""
+    task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), "")
+    paths = _paths(run.get("data", {}).get("path"))
+    datasets = [dataset for path in paths if (dataset := _dataset(path))]
+    head = {
+        "library_name": "transformers" if is_folder else "jaxtrain",
+        "license": license_name,
+        "pipeline_tag": task,
+        "datasets": datasets,
+        "tags": ["jaxtrain", kind],
+    }
+    title = repository or name
+    lines = [
+        "---",
+        *(f"{field}: {json.dumps(value)}" for field, value in head.items() if value),
+        "---",
+        "",
+        f"# {one_line(title.rpartition('/')[2])}",
+        "",
+        f"The jaxtrain model `{kind}` with {parameters:,} parameters.",
+        "",
+        *_usage(model, architecture, task, repository),
+        "## Training",
+        "",
+        *(_training(meta, run, paths) if run else ["The source records nothing on it."]),
+        "",
+        "## Metrics",
+        "",
+        *_metrics(source, meta),
+        "",
+        "## Versions",
+        "",
+        f"Exported with {versions.line()}.",
+        "",
+    ]
+    if meta.get("versions"):
+        trained = ", ".join(f"{package} {number}" for package, number in meta["versions"].items())
+        lines += [f"Trained with {trained}.", ""]
+    if not license_name:
+        lines += ["## License", "", "The author has not named a license.", ""]
+    return "\n".join(lines)
+
+
+def _usage(model: Any, architecture: str, task: str, repository: str | None) -> list[str]:
+    source = "hf:" + repository if repository else "FOLDER"
+    command = model.usage.format(run=source, input="IN.mp4") if hasattr(model, "usage") else ""
+    lines = [
+        "## Use",
+        "",
+        "With jaxtrain:",
+        "",
+        "```python",
+        "import jaxtrain",
+        "",
+        f'model = jaxtrain.load_model("{source}")',
+        _METHODS.get(task, _FRAMES),
+        "```",
+        "",
+    ]
+    if command:
+        lines += ["```sh", f"python -m jaxtrain.main {command}", "```", ""]
+    if architecture:
+        auto = "AutoModelForCausalLM" if task == "text-generation" else "AutoModelForMaskedLM"
+        lines += [
+            f"With transformers, whose class is `{architecture}`:",
+            "",
+            "```python",
+            f"from transformers import {auto}, AutoTokenizer",
+            "",
+            f'model = {auto}.from_pretrained("{repository or source}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{repository or source}")',
+            "```",
+            "",
+        ]
+    return lines
+
+
+def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str]) -> list[str]:
+    shown = ", ".join(f"`{_public(path)}`" for path in paths) or "synthetic, made by jaxtrain"
+    return [
+        "| | |",
+        "|---|---|",
+        f"| config | `{_public(str(run.get('name')))}` |",
+        f"| data | {shown} |",
+        f"| steps | {meta['step']:,} |",
+        f"| examples seen | {meta['examples_seen']:,} |",
+        "",
+        "<details><summary>All fields of the config</summary>",
+        "",
+        "```json",
+        json.dumps(_public(run), indent=1),
+        "```",
+        "",
+        "</details>",
+    ]
+
+
+def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
+    """Describes the validation of a checkpoint, which the run has recorded."""
+    records = source.parent.parent / line_files.METRICS
+    found: dict[str, float] = {}
+    if meta and records.is_file():
+        for record in line_files.read(records):
+            if record.get("step") == meta["step"]:
+                found |= {name: x for name, x in record.items() if name.startswith("val/")}
+    if not found:
+        return ["No validation of these parameters is recorded."]
+    return [
+        f"Measured by the run at step {meta['step']:,}, on its validation split.",
+        "",
+        "| metric | value |",
+        "|---|---|",
+        *(f"| {name} | {value:.5g} |" for name, value in found.items()),
+    ]
+
+
+def _paths(value: Any) -> list[str]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [path for path in values if isinstance(path, str)]
+
+
+def _dataset(path: str) -> str:
+    """Returns the name of a dataset on the Hub; "" for other data."""
+    if not datasets_hub.is_named(path):
+        return ""
+    name = path.removeprefix(datasets_hub.PREFIX).partition(":")[0].partition("@")[0]
+    return name if _DATASET.fullmatch(name) and not os.path.isdir(name) else ""
+
+
+def _public(value: Any) -> Any:
+    """Returns a value of a config with only the last part of each path and address."""
+    if isinstance(value, Mapping):
+        return {name: _public(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(one) for one in value]
+    if not isinstance(value, str) or _dataset(value):
+        return value
+    if addresses.is_address(value):
+        value = addresses.public(value).partition("?")[0]
+    return one_line(PurePosixPath(value).name) if "/" in value else one_line(value)

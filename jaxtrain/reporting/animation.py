@@ -1,0 +1,101 @@
+"""Writes an animated image of a run's samples over the steps, such as for a README."""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import InputError, first_line
+from jaxtrain.reporting import samples
+from jaxtrain.reporting.samples import Sample
+from jaxtrain.storage import atomic
+
+FORMATS = (".gif", ".webp")
+_MOST_STEPS, _MOST_FRAMES = 24, 16  # frames of a clip
+_WIDEST = 560  # pixels
+_FRAME_MS, _IMAGE_MS = 160, 600  # of a clip's frame; of an image
+_LAST = 3  # times that the newest step is shown
+_QUALITY = 60  # of WebP
+
+
+def check(out: Path) -> None:
+    """Checks the name of the file.
+
+    Raises:
+        InputError: its extension is not .gif or .webp.
+    """
+    if out.suffix.lower() not in FORMATS:
+        raise InputError(f"--animation {out}: the name must end with {' or '.join(FORMATS)}")
+
+
+def write(directory: Path, out: Path) -> tuple[int, int]:
+    """Writes the animation, from the first kind of clip or else of image in ``samples/``.
+
+    Args:
+        directory: the run directory.
+        out: the file, .gif or .webp, which is replaced atomically.
+
+    Returns:
+        The number of steps that it shows, and its size in bytes.
+
+    Raises:
+        InputError: the run has no images or clips, or one cannot be read.
+        OSError: the file cannot be written.
+    """
+    groups = samples.found(directory)
+    moving = next((group for group in groups if group[0].kind == "video/mp4"), None)
+    every = moving or next((group for group in groups if group[0].kind == "image/png"), None)
+    if every is None:
+        raise InputError(
+            f"{directory}/samples has no images or clips: validations of a video model write them "
+            "(loop.eval_every)"
+        )
+    chosen = _spread(every, _MOST_STEPS)
+    clips = [list(_frames(sample)) for sample in chosen]
+    clips += clips[-1:] * (_LAST - 1)
+    width, height = clips[-1][0].size
+    size = (min(width, _WIDEST), height * min(width, _WIDEST) // width)
+    first, *others = [frame.resize(size) for clip in clips for frame in clip]
+    buffer = io.BytesIO()
+    first.save(
+        buffer,
+        format=out.suffix[1:].upper(),
+        save_all=True,
+        append_images=others,
+        duration=_FRAME_MS if moving else _IMAGE_MS,
+        loop=0,
+        **({"quality": _QUALITY, "method": 6} if out.suffix.lower() == ".webp" else {}),
+    )
+    atomic.write_whole(out, buffer.getvalue())
+    return len(chosen), buffer.tell()
+
+
+def _spread(every: Sequence[Sample], most: int) -> list[Sample]:
+    """Returns at most so many samples, evenly spaced, with the first and the newest."""
+    count = min(len(every), most)
+    return [every[(len(every) - 1) * i // max(count - 1, 1)] for i in range(count)]
+
+
+def _frames(sample: Sample) -> Iterator[Any]:
+    """Yields the frames of a clip, or an image, as Pillow images.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    import av
+    from PIL import Image
+
+    try:
+        content = sample.content()
+        if sample.kind == "image/png":
+            yield Image.open(io.BytesIO(content)).convert("RGB")
+            return
+        with av.open(io.BytesIO(content)) as container:
+            for number, frame in enumerate(container.decode(video=0)):
+                if number == _MOST_FRAMES:
+                    return
+                yield Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24")))
+    except (OSError, ValueError, IndexError, av.FFmpegError) as error:
+        raise InputError(f"{sample.path} cannot be read: {first_line(error)}") from error

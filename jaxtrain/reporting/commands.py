@@ -1,0 +1,84 @@
+"""The page's section with the commands that one types next, each with a button that copies it."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxtrain import config
+from jaxtrain.config import invocation
+from jaxtrain.models import from_file
+from jaxtrain.reporting import facts
+from jaxtrain.reporting.markup import Html, element
+from jaxtrain.reporting.run_files import RecordedRun
+from jaxtrain.reporting.sections import named, section
+
+_LENGTHS = ("steps", "epochs", "tokens_per_param")
+_MOST_CHARACTERS = 2000
+
+
+def next_commands(runs: Sequence[RecordedRun]) -> Html:
+    """Shows how to resume, use, export and compare each run."""
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        found = list(_commands(run, run.directory, invocation.program()))
+        if found and len(runs) > 1:
+            parts.append(element("h3", named(runs, index)))
+        parts += [_command(purpose, command) for purpose, command in found]
+    note = "For a shell in the folder where this page was written."
+    return section("Next commands", *parts, note=note) if parts else Html("")
+
+
+def _command(purpose: str, command: str) -> Html:
+    button = element(
+        "button",
+        "Copy",
+        type="button",
+        class_="copy",
+        hidden=True,
+        aria_label=f"Copy the command: {purpose}",
+    )
+    code = element("code", command, tabindex="0")
+    return element("div", element("p", purpose), code, button, class_="command")
+
+
+def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tuple[str, str]]:
+    """Yields a purpose and a command; the arguments of a run are quoted for a shell."""
+    here = invocation.shortest(str(directory))
+    place = shlex.quote(here)
+    start = run.last("start")
+    arguments = [str(one) for one in start.get("arguments") or ()]
+    again = {"--output-dir": here, "--resume": "latest"}
+    found: list[tuple[str, str]] = []
+    if arguments:
+        if facts.ending(run).word == "done":
+            longer = _twice_as_long(run.config.get("loop", {}))
+            if longer:
+                command = invocation.again(program, arguments, again | longer)
+                found.append(("resume for longer", command))
+        elif not run.active_process:
+            found.append(("resume", invocation.again(program, arguments, again)))
+    model = run.config.get("model", {}).get("class")
+    kind: Any = None
+    if isinstance(model, str):
+        kind = from_file.config_class(config.OLDER_CLASSES.get(model, model))
+    if kind is not None:
+        if hasattr(kind, "usage"):
+            usage = kind.usage.format(run=place, input="IN.mp4")
+            found.append(("try the model", f"{program} {usage}"))
+        if hasattr(kind, "to_weights"):
+            export = f"{program} export {place} model.safetensors"
+            found.append(("export the weights", export))
+    found.append(("write this page again", f"{program} report {place}"))
+    # A command with control or direction characters would not be the one that the page shows.
+    for purpose, command in found:
+        if command.isprintable() and len(command) <= _MOST_CHARACTERS:
+            yield purpose, command
+
+
+def _twice_as_long(loop: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the override that doubles the length of the run; {} if it is unknown."""
+    for name in _LENGTHS:
+        length = loop.get(name)
+        if isinstance(length, int | float) and not isinstance(length, bool):
+            return {f"--loop.{name}": f"{2 * length}"}
+    return {}

@@ -1,0 +1,316 @@
+"""Saves a run's compiled programs, and loads them in a run that they match.
+
+``plan --save DIR`` writes them, on a machine that may have no GPU; a run with ``--compiled DIR``
+loads them and starts without compiling. The folder contains::
+
+    programs.json   what the programs depend on, and the size and checksum of each
+    init.bin        the initial state
+    step.bin        the training step
+
+A ``.bin`` is what jax serializes; loading it can run any code
+(:func:`jax.experimental.serialize_executable.deserialize_and_load` unpickles it), so load only
+folders that you trust. The checksums detect damage, not forgery.
+
+A program computes wrong numbers, or crashes, if anything that it depends on differs. Hence a run
+compares everything that :func:`dependencies` lists before it opens a ``.bin``, and compiles as
+usual if anything differs.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jaxtrain import config
+from jaxtrain.errors import InputError, first_line
+from jaxtrain.storage import atomic
+from jaxtrain.training.state import State
+
+INDEX = "programs.json"
+INIT, STEP = "init", "step"
+_LARGEST_INDEX = 2**20  # bytes
+_LARGEST_PROGRAM = 2**31
+
+_AGAIN = "write the folder again with jaxtrain plan --save"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+# Fields that no program depends on: what a run reads, when it validates and saves, and its name.
+# The batch size and the number of steps are listed separately.
+_NOT_COMPILED = ("name", "data.", "loop.", "checkpoint.", "model.init_from")
+
+# Settings of jax that change a program, whether set in the environment or in Python.
+_JAX_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
+# XLA flags that change no program.
+_OTHER_XLA_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
+
+# Packages whose code is traced or compiles.
+_PACKAGES = ("jax", "jaxlib", "flax", "optax")
+_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+
+
+class Mismatch(Exception):
+    """The programs were compiled for something else; the message names it and both values."""
+
+
+def dependencies(
+    run: config.Run,
+    total: int,
+    devices: Sequence[jax.Device],
+    processes: int,
+    *,
+    donate: bool = True,
+) -> dict[str, str]:
+    """Returns everything that the programs depend on, by name.
+
+    Args:
+        run: the config.
+        total: steps of the complete run; the schedule is compiled in.
+        devices: of the mesh, in its order; may be described only.
+        processes: of the run, each with as many devices.
+        donate: whether the step reuses the memory of its state.
+    """
+    found = {
+        name: str(value)
+        for name, value in config.flat(config.to_dict(run)).items()
+        if not name.startswith(_NOT_COMPILED)
+    }
+    found |= {
+        "data.batch_size": str(run.data.batch_size),
+        "number of steps": str(total),
+        "number of devices": str(len(devices)),
+        "number of processes": str(processes),
+        "device": devices[0].device_kind,
+        "buffer donation": str(donate),
+        "jaxtrain's code": _digest(_PACKAGE.rglob("*.py"), _PACKAGE),
+        "the model's code": _own_code(type(run.model)),
+        "Python": platform.python_version(),
+        "XLA_FLAGS": " ".join(
+            sorted(
+                flag
+                for flag in shlex.split(os.environ.get("XLA_FLAGS", ""))
+                if not flag.startswith(_OTHER_XLA_FLAGS)
+            )
+        ),
+    }
+    found |= {name: str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS}
+    on_cpu = devices[0].platform == "cpu"
+    for package in _PACKAGES if on_cpu else (*_PACKAGES, *_PLUGINS):
+        found[package] = _version(package)
+    if on_cpu:
+        found["processor"] = _processor()
+    return found
+
+
+def save(
+    folder: Path,
+    programs: Mapping[str, jax.stages.Compiled],
+    metrics: Sequence[str],
+    depends_on: Mapping[str, str],
+) -> None:
+    """Writes compiled programs to a folder, and replaces those that are in it.
+
+    They must have been compiled, not taken from jax's compilation cache: a CPU program from the
+    cache is saved and loaded without an error, but fails when it runs (jax 0.10.2: "Function
+    wrapped_broadcast.7 not found").
+
+    Args:
+        folder: made if it does not exist.
+        programs: :data:`INIT` and :data:`STEP`.
+        metrics: names that the step returns.
+        depends_on: from :func:`dependencies`.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # it appears last, so that a folder is complete
+    files = {}
+    for name, program in programs.items():
+        content, _, _ = serialize_executable.serialize(program)
+        atomic.write_whole(folder / f"{name}.bin", content)
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    index = {"depends_on": dict(depends_on), "metrics": sorted(metrics), "programs": files}
+    atomic.write_whole(folder / INDEX, json.dumps(index, indent=1).encode() + b"\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPrograms:
+    """Programs that were loaded for the devices of this run.
+
+    Attributes:
+        init: () -> the initial state.
+        step: (state, batch) -> (state, metrics).
+    """
+
+    init: jax.stages.Compiled
+    step: jax.stages.Compiled
+
+
+def load(
+    folder: Path,
+    depends_on: Mapping[str, str],
+    target: State,
+    spec: Mapping[str, Any],
+    devices: Sequence[jax.Device],
+) -> SavedPrograms:
+    """Loads the programs of a folder.
+
+    Args:
+        folder: from :func:`save`.
+        depends_on: what this run's programs depend on, from :func:`dependencies`.
+        target: shapes and shardings of the state.
+        spec: of a global batch.
+        devices: of the mesh, in its order.
+
+    Raises:
+        InputError: the folder has no programs, or they are damaged.
+        Mismatch: they were compiled for something else.
+    """
+    index = _index(folder)
+    if different := difference(index["depends_on"], depends_on):
+        raise Mismatch(different)
+    results = {
+        INIT: ((), target),
+        STEP: ((target, dict(spec)), (target, dict.fromkeys(index["metrics"], 0))),
+    }
+    programs = {}
+    for name, (arguments, result) in results.items():
+        path = folder / f"{name}.bin"
+        try:
+            content = atomic.read_regular(path, _LARGEST_PROGRAM)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read ({error}): {_AGAIN}") from error
+        if hashlib.sha256(content).hexdigest() != index["programs"][name]["sha256"]:
+            raise InputError(f"{path} is damaged: {_AGAIN}")
+        try:
+            programs[name] = serialize_executable.deserialize_and_load(
+                content,
+                jax.tree.structure((arguments, {})),
+                jax.tree.structure(result),
+                backend=devices[0].client,
+                execution_devices=devices,
+            )
+        except Exception as error:  # of XLA, of another build than the versions tell
+            raise Mismatch(f"jax cannot load {path.name} here ({first_line(error)})") from error
+    return SavedPrograms(init=programs[INIT], step=programs[STEP])
+
+
+def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Returns the first thing that differs, with both values; None if nothing does."""
+    for name in (*here, *saved):
+        if saved.get(name) != here.get(name):
+            return (
+                f"{name} is {saved.get(name, 'unknown')} there and {here.get(name, 'unknown')} here"
+            )
+    return None
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that a folder has programs, without loading them.
+
+    Raises:
+        InputError: it has none.
+    """
+    _index(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Checks that :func:`save` may write to a folder.
+
+    Raises:
+        InputError: it is a file, or it contains other files.
+    """
+    if not folder.parent.is_dir():
+        raise InputError(f"--save {folder}: {folder.parent} is not a folder: create it first")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--save {folder} is a file: name a folder")
+    ours = {INDEX, f"{INIT}.bin", f"{STEP}.bin"}
+    if folder.is_dir() and (others := {path.name for path in folder.iterdir()} - ours):
+        raise InputError(
+            f"--save {folder} contains other files, such as {min(others)}: name a new folder"
+        )
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    if not path.is_file():
+        raise InputError(
+            f"--compiled {folder} has no {INDEX}: write it with jaxtrain plan --config NAME "
+            f"--save {shlex.quote(str(folder))}"
+        )
+    try:
+        content = atomic.read_json(path, _LARGEST_INDEX)
+        checksums = [content["programs"][name]["sha256"] for name in (INIT, STEP)]
+        texts = [*checksums, *content["metrics"], *content["depends_on"].values()]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("it contains something other than texts")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error}): {_AGAIN}") from error
+    return content
+
+
+def _own_code(model: type) -> str:
+    """A digest of the code of a model outside this package; "part of jaxtrain" for one inside.
+
+    It covers all loaded modules in the folder of the model's outermost package.
+    """
+    module = sys.modules[model.__module__]
+    source = Path(getattr(module, "__file__", None) or "").resolve()
+    if source.is_relative_to(_PACKAGE):
+        return "part of jaxtrain"
+    root = source.parents[module.__name__.count(".")]
+    loaded = {
+        path
+        for name, one in tuple(sys.modules.items())
+        if name != "__main__"
+        and (file := getattr(one, "__file__", None))
+        and (path := Path(file).resolve()).is_relative_to(root)
+        and path.suffix == ".py"
+    }
+    return _digest({source, *loaded}, root)
+
+
+def _digest(paths: Iterator[Path] | set[Path], root: Path) -> str:
+    """A short digest of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(
+            f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
+    return digest.hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    """The instruction sets of this processor: LLVM compiles for exactly these."""
+    flags = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = line.partition(":")[2].strip()
+                break
+    except OSError:
+        flags = "unknown"
+    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"

@@ -1,0 +1,127 @@
+"""Names of models on the Hub, the files that are downloaded, and model cards; no network.
+
+``tests/interop/hub.py`` tests transfers.
+"""
+
+from pathlib import Path
+
+import pytest
+import small_autoencoder
+import yaml
+
+from jaxtrain.errors import InputError
+from jaxtrain.interop import hub, model_card
+from jaxtrain.models import gpt
+
+
+def test_a_name_has_a_repository_a_revision_and_a_file() -> None:
+    assert hub.is_named(Path("hf:org/model"))
+    assert not hub.is_named("org/model")
+    for text, expected in {
+        "hf:org/model": ("org/model", "", ""),
+        "hf:gpt2@v1.0": ("gpt2", "v1.0", ""),
+        "hf:org/model@refs/pr/3": ("org/model", "refs/pr/3", ""),
+        "hf:org/model:a/x.pth": ("org/model", "", "a/x.pth"),
+        "hf:org/model@main:x.safetensors": ("org/model", "main", "x.safetensors"),
+    }.items():
+        named = hub.parse(text)
+        assert (named.repository, named.revision, named.file) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hf:", "hf:org/model@", "hf:/org/model", "hf:a/b/c", "hf:../x", "hf:org/mo del", "hf://a/b"],
+)
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^model.init_from hf:.*: write hf:ORG/MODEL\[@REVISION"):
+        hub.parse(text, "model.init_from")
+
+
+@pytest.mark.parametrize("file", ["", "x.py", "../x.pth", "/x.pth", "a:b.bin"])
+def test_only_weights_files_of_the_repository_can_be_named(file: str) -> None:
+    with pytest.raises(InputError, match="FILE must be a weights file of the repository"):
+        hub.parse(f"hf:org/model:{file}")
+
+
+def needed(*names: str, file: str = "") -> list[str]:
+    named = hub.Named("org/model", "", file, "hf:org/model")
+    return list(hub._needed(named, dict.fromkeys(names, 1)))
+
+
+def test_only_what_jaxtrain_reads_is_downloaded_and_the_settings_last() -> None:
+    code = ("modeling.py", "pytorch_model.bin", "training_args.bin", "README.md")
+    one = ("model.safetensors", "tokenizer.json", "config.json")
+    assert needed(*code, *sorted(one), "vocab.txt", "onnx/model.safetensors") == list(one)
+    parts = ("model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json")
+    assert needed(*code, "config.json", *parts, "other.safetensors") == [*parts, "config.json"]
+    assert needed(*code, "weights.safetensors", "a/b.safetensors") == ["weights.safetensors"]
+    assert needed(*code, *one, file="model.safetensors") == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ("config.json", "pytorch_model.bin"),
+            "its weights files are none: name one as hf:org/mod",
+        ),
+        (("a.safetensors", "b.safetensors"), "are 'a.safetensors', 'b.safetensors': name one as"),
+        (("model.py",), "has no config.json, and its weights files are none"),
+    ],
+)
+def test_a_repository_without_a_readable_model_is_refused(
+    names: tuple[str, ...], expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        needed(*names)
+
+
+def card(folder: Path, model: object, **fields: str | None) -> str:
+    folder.mkdir(exist_ok=True)
+    settings = {"repository": "org/model", "license_name": None, **fields}
+    assert model_card.write(folder, model, folder / "source", parameters=5, **settings)  # type: ignore[arg-type]
+    return (folder / "README.md").read_text()
+
+
+def test_a_card_invents_nothing(tmp_path: Path) -> None:
+    text = card(tmp_path / "a", small_autoencoder.config())
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head == {"library_name": "jaxtrain", "tags": ["jaxtrain", "video_ae"]}
+    for line in (
+        "No validation of these parameters is recorded.",
+        "The source records nothing on it.",
+        "The author has not named a license.",
+        'model = jaxtrain.load_model("hf:org/model")',
+        "python -m jaxtrain.main reconstruct hf:org/model IN.mp4 OUT.mp4",
+    ):
+        assert line in text
+    assert "transformers" not in text
+    assert not model_card.write(
+        tmp_path / "a",
+        gpt.Config.tiny(),
+        tmp_path,
+        repository=None,
+        license_name=None,
+        parameters=1,
+    ), "an existing card is kept"
+    odd = 'a"b: c'
+    head = yaml.safe_load(card(tmp_path / "b", gpt.Config.tiny(), license_name=odd).split("---")[1])
+    assert head["license"] == odd
+
+
+def test_a_card_shows_only_the_last_part_of_paths() -> None:
+    config = {
+        "data": {
+            "path": ["/home/me/secret/books", "hf:org/data@main", "s3://bucket/key/x.tar?a=b"]
+        },
+        "model": {"init_from": "hf:org/model", "width": 3, "teacher": None},
+        "precision": "bfloat16",
+    }
+    assert model_card._public(config) == {
+        "data": {"path": ["books", "hf:org/data@main", "x.tar"]},
+        "model": {"init_from": "hf:org/model", "width": 3, "teacher": None},
+        "precision": "bfloat16",
+    }
+    assert model_card._dataset("hf:org/data@main:default:train") == "org/data"
+    assert model_card._dataset("hf:/home/me/data") == ""
+    assert model_card._public("hf:/home/me/data") == "data"

@@ -1,0 +1,91 @@
+"""skypilot.yaml: its keys, and its script with a stand-in for Python.
+
+SkyPilot's own parser (``sky.Task.from_yaml`` of skypilot 0.14.1) accepts the file.
+"""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launch.stub import LAUNCH, Stubs
+
+from jaxtrain import config
+from jaxtrain.cli import train
+
+# The keys that the file uses, from SkyPilot's reference of task files.
+KEYS = {"name", "workdir", "resources", "file_mounts", "envs", "setup", "run"}
+RESOURCES = {"accelerators", "use_spot", "disk_size", "job_recovery"}
+
+
+@pytest.fixture(scope="module")
+def task() -> dict[str, Any]:
+    return yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+
+
+def script(task: dict[str, Any], stubs: Stubs) -> "subprocess.CompletedProcess[str]":
+    """Runs ``run`` in the directory of the stand-ins, as SkyPilot runs it in the checkout."""
+    (stubs.directory / "launch").symlink_to(LAUNCH)
+    (stubs.directory / ".venv/bin").mkdir(parents=True)
+    (stubs.directory / ".venv/bin/python").symlink_to(stubs.stubs / "python")
+    variables = stubs.environment(**(task["envs"] | {"RUN": "run"}))
+    return subprocess.run(
+        ["bash", "-c", task["run"]],
+        cwd=stubs.directory,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_keys_are_skypilots(task: dict[str, Any]) -> None:
+    assert set(task) == KEYS
+    assert set(task["resources"]) == RESOURCES
+    assert {one["mode"] for one in task["file_mounts"].values()} == {"MOUNT", "MOUNT_CACHED"}
+    subprocess.run(["bash", "-n"], input=task["setup"], text=True, check=True)
+
+
+def test_paths_are_on_the_mounts_and_gpus_fit_the_config(task: dict[str, Any]) -> None:
+    assert task["envs"]["DATA"] in task["file_mounts"]
+    assert str(Path(task["envs"]["RUN"]).parent) in task["file_mounts"]
+    gpu, count = task["resources"]["accelerators"].split(":")
+    mesh = config.load(task["envs"]["CONFIG"]).mesh
+    assert task["envs"]["CONFIG"].startswith(gpu.lower())
+    assert mesh.data * mesh.fsdp == int(count)
+
+
+def test_doctor_plan_and_train_run_in_this_order(task: dict[str, Any], tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    found = script(task, stubs)
+    assert found.returncode == 0, found.stderr
+    calls = [call[3:] for call in stubs.calls(0)]
+    assert [call[2] for call in calls] == ["doctor", "plan", "--config"]
+    doctor, plan, training = calls
+    assert plan[2:] == ["plan", "--config", "h100_8"]
+    assert (
+        doctor[3:]
+        == training[2:8]
+        == [*("--config", "h100_8", "--data.path", "/data", "--output-dir", "run")]
+    )
+    flags, overrides = train.flags_parser().parse_known_args(training[2:])
+    assert (flags.config, flags.output_dir, flags.resume) == ("h100_8", "run", "latest")
+    assert config.load(flags.config).override({"data.path": overrides[1]}).data.path == "/data"
+
+
+def test_a_replaced_machine_resumes_without_a_plan(task: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints/5").mkdir(parents=True)
+    stubs = Stubs(tmp_path, "play() { :; }")
+    assert script(task, stubs).returncode == 0
+    assert [call[5] for call in stubs.calls(0)] == ["doctor", "--config"]
+
+
+@pytest.mark.parametrize(("attempt", "code"), [(1, 1), (2, 3)])
+def test_problems_and_a_run_that_does_not_fit_stop_the_job(
+    task: dict[str, Any], tmp_path: Path, attempt: int, code: int
+) -> None:
+    stubs = Stubs(tmp_path, f"play() {{ [[ $2 != {attempt} ]] || exit {code}; }}")
+    assert script(task, stubs).returncode == code
+    assert len(stubs.calls(0)) == attempt
