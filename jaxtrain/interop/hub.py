@@ -159,7 +159,7 @@ def with_local_source(model: Any, say: Say) -> Any:
     def decide() -> str:
         return json.dumps(dataclasses.asdict(find(named, say)))
 
-    found = Found(**json.loads(process_group.told_by_process_zero(decide)))
+    found = Found(**json.loads(process_group.process_zero_decides(decide)))
     return dataclasses.replace(model, init_from=str(download(named, found, say)))
 
 
