@@ -18,7 +18,7 @@ import common_start
 import numpy as np
 import side_by_side
 
-from jaxtrain.bench import report, sweep
+from jaxtrain.bench import report
 from jaxtrain.telemetry import hardware
 
 TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
@@ -271,7 +271,7 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
 
 
 def _point(found: dict[str, Any]) -> str:
-    rate, memory = sweep.summary(found)
+    rate, memory = report.sweep_point(found)
     if isinstance(rate, str):
         return rate
     return f"{rate:.4g} examples/s, {memory:.3g} GiB"

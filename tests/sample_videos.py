@@ -154,8 +154,8 @@ def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame
 
 
 def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
-    """Crops all frames alike; ``cut`` as for :class:`jaxtrain.data.video.frames.Cut`."""
-    clip = video_frames.Cut(info, frames=len(frames), **cut)
+    """Crops all frames alike; ``cut`` as for :class:`jaxtrain.data.video.frames.Crop`."""
+    clip = video_frames.Crop(info, frames=len(frames), **cut)
     for index, frame in enumerate(frames):
         clip.put(index, frame)
     return clip.out_THWC

@@ -160,6 +160,17 @@ def curve(name: str, values: dict[str, float | str], unit: str) -> str:
     return "\n".join(lines)
 
 
+def sweep_point(findings: Findings) -> tuple[float | str, float | str]:
+    """Returns examples per second, and GiB per device (the allocator's peak, else as planned)."""
+    if "failure" in findings:
+        return findings["failure"], findings["failure"]
+    rows = findings["rows"]
+    if "synthetic/examples_per_second" not in rows:
+        return (findings["notes"]["steps"],) * 2
+    memory = rows.get("memory/device_peak_gib", rows["memory/compiled_gib"])
+    return rows["synthetic/examples_per_second"], memory
+
+
 def _line(full: str, name: str, value: Any) -> str:
     label = name.replace("_", " ")
     if isinstance(value, dict):

@@ -1,14 +1,52 @@
-"""Runs one measurement in a worker process, and keeps its findings even if the worker fails."""
+"""Chooses what to measure, and runs each measurement in a worker process.
+
+A measurement that fails keeps its findings so far. A point of a sweep that runs out of memory is
+shown in the curve and does not end the sweep.
+"""
 
 import dataclasses
 from typing import Any
 
+from jaxtrain import config
+from jaxtrain.config import overrides
+from jaxtrain.errors import InputError
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
+KINDS = ("batch", "remat", "shard")
+_DOUBLINGS = (-2, -1, 0, 1, 2, 3)
 _FUNCTION = "jaxtrain.bench.measurement:measure"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
+
+
+def sweep_points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
+    """Returns the points of a sweep, label -> overrides, in the order of measurement.
+
+    Args:
+        run: the config to vary.
+        kind: ``"batch"`` (per-device microbatch size, from 1/4 to 8 times the config's),
+            ``"remat"`` or ``"shard"`` (all values of the field).
+
+    Raises:
+        InputError: the config lacks the field, or has only one device to shard over.
+    """
+    if kind == "batch":
+        unit = run.mesh.devices * run.optim.accumulate
+        sizes = sorted({int(run.microbatch_size * 2.0**power) for power in _DOUBLINGS} - {0})
+        return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
+    if kind == "remat":
+        if not hasattr(run.model, "remat"):
+            raise InputError(f"--sweep remat: {type(run.model).__name__} has no model.remat")
+        return {mode: ("--model.remat", mode) for mode in overrides.choices(run.model, "remat")}
+    if kind == "shard":
+        if run.mesh.fsdp == 1:
+            raise InputError(
+                "--sweep shard: mesh.fsdp is 1, so there is nothing to shard over: "
+                "set --mesh.fsdp to the number of devices"
+            )
+        return {mode: ("--mesh.shard", mode) for mode in overrides.choices(run.mesh, "shard")}
+    raise InputError(f"--sweep {kind} is unknown: use one of {', '.join(KINDS)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, terminal
-from jaxtrain.bench import report, sweep
-from jaxtrain.bench.request import PARTS, BenchRequest
+from jaxtrain.bench import report
+from jaxtrain.bench.request import KINDS, PARTS, BenchRequest, sweep_points
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, atomic
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         return _ceilings(arguments)
     flags, overrides = command_line.parse(parser, arguments)
     run = config.load(flags.config, overrides)
-    points = sweep.points(run, flags.sweep) if flags.sweep else {}
+    points = sweep_points(run, flags.sweep) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
     add(
         "--sweep",
-        choices=sweep.KINDS,
+        choices=KINDS,
         help="also measure other batch sizes, remat settings or shardings",
     )
     command_line.add_ignored(parser, "--simulate-devices")
@@ -141,7 +141,7 @@ def _finish(findings: dict[str, Any], path: Path | None) -> int:
         terminal.out(f"\n{report.heading(findings)}")
     terminal.out(report.table(findings))
     if findings["sweep"]:
-        summaries = {label: sweep.summary(one) for label, one in findings["sweep"].items()}
+        summaries = {label: report.sweep_point(one) for label, one in findings["sweep"].items()}
         rates = {label: found[0] for label, found in summaries.items()}
         memory = {label: found[1] for label, found in summaries.items()}
         terminal.out("\n" + report.curve("speed", rates, "examples/s"))

@@ -25,7 +25,7 @@ class Rate:
     """The measured rate of a loader.
 
     Attributes:
-        examples_per_second: its rate; None if hardly a batch arrived in time.
+        examples_per_second: its rate; None if almost no batches arrived in time.
         workers: its number of workers; 0 for the main process.
         one: examples/s of one core alone.
     """

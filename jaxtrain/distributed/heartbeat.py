@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from jaxtrain import terminal
@@ -73,12 +72,7 @@ class Heartbeat:
                 thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         for thread in self._threads:
             if thread.is_alive():

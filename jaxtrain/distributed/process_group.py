@@ -87,7 +87,7 @@ def processes_on_this_host(environment: Mapping[str, str]) -> int:
     return 1 if cluster.hosts is None else -(-cluster.count // cluster.hosts)
 
 
-def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
+def check_same_program(run: config.Run, flags: Mapping[str, Any]) -> None:
     """Checks that config, code and packages are the same in all processes, before compilation.
 
     Args:

@@ -214,7 +214,7 @@ def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -
     if rate is None:
         rate = found.one * max(1, min(found.workers, cores))
         gives = (
-            f"hardly a batch arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one "
+            f"almost no batches arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one "
             f"core alone loads {_number(found.one)} examples/s, so they load at most "
             f"{_number(rate)}"
         )

@@ -30,7 +30,7 @@ def measure(name: str, typed: Sequence[str], path: str | None) -> Measured:
         path: replaces ``data.path``; None keeps it.
 
     Raises:
-        InputError: the data cannot be opened, or hardly a batch arrived in time.
+        InputError: the data cannot be opened, or almost no batches arrived in time.
     """
     given = [*typed, *(() if path is None else ("--data.path", path))]
     variables = subprocess_worker.environment(os.environ, JAX_PLATFORMS="cpu")
@@ -74,7 +74,7 @@ def run(request: dict[str, Any], send: Send) -> None:
         )
     if rate.examples_per_second is None:
         raise InputError(
-            f"--measure-input: hardly a batch arrived in {_LONGEST_S:.0f} s with {workers} workers "
+            f"--measure-input: almost no batches arrived in {_LONGEST_S:.0f} s with {workers} workers "
             f"on {cores} cores; one core loads {rate.one:.2g} examples/s: use a machine with more "
             "cores, or smaller data"
         )

@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self, TextIO, cast
 
 from rich.console import Console as RichConsole
@@ -117,12 +116,7 @@ class Console:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

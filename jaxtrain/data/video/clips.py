@@ -183,11 +183,11 @@ class Clips:
             )
         return made
 
-    def _cut(self, entry: Entry, draws: np.ndarray) -> video_frames.Cut:
+    def _cut(self, entry: Entry, draws: np.ndarray) -> video_frames.Crop:
         scale = 1.0
         if self.train:
             scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
-        return video_frames.Cut(
+        return video_frames.Crop(
             entry.scanned,
             frames=self.frames,
             height=self.height,
@@ -288,7 +288,7 @@ def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -
     Raises:
         BadExample: a frame cannot be decoded intact.
     """
-    clip = video_frames.Cut(
+    clip = video_frames.Crop(
         entry.scanned,
         frames=len(numbers),
         height=height,

@@ -31,7 +31,7 @@ _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on t
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
-class Cut:
+class Crop:
     """Crops and converts the frames of a clip, one by one, with the same crop.
 
     The crop has the target's aspect ratio, so nothing is stretched; a small video is enlarged.
