@@ -104,7 +104,7 @@ def found(directory: Path) -> list[list[Sample]]:
             )
             every.setdefault((name, extension), []).append(sample)
     order = [".txt", ".png", ".mp4"]
-    sorted_names = sorted(every, key=lambda key: (order.index(key[1]), key[0] == "latents", key))
+    sorted_names = sorted(every, key=lambda key: (key[0] == "latents", order.index(key[1]), key))
     return [sorted(every[key], key=lambda one: one.step) for key in sorted_names]
 
 

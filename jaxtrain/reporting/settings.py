@@ -82,8 +82,8 @@ def _slider(steps: Sequence[int]) -> Html:
         data_steps=" ".join(map(str, steps)),
     )
     shown = element("output", f"{steps[-1]:,}", for_="sample-step")
-    label = element("label", "step ", slider, class_="steps")
-    return element("div", label, shown, class_="controls", id="sample-controls", hidden=True)
+    label = element("label", "step ", slider, shown, class_="steps")
+    return element("div", label, class_="controls", id="sample-controls", hidden=True)
 
 
 def _figure(every: Sequence[Sample]) -> Html:
