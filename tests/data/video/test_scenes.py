@@ -31,7 +31,7 @@ def test_they_are_rendered_once(folder: Path, root: Path) -> None:
     assert scenes.prepare(root, said.append) == folder
     assert said == []
     names = sorted(path.stem for path in folder.glob("*.mp4"))
-    assert names == ["balls-a", "clouds-a", "flight-a", "hills-a", "mosaic-a", "water-a"]
+    assert names == ["balls-0", "clouds-0", "flight-0", "hills-0", "mosaic-0", "water-0"]
 
 
 def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
