@@ -92,7 +92,7 @@ def _frames(sample: Sample) -> Iterator[Any]:
         if sample.kind == "image/png":
             yield Image.open(io.BytesIO(content)).convert("RGB")
             return
-        with av.open(io.BytesIO(content)) as container:
+        with av.open(io.BytesIO(content), "r") as container:
             for number, frame in enumerate(container.decode(video=0)):
                 if number == _MOST_FRAMES:
                     return

@@ -83,7 +83,9 @@ def memory(runs: Sequence[RecordedRun]) -> Html:
     """Compares planned with measured memory."""
 
     def gib(value: object) -> object:
-        return f"{value:.2f} GiB" if isinstance(value, int | float) else NOTHING
+        if not isinstance(value, int | float):
+            return NOTHING
+        return f"{value * 1024:.1f} MiB" if 0 < value < 0.1 else f"{value:.2f} GiB"
 
     def peak(run: RecordedRun, name: str) -> object:
         found = facts.series(run, name)

@@ -69,9 +69,9 @@ def charts(
     names -= set(_RATES) - {rate}
     thinned = False
     found = []
-    constants = []
+    constants: list[Constant] = []
     for name in sorted(names, key=_rank):
-        lines = []
+        lines: list[dict[str, Any]] = []
         for index, run in enumerate(runs):
             for kind in ("train", "val"):
                 points = _points(run, f"{kind}/{name}")
@@ -79,7 +79,7 @@ def charts(
                 thinned = thinned or len(kept) < len(points)
                 if any(value is not None for _, _, value in kept):
                     step, time, value = zip(*kept, strict=True)
-                    line = {"run": index, "kind": kind, "step": step, "time": time}
+                    line: dict[str, Any] = {"run": index, "kind": kind, "step": step, "time": time}
                     lines.append(line | {"value": [_rounded(one) for one in value]})
         if lines and name not in _FIRST and _is_constant(lines):
             for kind in ("train", "val"):

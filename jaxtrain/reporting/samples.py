@@ -29,14 +29,14 @@ class Sample:
         step: completed steps.
         kind: media type.
         path: of the file.
-        bytes: size of the file.
+        size: of the file in bytes.
     """
 
     name: str
     step: int
     kind: str
     path: Path
-    bytes: int
+    size: int
 
     def content(self) -> bytes:
         """Returns the bytes of an image or a clip.
@@ -100,11 +100,11 @@ def found(directory: Path) -> list[list[Sample]]:
                 step=step,
                 kind=_KINDS[extension],
                 path=path,
-                bytes=path.stat().st_size,
+                size=path.stat().st_size,
             )
             every.setdefault((name, extension), []).append(sample)
     order = [".txt", ".png", ".mp4"]
-    sorted_names = sorted(every, key=lambda key: (order.index(key[1]), key[0] == "latents", key))
+    sorted_names = sorted(every, key=lambda key: (key[0] == "latents", order.index(key[1]), key))
     return [sorted(every[key], key=lambda one: one.step) for key in sorted_names]
 
 
@@ -112,8 +112,8 @@ def fitting(samples: Sequence[Sample], most: int = MOST_BYTES) -> list[Sample]:
     """Returns the samples that fit into the page, smallest first."""
     kept: list[Sample] = []
     total = 0
-    for sample in sorted(samples, key=lambda one: one.bytes)[:_MOST_FILES]:
-        total += sample.bytes
+    for sample in sorted(samples, key=lambda one: one.size)[:_MOST_FILES]:
+        total += sample.size
         if total <= most:
             kept.append(sample)
     return kept
@@ -128,7 +128,7 @@ def slider_steps(samples: Sequence[Sample], most: int) -> list[int]:
     """
     sizes: dict[int, int] = {}
     for sample in samples:
-        sizes[sample.step] = sizes.get(sample.step, 0) + sample.bytes
+        sizes[sample.step] = sizes.get(sample.step, 0) + sample.size
     steps = sorted(sizes)
     while len(steps) > _MOST_STEPS or sum(sizes[step] for step in steps) > most:
         steps = steps[1::2]

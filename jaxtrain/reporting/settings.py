@@ -35,7 +35,7 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
     if not newest:
         return Html("")
     kept = {one.path for one in fitting(newest)}
-    left = MOST_BYTES - sum(one.bytes for one in newest if one.path in kept)
+    left = MOST_BYTES - sum(one.size for one in newest if one.path in kept)
     omitted = [one for one in newest if one.path not in kept]
     earlier = [
         one for groups in every for group in groups for one in group[:-1] if group[-1].path in kept
@@ -60,7 +60,7 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
         )
     if omitted:
         names = ", ".join(
-            f"{one.path.name} ({formats.size(one.bytes)})" for one in omitted[:_MAX_ROWS]
+            f"{one.path.name} ({formats.size(one.size)})" for one in omitted[:_MAX_ROWS]
         )
         if len(omitted) > _MAX_ROWS:
             names += f" and {len(omitted) - _MAX_ROWS:,} more"
@@ -82,8 +82,8 @@ def _slider(steps: Sequence[int]) -> Html:
         data_steps=" ".join(map(str, steps)),
     )
     shown = element("output", f"{steps[-1]:,}", for_="sample-step")
-    label = element("label", "step ", slider, class_="steps")
-    return element("div", label, shown, class_="controls", id="sample-controls", hidden=True)
+    label = element("label", "step ", slider, shown, class_="steps")
+    return element("div", label, class_="controls", id="sample-controls", hidden=True)
 
 
 def _figure(every: Sequence[Sample]) -> Html:

@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 record["train/loss"] += math.sin(record["step"]) / 10 + number
         directory = tmp_path_factory.mktemp("runs") / name
         written_run.write(directory, metrics=records, history=written_run.full_history())
-        written_run.add_samples(directory, [100])
+        written_run.add_samples(directory, [50, 75, 100])
         found.append(directory)
     return found
 
@@ -107,7 +107,7 @@ def test_curves_are_drawn_with_validation_points(single: Opened) -> None:
     assert points.count() == 2  # validations after steps 50 and 100
     assert single.path("loss").count("L") > 50
     drawn = single.page.locator("#charts .plot .scatterlayer .trace")
-    assert drawn.count() >= 8
+    assert drawn.count() == 3  # train and validation loss, gradient norm; the others are constant
     assert single.page.locator("[data-metric=loss] .shapelayer path").count() == 1  # the resume
 
 
@@ -176,10 +176,99 @@ def test_two_runs_share_charts_and_can_be_hidden(both: Opened) -> None:
 def test_images_are_shown_and_clips_play(single: Opened) -> None:
     tab = single.page
     width = "[...document.querySelectorAll('figure img')].map(one => one.naturalWidth)"
-    assert tab.evaluate(width) == [32]
-    wait_until(tab, "document.querySelector('video').readyState >= 2")
-    tab.evaluate("document.querySelector('video').play()")
-    wait_until(tab, "document.querySelector('video').currentTime > 0")
+    assert tab.evaluate(width) == [32, 32, 32]
+    shown = "document.querySelector('video:not([hidden])')"
+    wait_until(tab, f"{shown}.currentTime > 0")  # without a click
+    assert tab.evaluate(f"[{shown}.muted, {shown}.loop, {shown}.controls]") == [True, True, False]
+    tab.locator("video:visible").hover()
+    assert tab.evaluate(f"{shown}.controls")
+    tab.mouse.move(0, 0)
+    wait_until(tab, f"!{shown}.controls")
+    tab.locator("video:visible").focus()
+    assert tab.evaluate(f"{shown}.controls")
+
+
+def test_a_reader_who_prefers_no_motion_starts_the_clips(
+    browser: Browser, runs: list[Path]
+) -> None:
+    page.write(runs[:1], runs[0] / "report.html")
+    calm = Opened(browser, runs[0] / "report.html", reduced_motion="reduce").page
+    calm.wait_for_timeout(500)
+    assert calm.evaluate("[...document.querySelectorAll('video')].every(one => one.paused)")
+    assert calm.evaluate("document.querySelector('video:not([hidden])').controls")
+
+
+def test_the_slider_shows_the_samples_of_a_step(single: Opened) -> None:
+    tab = single.page
+    slider = tab.locator("#sample-step")
+
+    def shown() -> list[str]:
+        found = "[...document.querySelectorAll('figure [data-step]')]"
+        return list(
+            tab.evaluate(f"{found}.filter(one => !one.hidden).map(one => one.dataset.step)")
+        )
+
+    assert slider.get_attribute("aria-valuetext") == "step 100"
+    assert shown() == ["100"] * 3
+    slider.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert shown() == ["75"] * 3
+    assert slider.get_attribute("aria-valuetext") == "step 75"
+    assert tab.locator("#sample-controls output").text_content() == "75"
+    assert tab.locator("figure .at").all_text_contents() == ["75"] * 3
+    assert tab.locator("figure pre:visible").text_content() == "step 75 <b>bold</b>"
+    tab.keyboard.press("Home")
+    assert shown() == ["50"] * 3
+    wait_until(tab, "document.querySelector('video[data-step=\"50\"]').currentTime > 0")
+    tab.keyboard.press("End")
+    assert shown() == ["100"] * 3
+    assert tab.evaluate("document.querySelector('video[data-step=\"50\"]').paused")
+
+
+def test_all_charts_have_the_same_range_of_steps(single: Opened) -> None:
+    ranges = "[...document.querySelectorAll('.plot')].map(one => one._fullLayout.xaxis.range)"
+    found = single.page.evaluate(ranges)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert found[0][0] < 1
+    assert found[0][1] > 100
+
+
+def test_constant_metrics_are_collapsed(single: Opened) -> None:
+    tab = single.page
+    row = tab.locator("#constant tr", has_text="train/mfu")
+    assert not row.is_visible()
+    tab.locator("#constant summary").press("Enter")
+    assert row.is_visible()
+    assert row.text_content() == "train/mfu40.0%"
+
+
+def test_a_single_point_has_a_readable_axis(browser: Browser, tmp_path: Path) -> None:
+    run = written_run.write(tmp_path / "run", metrics=written_run.records([7]))
+    page.write([run], run / "report.html")
+    tab = Opened(browser, run / "report.html").page
+    ranges = "document.querySelector('[data-metric=tokens_per_second]')._fullLayout"
+    assert tab.evaluate(f"{ranges}.yaxis.range") == [0, 640]
+    assert tab.evaluate(f"{ranges}.xaxis.range") == [3.5, 10.5]
+
+
+def test_a_command_is_copied_or_else_selected(browser: Browser, runs: list[Path]) -> None:
+    page.write(runs[:1], runs[0] / "report.html")
+    for grants in (["clipboard-read", "clipboard-write"], []):
+        tab = Opened(browser, runs[0] / "report.html", permissions=grants).page
+        if not grants:
+            tab.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+        button = tab.locator("button.copy").first
+        command = tab.locator(".command code").first.text_content()
+        assert "--resume latest" in str(command)
+        button.focus()
+        tab.keyboard.press("Enter")
+        if grants:
+            tab.locator("button.copy", has_text="Copied").wait_for()
+            assert tab.evaluate("navigator.clipboard.readText()") == command
+        else:
+            tab.locator("button.copy", has_text="Selected").wait_for()
+            assert tab.evaluate("getSelection().toString()").strip() == command
 
 
 @pytest.mark.parametrize("width", [400, 1600])

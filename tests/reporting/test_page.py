@@ -199,8 +199,8 @@ def test_the_largest_samples_are_omitted(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, [5])
     found = [group[-1] for group in samples.found(tmp_path)]
-    total = sum(one.bytes for one in found)
-    largest = max(found, key=lambda one: one.bytes)
+    total = sum(one.size for one in found)
+    largest = max(found, key=lambda one: one.size)
     kept = samples.fitting(found, total - 1)
     assert len(kept) == 2
     assert largest not in kept
@@ -212,7 +212,7 @@ def test_the_slider_has_evenly_spaced_steps_that_fit(tmp_path: Path) -> None:
     groups = samples.found(tmp_path)
     assert [[one.step for one in group] for group in groups] == [list(range(10, 90, 10))] * 3
     every = [one for group in groups for one in group]
-    total = sum(one.bytes for one in every)
+    total = sum(one.size for one in every)
     assert samples.slider_steps(every, total) == list(range(10, 90, 10))
     assert samples.slider_steps(every, total - 1) == [20, 40, 60, 80]
     assert samples.slider_steps(every, total // 8) == [80]
@@ -225,7 +225,7 @@ def test_the_page_has_at_most_as_many_bytes_of_samples_as_it_says(
 ) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, range(10, 90, 10))
-    step = sum(group[0].bytes for group in samples.found(tmp_path))
+    step = sum(group[0].size for group in samples.found(tmp_path))
     monkeypatch.setattr(settings, "MOST_EARLIER_BYTES", 4 * step)
     parsed = made(tmp_path)
     assert [one["data-step"] for one in parsed.all("img")] == ["20", "40", "60", "80"]
