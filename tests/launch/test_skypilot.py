@@ -16,6 +16,13 @@ from jaxtrain.cli import train
 
 # The keys that the file uses, from SkyPilot's reference of task files.
 KEYS = {"name", "workdir", "resources", "file_mounts", "envs", "setup", "run"}
+# Replaces rsync: copies, and records its arguments.
+RSYNC = """\
+#!/bin/sh
+echo "$*" >>"$STUBS/rsync.txt"
+for last; do from=$to to=$last; done
+cp -R "$from." "$to"
+"""
 RESOURCES = {"accelerators", "use_spot", "disk_size", "job_recovery"}
 
 
@@ -29,7 +36,10 @@ def script(task: dict[str, Any], stubs: Stubs) -> "subprocess.CompletedProcess[s
     (stubs.directory / "launch").symlink_to(LAUNCH)
     (stubs.directory / ".venv/bin").mkdir(parents=True)
     (stubs.directory / ".venv/bin/python").symlink_to(stubs.stubs / "python")
-    variables = stubs.environment(**(task["envs"] | {"RUN": "run"}))
+    (stubs.stubs / "rsync").write_text(RSYNC)
+    (stubs.stubs / "rsync").chmod(0o755)
+    (stubs.directory / "copy").mkdir(exist_ok=True)
+    variables = stubs.environment(**(task["envs"] | {"RUN": "run", "COPY": "copy"}))
     return subprocess.run(
         ["bash", "-c", task["run"]],
         cwd=stubs.directory,
@@ -50,7 +60,8 @@ def test_the_keys_are_skypilots(task: dict[str, Any]) -> None:
 
 def test_paths_are_on_the_mounts_and_gpus_fit_the_config(task: dict[str, Any]) -> None:
     assert task["envs"]["DATA"] in task["file_mounts"]
-    assert str(Path(task["envs"]["RUN"]).parent) in task["file_mounts"]
+    assert task["envs"]["COPY"] in task["file_mounts"]
+    assert not any(task["envs"]["RUN"].startswith(mount) for mount in task["file_mounts"])
     gpu, count = task["resources"]["accelerators"].split(":")
     mesh = config.load(task["envs"]["CONFIG"]).mesh
     assert task["envs"]["CONFIG"].startswith(gpu.lower())
@@ -76,9 +87,15 @@ def test_doctor_plan_and_train_run_in_this_order(task: dict[str, Any], tmp_path:
 
 
 def test_a_replaced_machine_resumes_without_a_plan(task: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "run/checkpoints/5").mkdir(parents=True)
-    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "copy/checkpoints/5").mkdir(parents=True)
+    stubs = Stubs(tmp_path, "play() { save 7; }")
     assert script(task, stubs).returncode == 0
+    assert (tmp_path / "run/checkpoints/5").is_dir()
+    assert (tmp_path / "copy/checkpoints/7/manifest.json").is_file()
+    fetched, *_, copied = (stubs.stubs / "rsync.txt").read_text().splitlines()
+    assert "--delete" not in fetched
+    assert "--update copy/ run/" in fetched
+    assert "--delete-after" in copied
     assert [call[5] for call in stubs.calls(0)] == ["doctor", "--config"]
 
 

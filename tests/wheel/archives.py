@@ -5,28 +5,35 @@
 SOURCE is a checkout without caches; DIST contains one .whl and one .tar.gz. Requires no packages.
 """
 
+import re
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 PACKAGES = ("jaxtrain", "configs", "launch")
-# Files that the sdist must contain besides the packages.
-BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
+# What the sdist must contain besides the packages: everything that its tests read.
+BESIDE = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py"}
+FOLDERS = (".ci", "benchmarks", "docs", "tests")
 
 
 def main(source: Path, dist: Path) -> list[str]:
     """Returns one line per problem."""
     (wheel,) = dist.glob("*.whl")
     (sdist,) = dist.glob("*.tar.gz")
-    shipped = {
-        str(path.relative_to(source))
-        for package in PACKAGES
-        for path in (source / package).rglob("*")
-        if path.is_file()
-    }
+    shipped, beside = (
+        {
+            str(path.relative_to(source))
+            for folder in folders
+            for path in (source / folder).rglob("*")
+            if path.is_file()
+        }
+        for folders in (PACKAGES, FOLDERS)
+    )
     with zipfile.ZipFile(wheel) as archive:
         packaged = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        description = archive.read(metadata).decode()
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     # configs/ and launch/ are installed inside the package.
@@ -36,7 +43,11 @@ def main(source: Path, dist: Path) -> list[str]:
     return [
         *(f"{wheel.name} lacks {name}" for name in sorted(installed - packaged)),
         *(f"{wheel.name} has an unexpected {name}" for name in sorted(packaged - installed)),
-        *(f"{sdist.name} lacks {name}" for name in sorted((shipped | BESIDE) - in_sdist)),
+        *(f"{sdist.name} lacks {name}" for name in sorted((shipped | beside | BESIDE) - in_sdist)),
+        *(
+            f"{wheel.name}: the description links {link}, which is not on a package index"
+            for link in re.findall(r"\]\((?!https?://)([^)]+)\)|<img", description)
+        ),
     ]
 
 
