@@ -108,7 +108,7 @@ def main() -> None:
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
-    run = config.load("demo", overrides)
+    run = config.load("demo", ["--data.workers", "2", *overrides])
     sources = run.data.open(run.model, seed=run.seed, say=print)
     ready = 2 * max(run.data.workers, 1) * run.data.prefetch + 2
     pairs = [

@@ -16,6 +16,7 @@ import small_text
 import jaxtrain
 from jaxtrain.data.video import reading
 from jaxtrain.planning import result as planning_result
+from jaxtrain.planning.input_rate import Host
 from jaxtrain.training.result import TrainResult
 
 TINY_GPT = {
@@ -182,10 +183,11 @@ def test_a_run_starts_in_the_main_thread_only() -> None:
 
 def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
+    clips = Host(cores=26, source="clips")
 
     class Recorded:
-        def __init__(self, *arguments: object) -> None:
-            asked.append(arguments)
+        def __init__(self, *arguments: object, host: Host) -> None:
+            asked.append((*arguments, host))
 
         def compiled(self, changes: object) -> dict[str, object]:
             return {}
@@ -193,13 +195,21 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(planning_result, "Planner", Recorded)
     run = jaxtrain.load_config("demo_gpt", {"loop.steps": 7})
     jaxtrain.plan(run, gpu="h100", overrides={"data.batch_size": np.int32(8)})
-    jaxtrain.plan("demo", gpus="1x2", overrides={"model.decoder_widths": [64, 32, 16, 16]})
+    jaxtrain.plan(
+        "demo",
+        gpus="1x2",
+        overrides={"model.decoder_widths": [64, 32, 16, 16]},
+        cores=26,
+        source="clips",
+    )
     assert asked == [
-        ("demo_gpt", ["--loop.steps", "7", "--data.batch_size", "8"], "h100", None, None),
-        ("demo", ["--model.decoder_widths", "64", "32", "16", "16"], None, "1x2", None),
+        ("demo_gpt", ["--loop.steps", "7", "--data.batch_size", "8"], "h100", None, None, Host()),
+        ("demo", ["--model.decoder_widths", "64", "32", "16", "16"], None, "1x2", None, clips),
     ]
     with pytest.raises(jaxtrain.InputError, match="was not loaded from a config"):
         jaxtrain.plan(dataclasses.replace(run, model=None))
+    with pytest.raises(jaxtrain.InputError, match="cores=0: use at least 1"):
+        jaxtrain.plan("demo", cores=0)
 
 
 def test_wrong_arrays_and_files_are_named(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class Mesh:
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
-    """Fit the run to the devices that are there: choose data, fsdp and optim.accumulate anew when
+    """Fit the run to the devices that are there: choose data, fsdp and optim.accumulate again when
     the run starts or resumes, and keep data.batch_size, so that the run computes the same."""
 
     @property

@@ -71,13 +71,13 @@ def _cgroup_limits(groups: Path, own: Path) -> Iterator[float]:
 
 
 def _limit_v2(folder: Path) -> float | None:
-    """Reads ``cpu.max``: "250000 100000" is 2.5 cores, "max 100000" is no limit."""
+    """Reads ``cpu.max``: "250000 100000" is 2.5 cores, "max 100000" sets none."""
     words = _text(folder / "cpu.max").split()
     return _quotient(*words) if len(words) == 2 else None
 
 
 def _limit_v1(folder: Path) -> float | None:
-    """Reads the quota and period; a quota of -1 is no limit."""
+    """Reads the quota and period; a quota of -1 sets no limit."""
     return _quotient(
         _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
     )

@@ -16,7 +16,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed
 
-_FUNCTION = "jaxtrain.planning.input_measurement:run"
+_FUNCTION = "jaxtrain.planning.input_measurement:measure_here"
 _TIMEOUT_S = 24 * 3600.0  # indexing a large data set for the first time takes long
 _SECONDS, _LONGEST_S = 10.0, 120.0
 
@@ -33,6 +33,9 @@ def measure(name: str, typed: Sequence[str], path: str | None) -> Measured:
         InputError: the data cannot be opened, or almost no batches arrived in time.
     """
     given = [*typed, *(() if path is None else ("--data.path", path))]
+    run = config.load(name, given)
+    if wrong := run.data.problems(run.model):
+        raise InputError(*wrong)
     variables = subprocess_worker.environment(os.environ, JAX_PLATFORMS="cpu")
     with SubprocessWorker(_FUNCTION, {"config": name, "overrides": given}, variables) as worker:
         try:
@@ -42,7 +45,7 @@ def measure(name: str, typed: Sequence[str], path: str | None) -> Measured:
     return Measured(**found)
 
 
-def run(request: dict[str, Any], send: Send) -> None:
+def measure_here(request: dict[str, Any], send: Send) -> None:
     """Measures in this process, and sends the attributes of a :class:`Measured`.
 
     Raises:
@@ -54,20 +57,20 @@ def run(request: dict[str, Any], send: Send) -> None:
     from jaxtrain.data.quarantine import Quarantine
     from jaxtrain.sharding import make_mesh
 
-    found = config.load(request["config"], request["overrides"])
-    sources = found.data.open(found.model, seed=found.seed, say=lambda line: None)
+    asked = config.load(request["config"], request["overrides"])
+    sources = asked.data.open(asked.model, seed=asked.seed, say=lambda line: None)
     cores = worker_count.cores()
-    workers = cores if found.data.workers is None else found.data.workers
+    workers = cores if asked.data.workers is None else asked.data.workers
     alone = config.Mesh(data=1, fsdp=1, shard="none")
     with tempfile.TemporaryDirectory() as folder:
         rate = loader_rate.measure(
             sources.train,
             make_mesh(alone, jax.local_devices()[:1]),
-            found.model.batch_spec,
-            rows=found.data.batch_size,
+            asked.model.batch_spec,
+            rows=asked.data.batch_size,
             workers=workers,
-            prefetch=found.data.prefetch,
-            seed=found.seed,
+            prefetch=asked.data.prefetch,
+            seed=asked.seed,
             quarantine=Quarantine.open(Path(folder), 0),
             seconds=_SECONDS,
             longest_s=_LONGEST_S,
@@ -83,6 +86,6 @@ def run(request: dict[str, Any], send: Send) -> None:
             "examples_per_second": rate.examples_per_second,
             "workers": workers,
             "cores": cores,
-            "path": addresses.public(found.data.path) if found.data.path else "demo data",
+            "path": addresses.public(asked.data.path) if asked.data.path else "demo data",
         }
     )

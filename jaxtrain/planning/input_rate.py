@@ -236,8 +236,8 @@ def advice(
         lines.append(f"hosts with cores for {span} workers, instead of {limited}")
     if found.seconds[0] > step[1] and (fewer := _fewer(run, found, step, gpus, nodes)):
         lines.append(
-            f"--devices {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts with as many cores "
-            f"({found.cores}): the same speed at {fewer / gpus:.0%} of the price"
+            f"--devices {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts "
+            f"with as many cores ({found.cores}): the same speed at {fewer / gpus:.0%} of the price"
         )
     return lines
 

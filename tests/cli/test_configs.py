@@ -44,7 +44,6 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
     text = out(capsys, "diff", "h100_48", "h100_64")
     assert text.splitlines() == [
         "data.batch_size: 240 -> 256",
-        "data.workers: 11 -> 12",
         "data.prefetch: 3 -> 4",
         "optim.peak_lr: 0.00018 -> 0.0002",
         "optim.warmup_steps: 1200 -> 1000",

@@ -49,7 +49,11 @@ def test_devices_processes_workers_sharding_and_accumulation_may_change(place: P
                 outputs = [process.communicate(timeout=300)[0] for process in started]
             assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
         else:
-            train(place, *RUN, *shape, *more)
+            printed = train(place, *RUN, *shape, *more)
+            assert ("mesh.auto: --mesh.data 1 --mesh.fsdp 2 " in printed) == (
+                "--mesh.auto" in shape
+            )
+            assert "data.workers" in printed
     assert example_ids(place / "chain") == example_ids(place / "straight")
     straight, chain = losses(place / "straight"), losses(place / "chain")
     assert list(chain) == list(range(1, STEPS * len(SHAPES) + 1))

@@ -79,8 +79,8 @@ class Text:
     batch_size: int
     """Global batch size: sequences per step, over all devices and microbatches."""
     workers: int | None = None
-    """Worker processes per host that load examples. None: as many as the host's CPU cores allow; 0
-    loads them in the main process. The number never changes the examples or their order."""
+    """Worker processes that load examples, per host and not per GPU. None: as many as the host has
+    cores for; 0 loads them in the main process. The number never changes examples or order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its sequences of a batch
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
