@@ -17,7 +17,7 @@ A run emits each event once, to one :class:`EventLog`. Everything that stores or
 ==============================  ==================================================================
 
 The trackers of ``--track`` receive only the beginning and the end of a run, and read the files of
-the other sinks (:mod:`jaxtrain.telemetry.tracker`). To add a sink, write one class in one file, such
+the other sinks (:mod:`jaxtrain.telemetry.tracker`). To add a sink, write a class in a file, such
 as ``telemetry/tensorboard.py``, and add it to the list in :func:`file_sinks`, at the end.
 """
 
