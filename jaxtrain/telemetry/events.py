@@ -16,8 +16,9 @@ A run emits each event once, to one :class:`EventLog`. Everything that stores or
 :class:`Ended`
 ==============================  ==================================================================
 
-To add a tracker, write one class in one file, such as ``telemetry/tensorboard.py``, and add it to
-the list in :func:`file_sinks`, at the end of this file.
+The trackers of ``--track`` receive only the beginning and the end of a run, and read the files of
+the other sinks (:mod:`jaxtrain.telemetry.tracker`). To add a sink, write a class in a file, such
+as ``telemetry/tensorboard.py``, and add it to the list in :func:`file_sinks`, at the end.
 """
 
 import dataclasses

@@ -95,7 +95,7 @@ class Tracker:
         self._over = threading.Event()
         self._code = 1
         self._until = 0.0
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, bool]] = set()
 
     def handle(self, event: StepCompiled | Ended) -> None:
         """Starts the process, or tells it the end of the run; waits for nothing."""
@@ -191,11 +191,12 @@ class Tracker:
 
     def _warn(self, text: str) -> bool:
         """Prints a warning, if it is a new one; returns False."""
-        if text not in self._warned and self._thread is not None:
-            self._warned.add(text)
+        over = self._over.is_set()  # then what is missing stays missing: say so once more
+        if (text, over) not in self._warned and self._thread is not None:
+            self._warned.add((text, over))
             then = (
                 "to send what is missing, run the same command with --resume latest"
-                if self._over.is_set()
+                if over
                 else "training continues, and what is missing is sent later"
             )
             self._say(f"warning: {self.name}: {text}: {then}")

@@ -250,6 +250,7 @@ def follow(name: str, directory: Path, end: End, say: Callable[[str], None]) -> 
         end: the end of the run.
         say: prints a line for the user.
     """
+    (directory / FOLDER).mkdir(exist_ok=True)
     with contextlib.closing(_locked(directory / FOLDER / f"{name}.jsonl", end)) as ledger:
         before = len(ledger.sent)
         recorder = open_recorder(name, _info(directory, ledger))

@@ -19,7 +19,7 @@ from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row
 
 
 class WandB:
-    """A run of W&B; offline if ``WANDB_MODE`` says so or nobody is logged in.
+    """A run of W&B; offline with ``WANDB_MODE=offline``, or without a login.
 
     Args:
         info: of the run.

@@ -23,6 +23,9 @@ from program import TINY_MLM, command, environment, write_corpus
 from jaxtrain.telemetry.events import Metrics, Sample, Started
 from jaxtrain.telemetry.tracker_wandb import rows
 
+# MLflow's own use of SQLAlchemy, in the process of the tests.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 TRACKERS = ("wandb", "trackio", "mlflow")
 STEPS = 60
 KILLED = [
@@ -280,7 +283,7 @@ def test_after_a_rollback_the_last_value_counts(place: Place, rolled_back: Path,
     print(f"{name}: {len(losses)} losses of {len(steps)} steps, {len(values)} of them different")
 
 
-def test_samples_and_config_are_stored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_and_config_are_stored(place: Place) -> None:
     run = place.folder / "samples"
     run.mkdir()
     log = event_log.attached(run)
