@@ -32,9 +32,9 @@ FILES = {
     "history.jsonl": "one entry per start: the hardware, what a step needs, the seconds of each "
     "phase, and how it ended",
     "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
-    "samples/": "from each validation, with labels: original, reconstruction, and error (black: none; white: a "
-    "quarter of the range) as image and clip, and the channels of the latents; for causal language "
-    "models `text_STEP.txt`",
+    "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
+    "none; white: a quarter of the range) as image and clip, and the channels of the latents; for "
+    "causal language models `text_STEP.txt`",
     "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
     "absent",
     "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
