@@ -14,7 +14,8 @@ from jaxtrain.storage import atomic
 
 FORMATS = (".gif", ".webp")
 _MOST_STEPS, _MOST_FRAMES = 24, 16  # frames of a clip
-_WIDEST = 560  # pixels
+# Widths in pixels: the first with which the file stays within the size, or else the last.
+_WIDTHS, _MOST_BYTES = (560, 420, 320, 240), 10**6
 _FRAME_MS, _IMAGE_MS = 160, 600  # of a clip's frame; of an image
 _LAST = 3  # times that the newest step is shown
 _QUALITY = 60  # of WebP
@@ -56,20 +57,30 @@ def write(directory: Path, out: Path) -> tuple[int, int]:
     clips = [list(_frames(sample)) for sample in chosen]
     clips += clips[-1:] * (_LAST - 1)
     width, height = clips[-1][0].size
-    size = (min(width, _WIDEST), height * min(width, _WIDEST) // width)
-    first, *others = [frame.resize(size) for clip in clips for frame in clip]
+    for most in _WIDTHS:
+        size = (min(width, most), max(1, height * min(width, most) // width))
+        frames = [frame.resize(size) for clip in clips for frame in clip]
+        content = _encoded(frames, out, _FRAME_MS if moving else _IMAGE_MS)
+        if len(content) <= _MOST_BYTES:
+            break
+    atomic.write_whole(out, content)
+    return len(chosen), len(content)
+
+
+def _encoded(frames: Sequence[Any], out: Path, duration_ms: int) -> bytes:
+    """Encodes frames in the format of the file's extension; they repeat forever."""
+    first, *others = frames
     buffer = io.BytesIO()
     first.save(
         buffer,
         format=out.suffix[1:].upper(),
         save_all=True,
         append_images=others,
-        duration=_FRAME_MS if moving else _IMAGE_MS,
+        duration=duration_ms,
         loop=0,
-        **({"quality": _QUALITY, "method": 6} if out.suffix.lower() == ".webp" else {}),
+        **({"quality": _QUALITY, "method": 2} if out.suffix.lower() == ".webp" else {}),
     )
-    atomic.write_whole(out, buffer.getvalue())
-    return len(chosen), buffer.tell()
+    return buffer.getvalue()
 
 
 def _spread(every: Sequence[Sample], most: int) -> list[Sample]:

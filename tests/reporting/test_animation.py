@@ -64,6 +64,18 @@ def test_images_are_used_if_there_are_no_clips(run: Path) -> None:
     assert (len(steps), steps[0], steps[-1]) == (24, 1, 99)
 
 
+def test_a_large_animation_becomes_smaller(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written_run.add_samples(run, [5])
+    noise = np.random.default_rng(0).integers(0, 255, (2, 600, 600, 3), dtype=np.uint8)
+    (run / "samples" / "clip_5.mp4").write_bytes(images.encode("c", noise).file)
+    for most, width in ((10**9, 560), (1_000_000, 320), (1, 240)):
+        monkeypatch.setattr(animation, "_MOST_BYTES", most)
+        assert animate(run, run / "a.gif") == 0
+        with Image.open(run / "a.gif") as made:
+            assert made.size == (width, width)
+            assert (run / "a.gif").stat().st_size <= most or width == 240
+
+
 def test_wrong_use_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (
         ([run, "--animation", "a.mp4"], "--animation a.mp4: the name must end with .gif or .webp"),
