@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxtrain.telemetry import tracker
+
 # The packages and top-level modules; each imports only those after it.
 ORDER = (
     *("__main__", "main", "cli", "doctor", "bench", "inference", "planning", "training"),
@@ -50,12 +52,16 @@ def imports(path: Path, *, top_level: bool) -> set[str]:
     return names
 
 
+TRACKER_FILES = {f"tracker_{name}" for name in tracker.TRACKERS}
+
+
 def imported_packages(checkout: Path, *, top_level: bool) -> set[str]:
     """Returns the distributions that jaxtrain and its configs import, as the index names them."""
     found = {
         name.partition(".")[0]
         for folder in ("jaxtrain", "configs")
         for path in (checkout / folder).rglob("*.py")
+        if not (top_level and path.stem in TRACKER_FILES)  # imported only for that tracker
         for name in imports(path, top_level=top_level)
     }
     return {DISTRIBUTIONS.get(name, name) for name in found - sys.stdlib_module_names}
@@ -129,7 +135,7 @@ def test_imports_go_down_the_order(checkout: Path) -> None:
 
 
 def test_every_imported_package_is_declared_and_used(checkout: Path) -> None:
-    """Only what a function imports may come from an extra."""
+    """Only what a function or the file of a tracker imports may come from an extra."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = [line for lines in extras.values() for line in lines]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import versions
+from jaxtrain.telemetry import tracker
 
 REQUIRED = [
     "jax>=0.10.2",
@@ -38,9 +39,12 @@ def test_the_extras_in_messages_exist(checkout: Path) -> None:
     for path in (checkout / "jaxtrain").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("versions.install"):
-                found.add(ast.literal_eval(node.args[0]))
+                extra = node.args[0]
+                named = isinstance(extra, ast.Constant)  # otherwise by the name of a tracker
+                found |= {ast.literal_eval(extra)} if named else set(tracker.TRACKERS)
     extras = importlib.metadata.metadata("jaxtrain").get_all("Provides-Extra") or []
-    assert found == {"hf", "cloud", "cuda12", "interop", "parquet"}
+    trackers = {"wandb", "trackio", "mlflow"}
+    assert found == {"hf", "cloud", "cuda12", "interop", "parquet"} | trackers
     assert found <= set(extras)
 
 

@@ -119,7 +119,11 @@ def of(
         return WorkerCount(data.workers, f"data.workers {data.workers}")
     own = cores(processes)
     batch = shared_batch_bytes(model, rows)
-    room = math.inf if not batch else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / batch
+    room = (
+        math.inf
+        if not batch
+        else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / (batch * processes)
+    )
     number = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu, room=room)
     most = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu)
     why = f"this process may use {own} CPU {'core' if own == 1 else 'cores'}"

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxtrain.doctor.finding import Check, Finding, run_checks
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla import gpu_memory, subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send
 
 
@@ -37,7 +37,7 @@ def examine(request: dict[str, Any], send: Send) -> None:
 
 def _examine(request: dict[str, Any], send: Send) -> None:
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    gpu_memory.share_memory(os.environ)
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import resume
     from jaxtrain.distributed.key_value import KeyValueStore

@@ -105,7 +105,7 @@ def parse(text: str, flag: str = "") -> Named:
         flag: the flag that it was typed for, for messages.
 
     Raises:
-        InputError: another form.
+        InputError: it does not have this form.
     """
     words = f"{flag} {text}".strip()
     name, _, file = text.removeprefix(datasets_hub.PREFIX).partition(":")
@@ -208,7 +208,9 @@ def find(named: Named, say: Say) -> Found:
         ),
     )
     if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
-        raise InputError(f"{named.text}: the server names no commit: HF_ENDPOINT must be a Hub")
+        raise InputError(
+            f"{named.text}: the server returned no commit hash: HF_ENDPOINT must be a Hub"
+        )
     listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Found(info.sha, _needed(named, listed))
 
@@ -229,6 +231,9 @@ def _cached(named: Named) -> Found:
         folder = Path(path)
         there = (path for path in folder.rglob("*") if path.is_file())
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in there}
+        # The cache has only what was downloaded, which may be one file of a complete model.
+        if not named.file and huggingface.SETTINGS not in sizes:
+            raise InputError(f"no {huggingface.SETTINGS}; a single file is hf:ORG/MODEL:FILE")
         return Found(folder.name, _needed(named, sizes))
     except (LocalEntryNotFoundError, InputError) as error:
         raise InputError(
@@ -448,8 +453,8 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
         ) from error
     if writes and status == 403:
         raise InputError(
-            f"{text}: the token must not write there ({reason}): make one with write access on "
-            f"{where}/settings/tokens, or push to a repository of your own"
+            f"{text}: the token has no write access there ({reason}): make one with write access "
+            f"on {where}/settings/tokens, or push to a repository of your own"
         ) from error
     absent = isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError)
     if status == 401 and (writes or not absent):

@@ -96,7 +96,7 @@ def _text(
         *_usage(model, architecture, task, repository),
         "## Training",
         "",
-        *(_training(meta, run, paths) if run else ["The source records nothing on it."]),
+        *(_training(meta, run, paths) if run else ["No training details are recorded."]),
         "",
         "## Metrics",
         "",

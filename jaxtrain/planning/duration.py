@@ -25,7 +25,14 @@ _STATE_BYTES = 12  # per parameter: float32, and AdamW's two moments
 
 
 def seconds(
-    run: config.Run, steps: int, step: Range, found: Input, *, parameters: int, compile_s: float
+    run: config.Run,
+    steps: int,
+    step: Range,
+    found: Input,
+    *,
+    parameters: int,
+    compile_s: float,
+    nodes: int,
 ) -> dict[str, Range]:
     """Predicts the seconds of a run for each purpose.
 
@@ -36,12 +43,13 @@ def seconds(
         found: the input of a host.
         parameters: number of parameters of the model.
         compile_s: seconds of the compilation, as measured while planning.
+        nodes: number of hosts; each saves its part of the state.
     """
     waits = [max(given, own) - own for given, own in zip(found.seconds, step, strict=True)]
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
     saves = steps // run.checkpoint.every + 1
-    save_s = SAVE_S + _STATE_BYTES * parameters / SAVE_BYTES_PER_S
+    save_s = SAVE_S + _STATE_BYTES * parameters / nodes / SAVE_BYTES_PER_S
     return {
         "start": (START_S, START_S),
         "compilation": (compile_s, compile_s),

@@ -234,10 +234,13 @@ def advice(
     if most > limited:
         span = f"{least} to {most}" if least < most else str(most)
         lines.append(f"hosts with cores for {span} workers, instead of {limited}")
-    if found.seconds[0] > step[1] and (fewer := _fewer(run, found, step, gpus, nodes)):
+    # Hosts with fewer GPUs usually have fewer cores, too, so the cores must be known.
+    known = not found.assumed and found.seconds[0] > step[1]
+    if known and (fewer := _fewer(run, found, step, gpus, nodes)):
         lines.append(
             f"--devices {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts "
-            f"with as many cores ({found.cores}): the same speed at {fewer / gpus:.0%} of the price"
+            f"with as many cores ({found.cores}): the same speed at {fewer / gpus:.0%} of the GPU "
+            "price"
         )
     return lines
 

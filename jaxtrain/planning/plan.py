@@ -67,7 +67,7 @@ def make(
             if step is None
             else input_rate.advice(run, found, step, gpus=gpus, nodes=nodes),
         },
-        "run": _run(run, findings, step, found, price),
+        "run": _run(run, findings, step, found, price, nodes),
         "examples_per_host": run.data.batch_size / nodes,
     }
 
@@ -91,6 +91,7 @@ def _run(
     step: duration.Range | None,
     found: Input,
     price: float | None,
+    nodes: int,
 ) -> dict[str, Any]:
     """Returns rates, hours and cost as [best, worst]; None where unknown."""
     total = findings["total"]
@@ -103,6 +104,7 @@ def _run(
             found,
             parameters=findings["elements"],
             compile_s=findings["compile_s"],
+            nodes=nodes,
         )
         hours = [sum(part) / HOUR_S for part in zip(*seconds.values(), strict=True)]
         if price is not None:

@@ -98,15 +98,25 @@ def _frames(sample: Sample) -> Iterator[Any]:
     import av
     from PIL import Image
 
+    from jaxtrain.data.video.packets import OPTIONS
+
+    def shrunk(image: Any) -> Any:
+        image.thumbnail((_WIDTHS[0], _WIDTHS[0]))  # at once: frames of a foreign file may be large
+        return image
+
     try:
         content = sample.content()
         if sample.kind == "image/png":
-            yield Image.open(io.BytesIO(content)).convert("RGB")
+            yield shrunk(Image.open(io.BytesIO(content)).convert("RGB"))
             return
-        with av.open(io.BytesIO(content), "r") as container:
+        options = OPTIONS | {"max_pixels": str(samples.MOST_PIXELS)}
+        with av.open(io.BytesIO(content), "r", format="mp4", options=options) as container:
+            number = -1
             for number, frame in enumerate(container.decode(video=0)):
                 if number == _MOST_FRAMES:
                     return
-                yield Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24")))
+                yield shrunk(Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24"))))
+            if number < 0:
+                raise ValueError("it has no frame")
     except (OSError, ValueError, IndexError, av.FFmpegError) as error:
         raise InputError(f"{sample.path} cannot be read: {first_line(error)}") from error

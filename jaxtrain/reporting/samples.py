@@ -14,7 +14,7 @@ from jaxtrain.storage import atomic
 MOST_BYTES = 16 * 2**20
 MOST_EARLIER_BYTES = 6 * 2**20
 _MOST_STEPS = 60  # on the slider
-_MOST_PIXELS = 2**26
+MOST_PIXELS = 2**26
 _MOST_FILES = 1000
 _KINDS = {".png": "image/png", ".mp4": "video/mp4", ".txt": "text/plain"}
 _NAME = re.compile(r"(\w+)_(\d+)(\.png|\.mp4|\.txt)")
@@ -78,8 +78,8 @@ def _check_png(content: bytes) -> None:
     if content[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or len(content) < 33:
         raise ValueError("it is not a PNG image")
     width, height = struct.unpack(">II", content[16:24])
-    if not 0 < width * height <= _MOST_PIXELS:
-        raise ValueError(f"it has {width}x{height} pixels, more than {_MOST_PIXELS:,}")
+    if not 0 < width * height <= MOST_PIXELS:
+        raise ValueError(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
 
 
 def found(directory: Path) -> list[list[Sample]]:

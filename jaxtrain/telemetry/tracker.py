@@ -25,7 +25,7 @@ from jaxtrain.storage.atomic import open_own
 from jaxtrain.telemetry.events import Ended, StepCompiled
 
 TRACKERS = ("wandb", "trackio", "mlflow")
-"""Their names, which are those of their packages and extras, too."""
+"""Their names, which are also those of their packages and extras."""
 
 FOLDER = "trackers"
 

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -283,7 +284,11 @@ def _locked(path: Path, end: End) -> Ledger:
 
 
 def open_recorder(name: str, info: Info) -> Recorder:
-    """Opens the run of a tracker. A new tracker is a file such as tracker_wandb.py, and a case."""
+    """Opens the run of a tracker.
+
+    A new tracker is a file such as tracker_wandb.py, a case here, its name in
+    :data:`jaxtrain.telemetry.tracker.TRACKERS`, and an extra in ``pyproject.toml``.
+    """
     match name:
         case "wandb":
             from jaxtrain.telemetry.tracker_wandb import WandB
@@ -312,7 +317,7 @@ def _info(directory: Path, ledger: Ledger) -> Info:
     config["hardware"] = {name: start[name] for name in _HARDWARE}
     config["run"] = {
         "directory": str(directory),
-        "arguments": " ".join(start["arguments"]),
+        "arguments": shlex.join(start["arguments"]),
         "resumed_from": start["from"] or "",
     }
     name = f"{config['name']}/{directory.name}"

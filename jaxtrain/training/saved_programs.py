@@ -3,7 +3,7 @@
 ``plan --save DIR`` writes them, on a machine that may have no GPU; a run with ``--compiled DIR``
 loads them and starts without compiling. The folder contains::
 
-    programs.json   what the programs depend on, and the size and checksum of each
+    programs.json   what the programs depend on, and the checksum of each
     init.bin        the initial state
     step.bin        the training step
 
@@ -64,7 +64,7 @@ _OTHER_XLA_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
 
 # Packages whose code is traced or compiles.
 _PACKAGES = ("jax", "jaxlib", "flax", "optax")
-_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+_GPU_PACKAGES = ("jax-cuda", "nvidia-")  # XLA's compiler for GPUs, cuDNN, cuBLAS, NCCL, ptxas
 
 
 class Mismatch(Exception):
@@ -113,10 +113,16 @@ def dependencies(
     }
     found |= {name: str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS}
     on_cpu = devices[0].platform == "cpu"
-    for package in _PACKAGES if on_cpu else (*_PACKAGES, *_PLUGINS):
-        found[package] = _version(package)
+    found |= {package: metadata.version(package) for package in _PACKAGES}
     if on_cpu:
         found["processor"] = _processor()
+    else:
+        installed = {one.name.lower(): one.version for one in metadata.distributions()}
+        found |= {
+            name: version
+            for name, version in sorted(installed.items())
+            if name.startswith(_GPU_PACKAGES) and name != "nvidia-ml-py"
+        }
     return found
 
 
@@ -144,7 +150,7 @@ def save(
     for name, program in programs.items():
         content, _, _ = serialize_executable.serialize(program)
         atomic.write_whole(folder / f"{name}.bin", content)
-        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        files[name] = {"sha256": hashlib.sha256(content).hexdigest()}
     index = {"depends_on": dict(depends_on), "metrics": sorted(metrics), "programs": files}
     atomic.write_whole(folder / INDEX, json.dumps(index, indent=1).encode() + b"\n")
 
@@ -206,7 +212,7 @@ def load(
                 backend=devices[0].client,
                 execution_devices=devices,
             )
-        except Exception as error:  # of XLA, of another build than the versions tell
+        except Exception as error:  # of XLA: a different build of the same version
             raise Mismatch(f"jax cannot load {path.name} here ({first_line(error)})") from error
     return SavedPrograms(init=programs[INIT], step=programs[STEP])
 
@@ -268,7 +274,8 @@ def _index(folder: Path) -> dict[str, Any]:
 def _own_code(model: type) -> str:
     """A digest of the code of a model outside this package; "part of jaxtrain" for one inside.
 
-    It covers all loaded modules in the folder of the model's outermost package.
+    It covers the loaded modules in the folder of the model's outermost package, except installed
+    packages.
     """
     module = sys.modules[model.__module__]
     source = Path(getattr(module, "__file__", None) or "").resolve()
@@ -282,6 +289,8 @@ def _own_code(model: type) -> str:
         and (file := getattr(one, "__file__", None))
         and (path := Path(file).resolve()).is_relative_to(root)
         and path.suffix == ".py"
+        and not path.is_relative_to(_PACKAGE)
+        and not {"site-packages", "dist-packages"}.intersection(path.parts)
     }
     return _digest({source, *loaded}, root)
 
@@ -294,13 +303,6 @@ def _digest(paths: Iterator[Path] | set[Path], root: Path) -> str:
             f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
         )
     return digest.hexdigest()[:16]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:

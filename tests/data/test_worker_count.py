@@ -146,3 +146,9 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     run = config.load("h100_8")
     found = worker_count.of(run.data, run.model, rows=128, devices=8, on_cpu=False)
     assert "26 CPU cores, and /dev/shm has no space for the batches of 24 workers" in found.sentence
+    monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10)
+    shared = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False, processes=8)
+    alone = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False)
+    monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10 / 8)
+    part = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False)
+    assert shared.number == part.number < alone.number

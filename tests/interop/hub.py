@@ -311,7 +311,10 @@ def test_a_model_that_cannot_be_read_is_one_line(
     [
         (None, "--push me/new: you are not logged in: run hf auth login, or set HF_TOKEN"),
         ("wrong", "--push me/new: the Hub does not accept the token"),
-        (READER, "--push me/new: the token must not write there (the Hub answers 403 Forbidden)"),
+        (
+            READER,
+            "--push me/new: the token has no write access there (the Hub answers 403 Forbidden)",
+        ),
     ],
 )
 def test_a_push_without_rights_is_one_line(

@@ -93,7 +93,7 @@ def test_a_card_invents_nothing(tmp_path: Path) -> None:
     assert head == {"library_name": "jaxtrain", "tags": ["jaxtrain", "video_ae"]}
     for line in (
         "No validation of these parameters is recorded.",
-        "The source records nothing on it.",
+        "No training details are recorded.",
         "The author has not named a license.",
         'model = jaxtrain.load_model("hf:org/model")',
         "python -m jaxtrain.main reconstruct hf:org/model IN.mp4 OUT.mp4",

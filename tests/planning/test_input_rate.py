@@ -95,7 +95,7 @@ def test_advice_is_in_numbers() -> None:
     assert "--data.clips_per_video 6 (each film is seen six times per epoch): 3.1 times" in text
     assert "cores for 67 to 397 workers, instead of 24" in text
     assert "--devices 1x4: 4 GPUs instead of 8" in text
-    assert "the same speed at 50% of the price" in text
+    assert "the same speed at 50% of the GPU price" in text
 
 
 def test_few_workers_on_many_cores() -> None:

@@ -58,7 +58,7 @@ def test_images_are_used_if_there_are_no_clips(run: Path) -> None:
         path.write_bytes(images.encode("x", noise).file)
     assert animate(run, run / "a.gif") == 0
     with Image.open(run / "a.gif") as made:
-        assert made.size == (560, 18)
+        assert made.size == (560, 19)  # 1200x40, rounded
         assert made.n_frames >= 24
     steps = [one.step for one in animation._spread(animation.samples.found(run)[1], 24)]
     assert (len(steps), steps[0], steps[-1]) == (24, 1, 99)
@@ -90,3 +90,18 @@ def test_wrong_use_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert animate(run, run / "a.gif") == 2
     assert "samples/clip_5.mp4 cannot be read: " in capsys.readouterr().err
     assert not (run / "a.gif").exists()
+
+
+def test_hostile_clips_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "samples").mkdir()
+    clip = images.encode("c", np.zeros((1, 32, 48, 3), np.uint8)).file
+    sample = run / "samples" / "clip_5.mp4"
+    media = clip.index(b"mdat")
+    sample.write_bytes(clip[: media + 4] + bytes(len(clip) - media - 4))  # no frame can be decoded
+    assert animate(run, run / "a.gif") == 2
+    assert f"{sample} cannot be read: " in capsys.readouterr().err
+    assert not (run / "a.gif").exists()
+    # The same video, as FFmpeg would open it by a playlist's format, is not an MP4 file.
+    sample.write_bytes(b"\0\0\0\x18ftyp#EXTM3U\n/etc/passwd\n")
+    assert animate(run, run / "a.gif") == 2
+    assert f"{sample} cannot be read: " in capsys.readouterr().err

@@ -195,6 +195,13 @@ def test_the_code_of_an_own_model_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
     before = saved_programs._own_code(own_model.Config)
     assert before == saved_programs._own_code(own_model.Config)
+    installed = tmp_path / ".venv" / "site-packages" / "own_installed.py"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("")
+    monkeypatch.syspath_prepend(installed.parent)
+    import own_installed  # type: ignore[import-not-found]  # noqa: F401
+
+    assert saved_programs._own_code(own_model.Config) == before
     (tmp_path / "own_layers.py").write_text("WIDTH = 2\n")
     assert saved_programs._own_code(own_model.Config) != before
 

@@ -24,7 +24,7 @@ _ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[
 MAX_PIXELS = 139_264 * 256
 """Largest number of pixels per frame: the limit of H.264 (table A-1), HEVC and AV1 up to level 6.2,
 somewhat above 8K (7680x4320). A few kilobytes of PNG can declare billions."""
-_OPTIONS = {
+OPTIONS = {
     # Without it, decoders would decode frames of any size to guess a stream's parameters.
     "max_pixels": str(MAX_PIXELS),
     # A file may be a playlist, which must not open a connection. subfile reads a part of a file.
@@ -128,7 +128,7 @@ def open_input(path: str, span: Span | None = None) -> InputContainer:
     if span is not None:
         name = f"subfile,,start,{span.offset},end,{span.offset + span.size},,:{local(span.file)}"
     # By default, PyAV 18 raises on metadata that is not UTF-8; PyAV 19 has no such setting.
-    return av.open(name, options=_OPTIONS, **_ANY_TEXT)
+    return av.open(name, options=OPTIONS, **_ANY_TEXT)
 
 
 def local(path: str) -> str:
@@ -154,7 +154,7 @@ def scan(path: str, span: Span | None = None) -> Scan:
         with open_input(path, span) as container:
             return _scan(path, container)
     except MemoryError as error:  # FFmpeg also raises it for too many streams
-        streams = _OPTIONS["max_streams"]
+        streams = OPTIONS["max_streams"]
         text = f"cannot be read: it has more than {streams} streams, or needs too much memory"
         raise BadExample(path, text) from error
     except (av.FFmpegError, OSError) as error:
