@@ -117,7 +117,7 @@ class MaskedModel:
         if len(ids) > self.longest:
             raise InputError(
                 f"the text has {len(ids)} tokens, but the model takes at most {self.longest}: "
-                f"shorten it"
+                "shorten it"
             )
         if not 1 <= top <= self.model.vocab_size:
             raise InputError(f"--top {top}: use a number from 1 to {self.model.vocab_size}")

@@ -1,12 +1,13 @@
 """The page's section with the commands that one types next, each with a button that copies it."""
 
+import ast
+import importlib.resources
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxtrain import config
 from jaxtrain.config import invocation
-from jaxtrain.models import from_file
 from jaxtrain.reporting import facts
 from jaxtrain.reporting.markup import Html, element
 from jaxtrain.reporting.run_files import RecordedRun
@@ -58,21 +59,39 @@ def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tup
         elif not run.active_process:
             found.append(("resume", invocation.again(program, arguments, again)))
     model = run.config.get("model", {}).get("class")
-    kind: Any = None
-    if isinstance(model, str):
-        kind = from_file.config_class(config.OLDER_CLASSES.get(model, model))
-    if kind is not None:
-        if hasattr(kind, "usage"):
-            usage = kind.usage.format(run=place, input="IN.mp4")
-            found.append(("try the model", f"{program} {usage}"))
-        if hasattr(kind, "to_weights"):
-            export = f"{program} export {place} model.safetensors"
-            found.append(("export the weights", export))
+    names = _names_of(config.OLDER_CLASSES.get(model, model)) if isinstance(model, str) else {}
+    if usage := names.get("usage"):
+        found.append(("try the model", f"{program} {usage.format(run=place, input='IN.mp4')}"))
+    if "to_weights" in names:
+        found.append(("export the weights", f"{program} export {place} model.safetensors"))
     found.append(("write this page again", f"{program} report {place}"))
     # A command with control or direction characters would not be the one that the page shows.
     for purpose, command in found:
         if command.isprintable() and len(command) <= _MOST_CHARACTERS:
             yield purpose, command
+
+
+def _names_of(model: str) -> dict[str, str]:
+    """Returns the names in the body of a model's Config, with the texts that they are set to.
+
+    They are read from its source: to import a model is to import jax, which takes seconds.
+    """
+    package = importlib.resources.files("jaxtrain.models")
+    places = (
+        (package / f"{model}.py", package / model / "config.py") if model.isidentifier() else ()
+    )
+    for path in places:
+        if not path.is_file():
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name == "Config":
+                methods = {one.name: "" for one in node.body if isinstance(one, ast.FunctionDef)}
+                return methods | {
+                    ast.unparse(one.targets[0]): str(one.value.value)
+                    for one in node.body
+                    if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)
+                }
+    return {}
 
 
 def _twice_as_long(loop: Mapping[str, Any]) -> dict[str, str]:

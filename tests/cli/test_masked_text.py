@@ -349,7 +349,10 @@ def test_commands(
     ("arguments", "message"),
     [
         (["fill", "FOLDER", "no mask here"], "has no [MASK]: put [MASK] where"),
-        (["fill", "FOLDER", "[MASK] " * 20], "has 20 tokens, but the model takes 14: shorten it"),
+        (
+            ["fill", "FOLDER", "[MASK] " * 20],
+            "has 20 tokens, but the model takes at most 14: shorten it",
+        ),
         (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
         (["fill", "nowhere", "[MASK]"], "nowhere does not exist"),
         (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere cannot be read"),
