@@ -134,11 +134,7 @@ def _program_help(groups: Groups) -> str:
             ("" if number else task, name, text)
             for number, (name, text) in enumerate(commands.items())
         ]
-    flags = [
-        action.option_strings[0]
-        + (f" {action.metavar}" if action.metavar and not action.nargs else "")
-        for action in flags_parser()._actions[1:]
-    ]
+    flags = [action.option_strings[0] for action in flags_parser()._actions[1:]]
     more = (
         f"Run flags: {', '.join(flags)}.",
         "Details: train demo --help, COMMAND --help, or --help SECTION, such as optim.",
