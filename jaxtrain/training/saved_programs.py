@@ -32,6 +32,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from jaxtrain import config
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import atomic
 from jaxtrain.training.state import State
@@ -257,8 +258,9 @@ def _index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
         raise InputError(
-            f"--compiled {folder} has no {INDEX}: write it with jaxtrain plan --config NAME "
-            f"--save {shlex.quote(str(folder))}"
+            f"--compiled {folder} {'has no ' + INDEX if folder.is_dir() else 'is not a folder'}: "
+            f"write it with {invocation.program()} plan --config NAME --save "
+            f"{shlex.quote(str(folder))}"
         )
     try:
         content = atomic.read_json(path, _LARGEST_INDEX)
