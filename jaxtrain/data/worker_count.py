@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import batch_parts
-
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -167,6 +165,9 @@ def batches_held(data: Any, rows: int, workers: int, devices: int) -> float:
         workers: workers of the process.
         devices: devices of the process.
     """
+    # Here, because it imports grain, which imports jax; workers that tokenize need neither.
+    from jaxtrain.data import batch_parts
+
     group = getattr(data, "largest_group", 1)
     spread = getattr(data, "group_spread", None) or data.batch_size
     length = batch_parts.run_length(group, spread, data.batch_size) if group > 1 else 1
@@ -175,6 +176,8 @@ def batches_held(data: Any, rows: int, workers: int, devices: int) -> float:
 
 def shared_batch_bytes(model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
+    from jaxtrain.data import batch_parts
+
     sizes = (
         math.prod(part.shape) * part.dtype.itemsize for part in model.batch_spec(rows).values()
     )

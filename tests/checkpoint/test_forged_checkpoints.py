@@ -172,7 +172,7 @@ def test_huge_shapes_are_rejected_before_memory_is_allocated(one: Path) -> None:
     (one / "meta" / "metadata").write_text(json.dumps(content))
     said = attempt(one)
     assert said["shapes"] == ""
-    assert "its arrays would have 4,000,000,0" in said["load"]
+    assert "its arrays would take 4,000,000,0" in said["load"]
 
 
 @pytest.mark.parametrize(

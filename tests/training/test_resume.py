@@ -154,7 +154,7 @@ def test_a_run_that_cannot_be_resumed_is_rejected(place: Path) -> None:
     resume = [*EIGHT, "--loop.steps", 30, "--output-dir", "straight", "--resume", "latest"]
     for other, said in (
         (["--seed", 7], "seed"),
-        (["--model.hidden", 64], "another model"),
+        (["--model.hidden", 64], "a different model"),
         (["--model.heads", 1], "was trained with model.heads"),
         (["--data.path", str(write_corpus(place / "cache", seed=5))], "fingerprint"),
     ):
