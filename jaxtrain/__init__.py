@@ -118,6 +118,7 @@ def plan(
     cores: int | None = None,
     source: "Source | None" = None,
     measure_input: bool = False,
+    calibration: "str | Path | None" = None,
 ) -> "PlanResult":
     """Predicts memory, time, input, and cost of a run on GPUs, without any.
 
@@ -131,6 +132,8 @@ def plan(
         source: ``"films"``, or ``"clips"`` for the output of ``prepare clips``; None looks at
             ``data.path``, or assumes films.
         measure_input: measure on this machine how fast a core loads the data.
+        calibration: a file of rates measured on the card, written by ``jaxtrain bench
+            --calibration``; None assumes fractions of the card's peaks.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -147,4 +150,5 @@ def plan(
         cores=cores,
         source=source,
         measure_input=measure_input,
+        calibration=None if calibration is None else Path(calibration),
     )

@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
+from jaxtrain.planning import calibration
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
 from jaxtrain.training.state import State
-from jaxtrain.xla import gpu_memory, hlo, options
+from jaxtrain.xla import gpu_memory, hlo, operations, options
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
@@ -50,8 +51,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
     Args:
         request: a :class:`jaxtrain.bench.request.BenchRequest` as a dict.
         send: receives all findings after each part: ``rows`` (name -> number or
-            :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part -> why it was
-            skipped).
+            :meth:`timing.Times.summary`), ``device``, ``operations``, ``samples`` (for a
+            calibration), ``notes`` (part -> why it was skipped).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
@@ -82,7 +83,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     session = _Session(built, step, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
-        "trace": lambda: found.update(operations=_operations(session)) or {},
+        "trace": lambda: found.update(_operations(session)) or {},
         "pipeline": lambda: _pipeline(session),
         "save": lambda: _save(session),
         "ceilings": lambda: _shares(session, rows),
@@ -219,22 +220,47 @@ def _memory(step: Any) -> Rows:
     return rows
 
 
-def _operations(session: _Session) -> list[dict[str, Any]]:
+def _operations(session: _Session) -> dict[str, Any]:
+    """Traces some steps; returns the slowest operations, and samples for a calibration."""
+    program = session.step.as_text()
+    devices = len(jax.local_devices())
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(_TRACED_STEPS):
                 metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
-        operations = profiler.top_operations(
-            Path(folder).rglob("*.xplane.pb"),
-            session.step.as_text(),
-            steps=_TRACED_STEPS,
-            devices=len(jax.local_devices()),
-            count=TOP_OPERATIONS,
-        )
-    if not operations:
+        times = profiler.instruction_times(Path(folder).rglob("*.xplane.pb"), program)
+    if not times:
         raise InputError("the profiler recorded no operation of the step")
-    return [dataclasses.asdict(operation) for operation in operations]
+    runs = _TRACED_STEPS * devices
+    top = profiler.top_operations(times, program, runs=runs, count=TOP_OPERATIONS)
+    return {
+        "operations": [dataclasses.asdict(one) for one in top],
+        "samples": [dataclasses.asdict(one) for one in samples(times, program, runs)],
+    }
+
+
+def samples(times: Mapping[str, float], program: str, runs: int) -> list[calibration.Sample]:
+    """Pairs the measured times of instructions with what they compute and move.
+
+    Instructions of one class that compute and move the same amount become one sample.
+
+    Args:
+        times: instruction -> nanoseconds, from :func:`profiler.instruction_times`.
+        program: ``compiled.as_text()``.
+        runs: how many times the program ran, on all devices together.
+    """
+    sums: dict[tuple[str, float, float], list[float]] = {}
+    for one in operations.costs(program):
+        calls, seconds = sums.setdefault((one.kind, one.flops, one.moved), [0.0, 0.0])
+        seconds += times.get(one.name, 0.0) / 1e9 / runs
+        sums[one.kind, one.flops, one.moved] = [calls + one.times, seconds]
+    return [
+        calibration.Sample(
+            kind=kind, flops=calls * flops, moved=calls * moved, calls=calls, seconds=seconds
+        )
+        for (kind, flops, moved), (calls, seconds) in sums.items()
+    ]
 
 
 def _pipeline(session: _Session) -> Rows:

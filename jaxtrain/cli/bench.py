@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtrain.bench import report
 from jaxtrain.bench.request import KINDS, PARTS, BenchRequest, sweep_points
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.planning import calibration
 from jaxtrain.storage import addresses, atomic
 
 _TIMEOUT_S = 3600.0
@@ -33,6 +35,9 @@ def main(arguments: list[str]) -> int:
     run = config.load(flags.config, overrides)
     points = sweep_points(run, flags.sweep) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
+    if flags.calibration is not None:
+        atomic.check_writable("--calibration", flags.calibration)
+        calibration.check(flags.calibration)
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
         findings = addresses.scrubbed(report.complete(findings, arguments))
@@ -50,6 +55,8 @@ def main(arguments: list[str]) -> int:
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
             }
+    if flags.calibration is not None:
+        _calibrate(findings, flags, overrides)
     for label, changes in points.items():
         terminal.out(f"measuring {flags.sweep} {label} ...")
         findings["sweep"][label] = _point(flags, [*overrides, *changes])
@@ -77,8 +84,27 @@ def _parser() -> argparse.ArgumentParser:
         choices=KINDS,
         help="also measure other batch sizes, remat settings or shardings",
     )
+    add(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="add the measured rates of this step's operations to FILE, for plan --calibration",
+    )
     command_line.add_ignored(parser, "--simulate-devices")
     return parser
+
+
+def _calibrate(findings: dict[str, Any], flags: argparse.Namespace, overrides: list[str]) -> None:
+    """Adds the measured step to the calibration file."""
+    if not findings.get("samples") or "synthetic/step" not in findings["rows"]:
+        terminal.out(f"nothing added to {flags.calibration}: the step could not be measured")
+        return
+    calibration.add(
+        flags.calibration,
+        findings["device"]["kind"],
+        calibration.measured_step(shlex.join([flags.config, *overrides]), findings),
+    )
+    terminal.out(f"measured rates added to {flags.calibration}")
 
 
 def _request(

@@ -60,6 +60,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         flags.devices,
         flags.price_per_gpu_hour,
         host=input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
+        calibration=flags.calibration,
     )
     for line in planned.said:
         terminal.out(line)
@@ -192,6 +193,12 @@ def _parser() -> argparse.ArgumentParser:
         const="",
         help="measure on this machine how fast a core loads DATA (default: data.path), instead of "
         "using recorded rates",
+    )
+    add(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="predict times from rates that bench --calibration FILE measured on such a card",
     )
     add("--price-per-gpu-hour", metavar="P", type=float, help="price in any currency, for the cost")
     add(

@@ -16,7 +16,7 @@ from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count
-from jaxtrain.xla import hlo
+from jaxtrain.xla import hlo, operations
 from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5
@@ -38,7 +38,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
         ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
         step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
-        ``largest``, ``traffic`` and ``attention`` (cuDNN attention calls per step, by direction).
+        ``largest``, ``traffic``, ``attention`` (cuDNN attention calls per step, by direction) and
+        ``work`` (class of operation -> FLOPs, bytes and calls, per step and device).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
@@ -126,6 +127,7 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
         "moved_bytes": hlo.moved_bytes(text),
+        "work": operations.totals(operations.costs(text)),
         "attention": hlo.attention_calls(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
     }
@@ -133,7 +135,7 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
 
 def _nothing() -> dict[str, Any]:
     """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
-    return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
+    return dict.fromkeys(("largest", "moved_bytes", "work", "attention", "traffic"))
 
 
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:

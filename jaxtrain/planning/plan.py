@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from jaxtrain import config
 from jaxtrain.planning import duration, input_rate, prediction
+from jaxtrain.planning.calibration import Calibration
 from jaxtrain.planning.cards import Card
 from jaxtrain.planning.input_rate import Host, Input
 from jaxtrain.storage import addresses
@@ -23,6 +24,7 @@ def make(
     gpus_per_node: int,
     price: float | None,
     host: Host,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """Adds predicted memory, input, time and cost to the compiler's findings.
 
@@ -34,11 +36,12 @@ def make(
         gpus_per_node: GPUs in each node.
         price: per GPU-hour, in any currency; None omits the cost.
         host: what is known about the hosts that load the data.
+        calibration: rates measured on the card.
     """
     devices = run.mesh.devices
     memory = prediction.memory(findings, card, devices, gpus_per_node)
     about = (findings, card, devices, run.precision)
-    time = None if findings["estimate"] else prediction.time(*about)
+    time = None if findings["estimate"] else prediction.time(*about, calibration)
     nodes = -(-devices // gpus_per_node)
     gpus = min(devices, gpus_per_node)
     found = input_rate.predict(run, gpus, nodes, host)

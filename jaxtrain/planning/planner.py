@@ -16,6 +16,7 @@ from jaxtrain import config, terminal
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
+from jaxtrain.planning import calibration as measured_rates
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
@@ -60,12 +61,13 @@ class Planner:
         price: per GPU-hour.
         say: receives a line for each candidate.
         host: what is known about the hosts that load the data.
+        calibration: a file of rates measured on the card; None assumes fractions of its peaks.
 
     Attributes:
         said: assumptions, to be printed.
 
     Raises:
-        InputError: the config, the card or the devices are invalid.
+        InputError: the config, the card, the devices or the calibration is invalid.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Planner:
         price: float | None,
         say: Callable[[str], None] = terminal.out,
         host: input_rate.Host = _UNKNOWN_HOST,
+        calibration: Path | None = None,
     ) -> None:
         self._say, self._host = say, host
         self.said: list[str] = []
@@ -107,6 +110,12 @@ class Planner:
                 f"no card in the name {name}: planning for {short} (choose another with --gpu)"
             )
         self._short, self._card = short, cards.card(short)
+        self._calibration = None if calibration is None else measured_rates.load(calibration)
+        if self._calibration is not None and self._calibration.device != self._card.name:
+            raise InputError(
+                f"{calibration} was measured on {self._calibration.device}, but the plan is for "
+                f"{self._card.name} (--gpu {short}): use a file measured on that card"
+            )
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -149,6 +158,7 @@ class Planner:
             gpus_per_node=self._per_node,
             price=self._price,
             host=self._host,
+            calibration=self._calibration,
         )
 
     def search(

@@ -1,18 +1,24 @@
 """Predicts memory, time and cost from what the compiler reported. Pure arithmetic.
 
-Assumed until measurements on GPUs replace it: a step reaches between 40% and 100% of the card's
-roofline. Communication that overlaps other work costs nothing in the best case, and its full time
-in the worst.
+Without a calibration, a step is assumed to reach between 40% and 100% of the card's roofline; with
+one (:mod:`jaxtrain.planning.calibration`), each class of operation has its measured rate.
+Communication that overlaps other work costs nothing in the best case, and its full time in the
+worst.
 """
 
 import dataclasses
 from typing import Any
 
+from jaxtrain.planning.calibration import Calibration
 from jaxtrain.planning.cards import Card
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
+from jaxtrain.xla.operations import COLLECTIVE
 
 WORST_EFFICIENCY = 0.4
+LEAST_ERROR = 0.15
+"""Fraction by which a calibrated time is taken to be uncertain, even if the measured steps differ
+less from their own prediction: other configs differ more."""
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
@@ -61,8 +67,12 @@ class Time:
         memory: bytes read and written by instructions, at the memory-bandwidth peak.
         communication: all collectives at the stated link rates.
         hidden: the part of ``communication`` that overlaps other work.
-        best: arithmetic, memory and hidden communication run concurrently at their peaks.
-        worst: no communication is hidden and the rest reaches :data:`WORST_EFFICIENCY`.
+        best: arithmetic, memory and hidden communication run concurrently at their peaks, or at
+            the rates of a calibration, less its error.
+        worst: no communication is hidden and the rest reaches :data:`WORST_EFFICIENCY`, or the
+            rates of a calibration, plus its error.
+        calibrated: class of operation -> seconds at the measured rates, without communication;
+            None without a calibration.
     """
 
     arithmetic: float
@@ -71,6 +81,7 @@ class Time:
     hidden: float
     best: float
     worst: float
+    calibrated: dict[str, float] | None = None
 
     @property
     def bound(self) -> str:
@@ -116,21 +127,38 @@ def arithmetic(findings: dict[str, Any], card: Card, devices: int, precision: st
     return float(findings["flops"] / devices / rate)
 
 
-def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> Time:
-    """Predicts the time of a step; the arguments are those of :func:`arithmetic`.
+def time(
+    findings: dict[str, Any],
+    card: Card,
+    devices: int,
+    precision: str,
+    calibration: Calibration | None = None,
+) -> Time:
+    """Predicts the time of a step; the first arguments are those of :func:`arithmetic`.
 
     The findings must include the communication, so they must not be an estimate.
+
+    Args:
+        calibration: rates measured on this card; None assumes fractions of its peaks.
     """
     computing = arithmetic(findings, card, devices, precision)
     moving = findings["moved_bytes"] / card.memory_rate
     communication = sum(row["seconds"] for row in findings["traffic"])
     hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
-    busy = max(computing, moving)
+    best, worst = max(computing, moving), max(computing, moving) / WORST_EFFICIENCY
+    kinds = None
+    if calibration is not None:
+        work = {kind: one for kind, one in findings["work"].items() if kind != COLLECTIVE}
+        found = calibration.predict(work)
+        error = max(found.error, LEAST_ERROR)
+        best, worst = found.seconds * (1 - error), found.seconds * (1 + error)
+        kinds = found.kinds
     return Time(
         computing,
         moving,
         communication,
         hidden,
-        best=max(busy, hidden) + communication - hidden,
-        worst=busy / WORST_EFFICIENCY + communication,
+        best=max(best, hidden) + communication - hidden,
+        worst=worst + communication,
+        calibrated=kinds,
     )

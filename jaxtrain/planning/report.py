@@ -219,8 +219,7 @@ def _run(plan: Plan) -> str:
         f"  {_both(slow, fast)} steps/s ({1 / slow:.3g} to {1 / fast:.3g} s per step), bound by "
         f"{time['bound']}",
         f"  {time['worst']:.3g} to {time['best']:.3g} s per step without waiting for input:",
-        f"    from {plan['worst_efficiency']:.0%} of the card's peaks, no communication hidden,",
-        "    to 100%, all overlapped communication hidden",
+        *_rates(plan),
     ]
     if run["hours"] is None:
         lines.append(
@@ -235,6 +234,22 @@ def _run(plan: Plan) -> str:
         if seconds[1] >= 1
     ]
     return "\n".join(lines)
+
+
+def _rates(plan: Plan) -> list[str]:
+    """Says which rates the time of a step rests on."""
+    kinds: dict[str, float] | None = plan["time"]["calibrated"]
+    if kinds is None:
+        return [
+            f"    from {plan['worst_efficiency']:.0%} of the card's peaks, "
+            "no communication hidden,",
+            "    to 100%, all overlapped communication hidden",
+        ]
+    slowest = sorted(kinds.items(), key=lambda one: -one[1])
+    return [
+        "    at rates measured on this card, with and without hidden communication:",
+        *(f"    {name:<20} {1000 * seconds:9.2f} ms" for name, seconds in slowest),
+    ]
 
 
 def _input(plan: Plan) -> str:

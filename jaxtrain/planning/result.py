@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxtrain import config
@@ -38,6 +39,7 @@ def predict(
     cores: int | None = None,
     source: input_rate.Source | None = None,
     measure_input: bool = False,
+    calibration: Path | None = None,
 ) -> PlanResult:
     """Compiles the step for the GPUs and predicts the run.
 
@@ -50,6 +52,7 @@ def predict(
         cores: CPU cores of each node; None assumes a number per GPU.
         source: kind of videos; None looks at the data, or assumes films.
         measure_input: whether to measure on this machine how fast a core loads the data.
+        calibration: a file of rates measured on the card, written by ``bench --calibration``.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -71,5 +74,5 @@ def predict(
         raise InputError(f"cores={cores}: use at least 1")
     measured = input_measurement.measure(name, typed, None) if measure_input else None
     host = input_rate.Host(cores=cores, source=source, measured=measured)
-    planner = Planner(name, typed, gpu, devices, price, host=host)
+    planner = Planner(name, typed, gpu, devices, price, host=host, calibration=calibration)
     return PlanResult(planner.compiled(()))

@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,13 +184,10 @@ class Profile:
                 )
 
     def _summarize(self, files: list[Path], took_s: float) -> None:
-        operations = top_operations(
-            files,
-            inspect.unwrap(self._step).as_text(),  # type: ignore[attr-defined]
-            steps=self._traced,
-            devices=len(jax.local_devices()),
-            count=_LISTED,
-        )
+        program = inspect.unwrap(self._step).as_text()  # type: ignore[attr-defined]
+        times = instruction_times(files, program)
+        runs = self._traced * len(jax.local_devices())
+        operations = top_operations(times, program, runs=runs, count=_LISTED)
         first, each_ms = self._steps[0], took_s * 1e3 / self._traced
         lines = [
             f"steps {first} to {first + self._traced} took {each_ms:.1f} ms each while traced; "
@@ -250,25 +247,17 @@ def _line(operation: Operation) -> str:
 
 
 def top_operations(
-    files: Iterable[Path], program: str, *, steps: int, devices: int, count: int
+    times: Mapping[str, float], program: str, *, runs: int, count: int
 ) -> list[Operation]:
     """Returns the slowest operations, slowest first.
 
     Args:
-        files: ``.xplane.pb`` files that the profiler of this process wrote.
+        times: instruction -> nanoseconds, from :func:`instruction_times`.
         program: ``compiled.as_text()`` of the step.
-        steps: the number of traced steps.
-        devices: of this process.
+        runs: how many times the program ran: traced steps, times the devices of this process.
         count: the largest number of operations to return.
     """
     described = _described(program)
-    times: collections.Counter[str] = collections.Counter()
-    with warnings.catch_warnings():
-        # Python 3.13 warns about a type that jaxlib 0.12 creates here, which aborts the process if
-        # warnings are errors.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for path in files:
-            times.update(_nanoseconds(ProfileData.from_file(str(path)), described))
     total = sum(times.values())
     groups: collections.defaultdict[_Described, list[float]] = collections.defaultdict(list)
     for name, nanoseconds in times.items():
@@ -277,7 +266,7 @@ def top_operations(
         Operation(
             *described_as,
             count=len(group),
-            ms_per_step=sum(group) / 1e6 / steps / devices,
+            ms_per_step=sum(group) / 1e6 / runs,
             share=sum(group) / total,
         )
         for described_as, group in groups.items()
@@ -285,9 +274,30 @@ def top_operations(
     return sorted(operations, key=lambda one: -one.share)[:count]
 
 
-def _nanoseconds(
-    profile: ProfileData, described: dict[str, _Described]
-) -> collections.Counter[str]:
+def instruction_times(files: Iterable[Path], program: str) -> collections.Counter[str]:
+    """Returns instruction -> its nanoseconds, summed over steps and devices.
+
+    Args:
+        files: ``.xplane.pb`` files that the profiler of this process wrote.
+        program: ``compiled.as_text()`` of the step.
+    """
+    opcodes = _opcodes(program)
+    times: collections.Counter[str] = collections.Counter()
+    with warnings.catch_warnings():
+        # Python 3.13 warns about a type that jaxlib 0.12 creates here, which aborts the process if
+        # warnings are errors.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for path in files:
+            times.update(_nanoseconds(ProfileData.from_file(str(path)), opcodes))
+    return times
+
+
+def _opcodes(program: str) -> dict[str, str]:
+    matches = map(_INSTRUCTION.match, program.splitlines())
+    return {match[1]: match[2] for match in matches if match}
+
+
+def _nanoseconds(profile: ProfileData, opcodes: dict[str, str]) -> collections.Counter[str]:
     """Returns operation -> its time, summed over devices."""
     planes = list(profile.planes)
     # A GPU's kernels have a plane of their own; a CPU's operations run in the host's threads.
@@ -299,14 +309,9 @@ def _nanoseconds(
                 continue  # sums over the streams, for the viewer
             for event in line.events:
                 name = dict(event.stats).get("hlo_op")
-                if name is not None and _kind(described, name) not in _CONTAINERS:
+                if name is not None and opcodes.get(str(name)) not in _CONTAINERS:
                     times[str(name)] += event.duration_ns
     return times
-
-
-def _kind(described: dict[str, _Described], name: object) -> str:
-    found = described.get(str(name))
-    return found.kind if found else ""
 
 
 def _described(program: str) -> dict[str, _Described]:

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator
 
 KINDS = (
     "all-gather",
@@ -18,7 +17,7 @@ KINDS = (
 _BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{", re.ASCII)
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"(?:body|to_apply|calls|called_computations|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)"
@@ -28,8 +27,8 @@ _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
 _WHOLE = {"fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"}
 _WHOLE |= {"all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start"}
 # Instructions that move no data themselves.
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
-_FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "async-start"}
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
+FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "async-start"}
 _MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
@@ -95,10 +94,9 @@ def collectives(text: str, devices: int) -> list[Collective]:
         text: ``compiled.as_text()``.
         devices: the number of devices.
     """
-    computations = dict(_computations(text))
-    times = _times(text, computations)
+    times = executions(text)
     found = []
-    for name, lines in computations.items():
+    for name, lines in computations(text).items():
         for number, line in enumerate(lines):
             one = _collective(line, devices, times.get(name, 0))
             if one is not None and one.times:
@@ -114,14 +112,15 @@ def entry_name(text: str) -> str:
     return match[1]
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the name of each computation and its instructions, one per line."""
+def computations(text: str) -> dict[str, list[str]]:
+    """Returns the name of each computation -> its instructions, one per line."""
+    found: dict[str, list[str]] = {}
     name = ""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("}"):
             if name:
-                yield name, lines
+                found[name] = lines
             name, lines = "", []
         elif line and not line[0].isspace() and line.rstrip().endswith("{"):
             match = _COMPUTATION.match(line)
@@ -129,6 +128,30 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
                 name, lines = match[2], []
         elif name:
             lines.append(line)
+    return found
+
+
+def executions(text: str) -> dict[str, int]:
+    """Returns how often each computation runs per step.
+
+    Computations inside an instruction (a fusion, a reduction) are left out.
+    """
+    lines_of = computations(text)
+    times: dict[str, int] = {}
+
+    def visit(name: str, count: int) -> None:
+        times[name] = times.get(name, 0) + count
+        for line in lines_of.get(name, ()):
+            opcode = opcode_of(line)
+            if opcode in _WHOLE:
+                continue
+            trips = _TRIPS.search(line) if opcode == "while" else None
+            for match in _CALLED.finditer(line):
+                for part in match[1].split(", "):
+                    visit(part.lstrip("%"), count * (int(trips[1]) if trips else 1))
+
+    visit(entry_name(text), 1)
+    return times
 
 
 def moved_bytes(text: str) -> float:
@@ -141,18 +164,18 @@ def moved_bytes(text: str) -> float:
     Args:
         text: ``compiled.as_text()``.
     """
-    computations = dict(_computations(text))
+    lines = computations(text)
     total = 0.0
-    for name, count in _times(text, computations).items():
+    for name, count in executions(text).items():
         sizes: dict[str, int] = {}
-        for line in computations.get(name, ()):
-            match = _INSTRUCTION.match(line)
+        for line in lines.get(name, ()):
+            match = INSTRUCTION.match(line)
             if match is None:
                 continue
-            opcode = _opcode(line)
+            opcode = opcode_of(line)
             shape, _, rest = match[2].partition(f" {opcode}(")
             sizes[match[1]] = sum(array.size for array in arrays(shape))
-            if opcode in _FREE or opcode.endswith("-done"):
+            if opcode in FREE or opcode.endswith("-done"):
                 continue
             operands = rest.partition(")")[0]
             read = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
@@ -166,40 +189,22 @@ def attention_calls(text: str) -> dict[str, int]:
     Args:
         text: ``compiled.as_text()``.
     """
-    computations = dict(_computations(text))
+    lines = computations(text)
     found = {"forward": 0, "backward": 0}
-    for name, count in _times(text, computations).items():
-        for target in _ATTENTION.findall("\n".join(computations.get(name, ()))):
+    for name, count in executions(text).items():
+        for target in _ATTENTION.findall("\n".join(lines.get(name, ()))):
             found["backward" if target.endswith("Backward") else "forward"] += count
     return found
 
 
-def _opcode(line: str) -> str:
+def opcode_of(line: str) -> str:
+    """Returns the opcode of an instruction, or "" if the line has none."""
     match = _OPCODE.search(line.partition(" = ")[2])
     return match[1] if match else ""
 
 
-def _times(text: str, computations: dict[str, list[str]]) -> dict[str, int]:
-    """Returns how often each computation runs per step."""
-    times: dict[str, int] = {}
-
-    def visit(name: str, count: int) -> None:
-        times[name] = times.get(name, 0) + count
-        for line in computations.get(name, ()):
-            opcode = _opcode(line)
-            if opcode in _WHOLE:
-                continue
-            trips = _TRIPS.search(line) if opcode == "while" else None
-            for match in _CALLED.finditer(line):
-                for part in match[1].split(", "):
-                    visit(part.lstrip("%"), count * (int(trips[1]) if trips else 1))
-
-    visit(entry_name(text), 1)
-    return times
-
-
 def _collective(line: str, devices: int, times: int) -> Collective | None:
-    match = _INSTRUCTION.match(line)
+    match = INSTRUCTION.match(line)
     if match is None:
         return None
     name, rest = match[1], match[2]

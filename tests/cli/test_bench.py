@@ -7,15 +7,17 @@ import pytest
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
+from jaxtrain.planning import calibration
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 
 
 @pytest.mark.slow
 def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "found.json"
+    output, rates = tmp_path / "found.json", tmp_path / "rates.json"
     data = ["--data.path", str(write_corpus(tmp_path)), "--data.cache_dir", str(tmp_path / "cache")]
-    assert main.main([*TINY, *data, "--json", str(output), "--sweep", "remat"]) == 0
+    files = ["--json", str(output), "--calibration", str(rates)]
+    assert main.main([*TINY, *data, *files, "--sweep", "remat"]) == 0
     found = json.loads(output.read_text())
     rows = found["rows"]
     for name in (
@@ -38,7 +40,14 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["operations"][0]["ms_per_step"] > 0
     assert set(found["sweep"]) == {"none", "block"}
     assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
+    calibrated = calibration.load(rates)
+    assert calibrated.device == found["device"]["kind"]
+    (step,) = calibrated.measured
+    assert step.step_s == rows["synthetic/step"]["median_s"]
+    assert sum(one.flops for one in step.samples) > 0
+    assert sum(one.seconds for one in step.samples if one.kind == "matmul f32") > 0
     printed = capsys.readouterr().out
+    assert f"measured rates added to {rates}" in printed
     assert "steps with the real input pipeline" in printed
     assert "speed (examples/s)" in printed
 
@@ -51,6 +60,8 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--config", "demo", "--sweep", "depth"], "depth"),
         (["--config", "demo", "--sweep", "shard"], "mesh.fsdp is 1"),
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--config", "demo", "--calibration", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--config", "demo", "--calibration", __file__], "as a calibration file"),
         (["ceilings", "--sweep", "batch"], "unknown argument --sweep batch"),
     ],
 )

@@ -215,7 +215,7 @@ def test_on_a_gpu_only_its_streams_count() -> None:
         ),
     ]
     profile: Any = SimpleNamespace(planes=planes)
-    found = profiler._nanoseconds(profile, profiler._described(PROGRAM))
+    found = profiler._nanoseconds(profile, profiler._opcodes(PROGRAM))
     assert found == {"dot.3": 10, "fusion.1": 2}
 
 
@@ -233,11 +233,12 @@ def test_a_large_matmul_takes_longer_than_a_small_one(tmp_path: Path) -> None:
     with jax.profiler.trace(tmp_path):
         for _ in range(3):
             jax.block_until_ready(compiled(x, y))
-    files = list(tmp_path.rglob("*.xplane.pb"))
-    found = profiler.top_operations(files, compiled.as_text(), steps=3, devices=1, count=50)
+    program = compiled.as_text()
+    times = profiler.instruction_times(tmp_path.rglob("*.xplane.pb"), program)
+    found = profiler.top_operations(times, program, runs=3, count=50)
     assert "large" in found[0].made_by
     assert found[0].name.startswith("large/")
     assert found[0].share > 0.5
     assert sum(one.share for one in found) <= 1.0001
-    (half,) = profiler.top_operations(files, compiled.as_text(), steps=6, devices=1, count=1)
+    (half,) = profiler.top_operations(times, program, runs=6, count=1)
     assert half.ms_per_step * 2 == found[0].ms_per_step
