@@ -22,6 +22,10 @@ from jaxtrain.bench import report
 from jaxtrain.telemetry import hardware
 
 TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
+_PROBE = (
+    "import jax; print(jax.default_backend(), jax.local_devices()[0].device_kind, "
+    "jax.local_device_count(), sep='|')"
+)
 RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"
 
 
@@ -87,6 +91,25 @@ def device() -> str:
             "install both for the same device"
         )
     return "cuda" if seen[0] else "cpu"
+
+
+def devices() -> tuple[str, str, int]:
+    """Returns jax's platform, device kind and number of devices on this machine.
+
+    They come from a process that then releases the devices.
+
+    Raises:
+        SystemExit: the machine has a GPU that jax does not use.
+    """
+    asked = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
+    )
+    backend, kind, count = asked.stdout.strip().splitlines()[-1].split("|")
+    if backend != "gpu" and hardware.driver().version is not None:
+        raise SystemExit(
+            f"this machine has an NVIDIA GPU, but jax runs on {backend}: {asked.stderr}"
+        )
+    return backend, kind, int(count)
 
 
 def machine(device_kind: str) -> str:

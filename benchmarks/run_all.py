@@ -24,11 +24,8 @@ import common_start
 import results
 import sizes
 
-from jaxtrain.telemetry import hardware
-
 _HERE = Path(__file__).parent
 _LEAST_S = 45  # start no measurement with less time left
-_PROBE = "import jax; print(jax.default_backend(), jax.local_devices()[0].device_kind, sep='|')"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +54,7 @@ def on_gpu(videos: str | None) -> list[Measurement]:
     depth_20 = ("--model.depth", "20", "--data.batch_size", "16")
     short, once = ("--seconds", "5"), ("--processes", "1")
     return [
+        _script("plan_vs_measured.py"),
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch", arguments=once),
         _bench("video_ae", *video, *short),
@@ -82,6 +80,7 @@ def on_cpu(videos: str | None) -> list[Measurement]:
         _bench("demo", "--config", "demo", "--seconds", "10"),
         _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10"),
         _bench("demo_gpt", "--config", "demo_gpt", "--seconds", "10"),
+        _script("plan_vs_measured.py"),
         _script("input_vs_dataloader.py", "torch", "av"),
     ]
     found += [
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("output/benchmarks"), help="JSON files")
     flags = parser.parse_args()
     flags.output.mkdir(parents=True, exist_ok=True)
-    backend, kind = _device()
+    backend, kind, _ = results.devices()
     print(f"=== on {kind} ({backend})", flush=True)
     ends = time.monotonic() + 60 * flags.minutes
     chosen = on_gpu(flags.videos) if backend == "gpu" else on_cpu(flags.videos)
@@ -168,19 +167,6 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
         for result in results.bench_results(json.loads(findings.read_text())):
             results.append_row(table, kind, one.name, result, command)
     print(f"=== {one.name}: {ended}, {time.monotonic() - began:.0f} s", flush=True)
-
-
-def _device() -> tuple[str, str]:
-    """Returns jax's platform and device kind, from a process that then releases the device."""
-    asked = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
-    )
-    backend, _, kind = asked.stdout.strip().splitlines()[-1].partition("|")
-    if backend != "gpu" and hardware.driver().version is not None:
-        raise SystemExit(
-            f"this machine has an NVIDIA GPU, but jax runs on {backend}: {asked.stderr}"
-        )
-    return backend, kind
 
 
 if __name__ == "__main__":

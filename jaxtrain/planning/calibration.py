@@ -90,7 +90,7 @@ class Calibration:
         kinds = {one.kind for one in samples}
         self.rates = {kind: _fit([x for x in samples if x.kind == kind]) for kind in kinds}
         ratios = {
-            step.config: step.step_s / sum(self._kinds(_totals(step.samples)).values())
+            step.config: step.step_s / sum(self._kinds(total_work(step.samples)).values())
             for step in measured
         }
         self.ratio = float(np.median(list(ratios.values())))
@@ -112,7 +112,8 @@ class Calibration:
         }
 
 
-def _totals(samples: Iterable[Sample]) -> dict[str, Totals]:
+def total_work(samples: Iterable[Sample]) -> dict[str, Totals]:
+    """Returns class of operation -> its FLOPs, bytes and calls, per step and device."""
     sums: dict[str, Totals] = {}
     for one in samples:
         flops, moved, calls = sums.get(one.kind, Totals(0.0, 0.0, 0.0))

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plan_vs_measured
 import pytest
 import results
 import run_all
 import side_by_side
+
+from jaxtrain import config
+from jaxtrain.planning import planner
 
 ROWS = {
     "start/total": 19.0,
@@ -34,6 +38,16 @@ def test_sides_are_measured_alternately() -> None:
     found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
     assert "".join(done) == "oOtT" + "oooOtttT" * 2
     assert len(found.ours) == len(found.theirs) == 2
+
+
+def test_the_configs_of_the_comparison_with_plans_are_valid() -> None:
+    names = plan_vs_measured.CALIBRATED.keys() | plan_vs_measured.PREDICTED.keys()
+    assert len(names) == 4 + 8
+    for config_of, *typed in (plan_vs_measured.CALIBRATED | plan_vs_measured.PREDICTED).values():
+        config.load(config_of, typed)
+    for config_of, *typed in plan_vs_measured.GPU.values():
+        for count in (1, 8):
+            planner.Planner(config_of, typed, "h100", f"1x{count}", None)
 
 
 def _pausing(seconds: float) -> side_by_side.Side:

@@ -42,7 +42,7 @@ def test_planted_rates_are_recovered_and_predict_another_step() -> None:
     for kind, rates in RATES.items():
         assert found.rates[kind] == pytest.approx(rates, rel=1e-6, abs=1e-15)
     other = step("c", 3, 1.25)
-    predicted = found.predict(calibration._totals(other.samples))
+    predicted = found.predict(calibration.total_work(other.samples))
     assert predicted.seconds == pytest.approx(other.step_s)
     assert sum(predicted.kinds.values()) == pytest.approx(predicted.seconds)
     assert predicted.error == pytest.approx(0, abs=1e-6)
