@@ -169,7 +169,7 @@ def check(path: Path) -> None:
     """Checks that measurements can be added to a file; a missing one is fine.
 
     Raises:
-        InputError: it is no calibration file.
+        InputError: it cannot be read as one.
     """
     if path.exists():
         _read(path)
@@ -179,7 +179,7 @@ def add(path: Path, device: str, measured: Measured) -> None:
     """Adds a measured step to a file, which it creates; the same config replaces its earlier one.
 
     Raises:
-        InputError: the file is of another device, or is no calibration file.
+        InputError: the file is of another device, or cannot be read as a calibration file.
     """
     before: tuple[Measured, ...] = ()
     if path.exists():

@@ -141,6 +141,9 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
     def flops(value: float | None) -> object:
         return NOTHING if value is None else formats.large(value, "FLOP/s")
 
+    def seconds(value: float | None) -> object:
+        return NOTHING if value is None else f"{value:.3g}"
+
     rows: list[Row] = [
         (text, [rate(run, f"train/{name}") for run in runs])
         for text, name in (
@@ -158,6 +161,12 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         ),
         ("data wait", [middle(run, "train/data_wait_fraction") for run in runs]),
     ]
+    planned = [facts.seconds_at_the_peaks(run) for run in runs]
+    if any(planned):
+        rows += [
+            ("seconds per step, planned at the datasheet's peaks", [seconds(x) for x in planned]),
+            ("seconds per step, measured", [seconds(facts.seconds_per_step(x)) for x in runs]),
+        ]
     kinds = {
         str(run.last("start")["device_kind"])
         for run in runs

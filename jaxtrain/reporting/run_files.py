@@ -267,7 +267,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("name", "from", "host", "device_kind", "platform", "driver", "why"), _is_text),
     **dict.fromkeys(("from_step", "seen", "total", "devices", "processes", "params"), _is_count),
     **dict.fromkeys(("seconds", "waited_s", "planned_gib", "state_gib"), _is_number),
-    **dict.fromkeys(("flops_per_step", "peak_flops", "bandwidth"), _is_number),
+    **dict.fromkeys(("flops_per_step", "moved_bytes", "peak_flops", "bandwidth"), _is_number),
     "began": _is_time,
     "code": lambda value: type(value) is int and abs(value) < _MAX_INTEGER,
     "versions": _is_texts,

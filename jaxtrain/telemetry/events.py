@@ -198,6 +198,8 @@ class StepCompiled:
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
         flops_per_step: FLOPs of a step by the model's formula, over all devices.
+        moved_bytes: bytes that the instructions of a step read and write, per device; None on
+            devices whose memory bandwidth is unknown.
     """
 
     step: int
@@ -205,6 +207,7 @@ class StepCompiled:
     state_bytes: float
     params: int
     flops_per_step: float
+    moved_bytes: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

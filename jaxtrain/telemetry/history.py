@@ -109,6 +109,7 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
         "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
         "flops_per_step": event.flops_per_step,
+        "moved_bytes": event.moved_bytes,
         "peak_flops": hardware.peak_bf16_flops(kind),
         "bandwidth": hardware.memory_bytes_per_second(kind),
     }

@@ -36,6 +36,7 @@ from jaxtrain.interop import hub, weights
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
     debugging,
@@ -70,6 +71,7 @@ from jaxtrain.training.state import (
 from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
 from jaxtrain.training.stopping import Stopping
 from jaxtrain.training.validation import Evaluator
+from jaxtrain.xla import hlo
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
@@ -536,10 +538,19 @@ def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> Trai
             state_bytes=bytes_per_device(setup.target),
             params=parameter_count(setup.definition.params),
             flops_per_step=setup.run.model.flops_per_example() * setup.run.data.batch_size,
+            moved_bytes=_moved_bytes(compiled),
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return debugging.checked(compiled) if debug else compiled
+
+
+def _moved_bytes(step: jax.stages.Compiled) -> float | None:
+    """Returns the bytes that a step moves; None if the rate of this memory is unknown."""
+    text = step.as_text()
+    if text is None or hardware.memory_bytes_per_second(jax.devices()[0].device_kind) is None:
+        return None
+    return hlo.moved_bytes(text)
 
 
 def _open_batches(

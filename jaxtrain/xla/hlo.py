@@ -134,7 +134,7 @@ def computations(text: str) -> dict[str, list[str]]:
 def executions(text: str) -> dict[str, int]:
     """Returns how often each computation runs per step.
 
-    Computations inside an instruction (a fusion, a reduction) are left out.
+    Computations inside an instruction (a fusion, a reduction) are omitted.
     """
     lines_of = computations(text)
     times: dict[str, int] = {}

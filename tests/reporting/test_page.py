@@ -85,6 +85,8 @@ def test_one_run(tmp_path: Path) -> None:
         "fullest device 11.00 GiB",
         "model FLOP/s, all devices 2 TFLOP/s",
         "dense bf16, all devices 3.956 PFLOP/s",
+        "seconds per step, planned at the datasheet's peaks 0.2",
+        "seconds per step, measured 1",
         "reconstruction after step 100",
         "step 100 <b>bold</b>",
         "resume for longer",
