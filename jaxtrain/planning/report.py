@@ -299,7 +299,8 @@ def _both(least: float, most: float) -> str:
 
 
 def _span(least: float, most: float) -> str:
-    return _duration(least) if least == most else f"{_duration(least)} to {_duration(most)}"
+    shortest, longest = _duration(least), _duration(most)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 def _cost(plan: Plan) -> list[str]:
