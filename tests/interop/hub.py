@@ -362,7 +362,9 @@ def test_an_upload_that_breaks_publishes_nothing(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", WRITER)
     HUB.faults.append(Fault("/commit/", "POST", status=403, times=99))
-    assert "the token has no write access there" in refused(capsys, "export", trained, "--push", "me/new")
+    assert "the token has no write access there" in refused(
+        capsys, "export", trained, "--push", "me/new"
+    )
     assert set(HUB.repositories["me/new"].files) == {".gitattributes"}
     HUB.faults[:] = [Fault("/lfs/", "PUT", status=500)]
     assert run("export", trained, "--push", "me/new") == 0
