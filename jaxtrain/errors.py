@@ -10,13 +10,13 @@ INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
 
 EXIT_CODES = {
     DONE: "done",
-    1: "unexpected error, with its traceback; `doctor` found problems; `checkpoints` found a "
+    1: "unexpected error, with a traceback; `doctor` found problems; `checkpoints` found a "
     "damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not "
     "measure anything",
-    WRONG_USE: "wrong usage or invalid input; each problem is one line that names it and the fix",
+    WRONG_USE: "wrong usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
-    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or "
-    "a disk that rejects checkpoints",
+    RUN_AGAIN: "temporary failure (SIGTERM, a hang, a lost process, or a disk that rejects "
+    "checkpoints): run the same command again",
     INTERRUPTED: "Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }

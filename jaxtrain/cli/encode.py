@@ -1,10 +1,10 @@
 """Encodes a video to latents: an array `latents` [L, h, w, C] in a .safetensors file.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
-Hugging Face Hub. The metadata of the file has the frames, size, padding and
-average frame rate of the video, and the model; jaxtrain decode turns it back
-into a video. If the decoder drops its first frames, an extra latent keeps the
-last frames.
+Hugging Face Hub. The metadata of OUT records the model, and the number of
+frames, the size, the padding and the average frame rate of the video; jaxtrain
+decode turns OUT back into a video. If the decoder drops its first frames, an
+extra latent keeps the last frames.
 """
 
 import argparse

@@ -4,8 +4,8 @@ SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
 Hugging Face Hub. Autoencoders reconstruct the same clips, the middle of each
 video, and each frame is compared with its original. A language model is
 measured on a text: jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N]
-prints pseudo-perplexity or bits per byte; for its flags, add --help after such
-a SOURCE.
+prints the pseudo-perplexity or the bits per byte. For the flags of a language
+model, run jaxtrain evaluate SOURCE --help.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
 SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
 a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hugging Face Hub. A
-.pth file needs PyTorch. --format hf writes a folder, with the tokenizer and a
+.pth file requires PyTorch. --format hf writes a folder, with the tokenizer and a
 model card, that transformers' from_pretrained loads.
 
---push uploads such a folder to the Hugging Face Hub instead; of a model that
-transformers does not have, one weights file with its model card. Run hf auth
-login first, or set HF_TOKEN. An existing model card is kept.
+--push uploads such a folder to the Hugging Face Hub instead. For a model that
+transformers does not support, it uploads one weights file and a model card. Run
+hf auth login first, or set HF_TOKEN. An existing model card is kept.
 """
 
 import argparse
@@ -146,17 +146,17 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=("file", "hf"),
         help="file: one weights file; hf: a folder for transformers (default: file; with --push: "
-        "hf if transformers has the model)",
+        "hf if transformers supports the model)",
     )
     add(
         "--push",
         metavar="ORG/MODEL",
-        help="upload to this repository of the Hugging Face Hub; it is created if missing",
+        help="upload to this repository on the Hugging Face Hub; it is created if missing",
     )
     add("--private", action="store_true", help="with --push: the repository must be private")
     add(
         "--license",
         metavar="NAME",
-        help="license of the model, for its card, such as apache-2.0 (default: none is named)",
+        help="license to name in the model card, such as apache-2.0 (default: none)",
     )
     return parser

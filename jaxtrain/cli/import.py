@@ -1,13 +1,13 @@
-"""Imports published weights: checks names and shapes, and prints which model they are.
+"""Imports published weights: checks names and shapes, and prints which model they belong to.
 
 OUT also stores the config of the model, so that all commands and
---model.init_from accept it. Reading a .pth file needs PyTorch.
+--model.init_from accept it. Reading a .pth file requires PyTorch.
 
 DIR is a folder of a transformers BertForMaskedLM, LlamaForCausalLM or
 NanoChatForCausalLM with its tokenizer, or such a model on the Hugging Face Hub:
-hf:ORG/MODEL[@REVISION]. hf:ORG/MODEL:FILE is a weights file there. OUT is then
-such a folder too, without the pooler and the next-sentence head of
-BertForPreTraining.
+hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and the
+next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights file on
+the Hub.
 """
 
 import argparse
@@ -142,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="patch size to expect (default: from the shapes)",
     )
-    add("--latent-channels", metavar="N", type=int, help="latent channels to expect (likewise)")
-    add("--decoder", choices=("base", "super"), help="decoder to expect (likewise)")
+    add(
+        "--latent-channels",
+        metavar="N",
+        type=int,
+        help="latent channels to expect (default: from the shapes)",
+    )
+    add("--decoder", choices=("base", "super"), help="decoder to expect (default: from the shapes)")
     return parser

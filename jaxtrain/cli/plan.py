@@ -183,8 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--source",
         choices=("films", "clips"),
-        help="kind of videos: films, or the output of prepare clips (default: that of data.path "
-        "if it is here, else films)",
+        help="kind of videos: films (not prepared), or clips (the output of prepare clips) "
+        "(default: that of data.path if it is on this machine, else films)",
     )
     add(
         "--measure-input",
@@ -198,14 +198,16 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         metavar="FILE",
         type=Path,
-        help="predict times from rates that bench --calibration FILE measured on such a card",
+        help="predict times from rates that bench --calibration FILE measured on such a GPU",
     )
-    add("--price-per-gpu-hour", metavar="P", type=float, help="price in any currency, for the cost")
+    add(
+        "--price-per-gpu-hour", metavar="P", type=float, help="price in any currency; adds the cost"
+    )
     add(
         "--save",
         metavar="DIR",
         type=Path,
-        help="keep the compiled programs, for a run with --compiled DIR",
+        help="save the compiled programs in DIR, for a run with --compiled DIR",
     )
     add(
         "--simulate-devices",

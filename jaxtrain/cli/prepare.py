@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use.
     """
     if not arguments or arguments[0] in ("--help", "-h"):
-        terminal.out(f"usage: {_USAGE}\n{__doc__}\n\nAdd --help to any of these for its flags.")
+        terminal.out(f"usage: {_USAGE}\n{__doc__}\n\nFor the flags of a command, add --help to it.")
         return 0
     if arguments[0] == "clips":
         return _clips(arguments[1:])
@@ -45,8 +45,8 @@ def _clips(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="jaxtrain prepare clips",
         usage="jaxtrain prepare clips SOURCE OUT [flags]",
-        description="Cuts videos into short clips at training size, from which random training "
-        "clips are read several times as fast. To resume after a stop, repeat the command.",
+        description="Cuts videos into short clips at training size. Reading random training clips "
+        "from these is several times as fast. To resume after a stop, repeat the command.",
         add_help=False,
         allow_abbrev=False,
         exit_on_error=False,
@@ -57,7 +57,7 @@ def _clips(arguments: list[str]) -> int:
         "source",
         metavar="SOURCE",
         nargs="?",
-        help="the original videos, in any form that --data.path takes",
+        help="the original videos, in any form that --data.path accepts",
     )
     add(
         "out",

@@ -1,4 +1,4 @@
-"""Encodes and decodes a video of any length, with memory for a few frames.
+"""Encodes and decodes a video of any length, with only a few frames in memory.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
 Hugging Face Hub. The result has the frames, timestamps and size of the
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
     )
-    add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
+    add("video", metavar="IN", type=command_line.named_file, help="the video to reconstruct")
     add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
     add("--side-by-side", action="store_true", help="put the original on the left")
     add("--no-audio", action="store_true", help="do not copy the audio")

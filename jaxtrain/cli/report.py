@@ -1,7 +1,7 @@
-"""Writes one HTML page about a run, or about several side by side; it works offline.
+"""Writes an HTML page about one run, or about several side by side; the page works offline.
 
-RUN is a run directory, such as output/latest. A run writes its own page at the
-end; this command writes it at any time. For several runs, the page marks the
+RUN is a run directory, such as output/latest. A run writes its own page when it
+ends; this command writes it at any time. For several runs, the page marks the
 differences. With --animation, the samples of one run become an animated image.
 """
 

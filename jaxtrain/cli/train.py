@@ -107,13 +107,17 @@ def flags_parser() -> argparse.ArgumentParser:
         help="check for NaNs, disable buffer donation, log collectives",
     )
     add("--profile", metavar="START:STOP", help="write a profiler trace of these steps")
-    add("--compiled", metavar="DIR", help="load the programs of plan --save; trust DIR as code")
+    add(
+        "--compiled",
+        metavar="DIR",
+        help="load the programs that plan --save wrote to DIR; they can run any code",
+    )
     add(
         "--track",
         metavar="NAME",
         action="append",
         default=[],
-        help="record the run with wandb, trackio or mlflow, too; for several, repeat the flag",
+        help="also record the run with wandb, trackio or mlflow; for several, repeat the flag",
     )
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(

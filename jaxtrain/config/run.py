@@ -28,11 +28,11 @@ class Average:
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
-    as in TAEHV's recipe, which has decay 0.95 (ramp)."""
+    (ramp), as in TAEHV's recipe, which has decay 0.95."""
     decay: float = 0.999
     """EMA decay: the fraction of the average that is kept each time, below 1."""
     every: int = 1
-    """How often parameters enter the average, in steps."""
+    """Interval at which the parameters enter the average, in steps."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
@@ -128,10 +128,10 @@ class Optim:
     off."""
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
-    above bad_norm. off: ignore norms, end the run at NaN/Inf; skip: keep the parameters and
-    continue with the next examples, end the run after bad_in_a_row bad steps; rollback: after
-    bad_in_a_row bad steps, restore the newest checkpoint and continue with the examples after
-    them."""
+    above bad_norm. off: ignore the norm, and end the run at NaN/Inf; skip: keep the parameters,
+    continue with the next examples, and end the run after bad_in_a_row bad steps; rollback: like
+    skip, but after bad_in_a_row bad steps, restore the newest checkpoint and continue with the
+    examples after the bad ones."""
     bad_norm: float | None = 20.0
     """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
     last 128 steps. None turns it off."""
@@ -148,14 +148,14 @@ class Mesh:
     fsdp: int
     """Number of devices that share one copy of parameters and optimizer state."""
     shard: Shard
-    """What is sharded along fsdp. params: parameters and optimizer state, each block gathered where
-    it is used (ZeRO-3); optimizer: the same, but parameters are gathered once per step (ZeRO-2 in
-    effect); none: nothing."""
+    """What is sharded along fsdp. params: parameters and optimizer state, with each block gathered
+    where it is used (ZeRO-3); optimizer: the same, but parameters are gathered once per step
+    (effectively ZeRO-2); none: nothing."""
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
-    """Fit the run to the devices that are there: choose data, fsdp and optim.accumulate again when
-    the run starts or resumes, and keep data.batch_size, so that the run computes the same."""
+    """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp and
+    optim.accumulate, but keep data.batch_size, so that the training itself does not change."""
 
     @property
     def devices(self) -> int:
@@ -212,7 +212,7 @@ class Run:
     """One training run."""
 
     name: str = ""
-    """Name of the run, by default that of the config file. The run directory is
+    """Name of the run; by default, the name of the config file. The run directory is
     output/NAME/TIME."""
     seed: int = 42
     """Random seed of parameters, example order, augmentation and masks."""
@@ -220,7 +220,8 @@ class Run:
     """Precision of the computation; parameters, optimizer state, losses and metrics stay
     float32."""
     deterministic: bool = False
-    """On GPUs, use only deterministic kernels, which are slower. On CPUs all are deterministic."""
+    """On GPUs, use only deterministic kernels, which are slower. On CPUs, all kernels are
+    deterministic."""
     model: Any
     """The model."""
     data: Any

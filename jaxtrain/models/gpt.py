@@ -56,9 +56,9 @@ class Config:
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     norm_eps: float = float(jnp.finfo(jnp.float32).eps)
-    """Added to the mean square in each norm."""
+    """Epsilon that is added to the mean square in each norm."""
     loss_piece: int = 128
-    """Tokens per sequence whose logits are in memory at a time; fewer need less memory."""
+    """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a folder of
     transformers' NanoChatForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""

@@ -54,14 +54,14 @@ class Config:
     dropout: float = 0.1
     """Dropout rate of embeddings, inside SwiGLU, and of layer outputs, 0 to 1."""
     norm_eps: float = 1e-6
-    """Added to the mean square in each norm."""
+    """Epsilon that is added to the mean square in each norm."""
     rotary_base: float = 10_000.0
     """Base of the rotary angles position / rotary_base^(2 i / K) of pair i, with head width K."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     loss_piece: int = 128
-    """Tokens per sequence whose logits are in memory at a time; fewer need less memory."""
+    """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
     LlamaForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""

@@ -64,12 +64,12 @@ class Config:
     dropout: float = 0.1
     """Dropout rate of embeddings, attention probabilities and layer outputs, 0 to 1."""
     mask_fraction: float = 0.15
-    """Fraction of the tokens of a sequence that are predicted."""
+    """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
-    """What a token attends to: its sequence, or only its document. A packed sequence has several
-    short documents."""
+    """What a token attends to: the complete sequence, or only its own document. A packed sequence
+    holds several short documents."""
     pad_id: int = PAD
-    """The tokenizer's id for padding."""
+    """The tokenizer's id of the padding token."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""

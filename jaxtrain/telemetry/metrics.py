@@ -44,7 +44,7 @@ METRICS = {
         _BOTH, _VIDEO, "", "distance to the teacher's latents, before weighting"
     ),
     "adversary_loss": Metric(
-        _TRAINING, _VIDEO, "", "distance to the frames that the discriminator corrected"
+        _TRAINING, _VIDEO, "", "distance to the frames as corrected by the discriminator"
     ),
     "discriminator_loss": Metric(_TRAINING, _VIDEO, "", "loss of the discriminator"),
     "discriminator_accuracy": Metric(
@@ -58,7 +58,8 @@ METRICS = {
         _VALIDATION,
         "causal LMs",
         "",
-        "cost of the held-out text divided by its bytes; comparable across tokenizers",
+        "loss on the held-out text, in bits, divided by its length in bytes; comparable across "
+        "tokenizers",
     ),
     "steps_per_second": Metric(("speed",), "all", "1/s", "steps per second"),
     "samples_per_second": Metric(("speed",), "all", "1/s", "examples per second, over all devices"),
@@ -72,21 +73,25 @@ METRICS = {
         ("speed",),
         "all",
         "fraction",
-        "model FLOPs utilization: FLOPs that the model needs, without recomputation, over "
+        "model FLOPs utilization: FLOPs that the model needs, without recomputation, divided by "
         "time x devices x the datasheet's dense bf16 rate",
     ),
     "gpu_utilization": Metric(
         ("hardware",),
         "all",
         "fraction",
-        "fraction of the time in which a kernel ran, mean over the GPUs in use",
+        "fraction of the time during which a kernel ran, mean over the GPUs in use",
     ),
     "gpu_power_w": Metric(("hardware",), "all", "W", "power of a GPU, mean over the GPUs in use"),
-    "gpu_temperature_c": Metric(("hardware",), "all", "\N{DEGREE SIGN}C", "the hottest GPU in use"),
-    "gpu_memory_usage": Metric(("hardware",), "all", "GiB", "peak of the device's allocator"),
-    "host_memory_gib": Metric(
-        ("hardware",), "all", "GiB", "memory of the largest process with its workers"
+    "gpu_temperature_c": Metric(
+        ("hardware",), "all", "\N{DEGREE SIGN}C", "temperature of the hottest GPU in use"
     ),
-    "shm_gib": Metric(("hardware",), "all", "GiB", "used space of `/dev/shm`, by all processes"),
+    "gpu_memory_usage": Metric(
+        ("hardware",), "all", "GiB", "peak memory of the device's allocator"
+    ),
+    "host_memory_gib": Metric(
+        ("hardware",), "all", "GiB", "memory of the largest process, including its workers"
+    ),
+    "shm_gib": Metric(("hardware",), "all", "GiB", "space used in `/dev/shm`, by all processes"),
 }
 """By name. ``NAME_std``, where a validation records it, is the standard deviation of ``NAME``."""

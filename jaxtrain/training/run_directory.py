@@ -28,33 +28,34 @@ from jaxtrain.telemetry import history, line_files
 ROOT = Path("output")
 FILES = {
     "config.json": "the resolved config",
-    "metrics.jsonl": "one JSON object per logged step, with all digits; see [metrics](metrics.md)",
-    "history.jsonl": "one entry per start: the hardware, what a step needs, the seconds of each "
-    "phase, and how it ended",
+    "metrics.jsonl": "one JSON object per logged step, with full precision; "
+    "see [metrics](metrics.md)",
+    "history.jsonl": "for each start of the run: the hardware, the memory and computation that a "
+    "step needs, the seconds of each phase, and how it ended",
     "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
     "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
-    "none; white: a quarter of the range) as image and clip, and the channels of the latents; for "
-    "causal language models `text_STEP.txt`",
+    "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
+    "latents; for causal language models, `text_STEP.txt`",
     "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
     "absent",
     "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
     "`checkpoints/` while both exist",
-    "superseded/": "checkpoints that a resume from an earlier step replaced",
-    "damaged/": "checkpoints that a resume found damaged",
+    "superseded/": "checkpoints that were replaced when the run resumed from an earlier step",
+    "damaged/": "checkpoints that were found to be damaged when the run resumed",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
-    "for training. If more than a tenth of the files is affected (`data.max_bad_share`), the run "
+    "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
     "ends",
     "bad_steps.jsonl": "skipped steps and their examples",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
-    "trackers/": "with `--track`, for each tracker: which records were sent, and its output",
+    "trackers/": "with `--track`, for each tracker: the records that were sent, and its output",
     "wandb/": "with `--track wandb`, W&B's own files",
-    "profile/": "with `--profile 10:15`, of these steps: `summary.txt` (the slowest operations, by "
-    "line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and the "
-    "same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
+    "profile/": "with `--profile 10:15`, about these steps: `summary.txt` (the slowest operations, "
+    "by line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
+    "the same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 

@@ -26,9 +26,9 @@ class Masked(Text):
     input_kind = "masked text"
 
     random_share: float = 0.1
-    """Fraction of the chosen tokens that become a random token, 0 to 1."""
+    """Fraction of the tokens to predict that are replaced by a random token, 0 to 1."""
     keep_share: float = 0.1
-    """Fraction of the chosen tokens that stay unchanged, 0 to 1; all others become [MASK]."""
+    """Fraction of the tokens to predict that stay unchanged, 0 to 1; all others become [MASK]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

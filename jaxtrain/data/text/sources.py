@@ -69,18 +69,19 @@ class Text:
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
     extra hf)."""
     more_paths: tuple[str, ...] = ()
-    """More sources, of the same kinds as path."""
+    """More sources; each is given like path."""
     weights: tuple[float, ...] = ()
     """Relative weights of path and each of more_paths in training, any positive numbers. If empty,
     each source is weighted by its number of sequences. An epoch is as long as all sources
     together."""
     val_path: str | None = None
-    """The same as path, for validation; None splits path."""
+    """Text for validation, given like path; None splits the text of path."""
     batch_size: int
     """Global batch size: sequences per step, over all devices and microbatches."""
     workers: int | None = None
-    """Worker processes that load examples, per host and not per GPU. None: as many as the host has
-    cores for; 0 loads them in the main process. The number never changes examples or order."""
+    """Worker processes that load examples, per host and not per GPU. None uses as many as the
+    host's cores allow; 0 loads examples in the main process. The number never changes the examples
+    or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its sequences of a batch
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
@@ -93,8 +94,8 @@ class Text:
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     max_examples: int | None = None
     """Documents to use, spread evenly over the corpus; None uses all. Several sources share them in
-    proportion to their size, with at least two each. From a Hugging Face dataset only the first
-    documents are fetched, this number rounded up to a multiple of 10,000. If val_path is set, this
+    proportion to their size, with at least two each. From a Hugging Face dataset, only the first
+    documents are fetched: this number, rounded up to a multiple of 10,000. If val_path is set, this
     limits the training documents only. Accepts 500k, 2.5M, 1B."""
     train_split: float = 0.9
     """Fraction of the files (or of the documents, if there is only one file) used for training; the

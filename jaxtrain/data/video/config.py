@@ -44,8 +44,9 @@ class Config:
     batch_size: int
     """Global batch size: clips per step, over all devices and microbatches."""
     workers: int | None = None
-    """Worker processes that load examples, per host and not per GPU. None: as many as the host has
-    cores for; 0 loads them in the main process. The number never changes examples or order."""
+    """Worker processes that load examples, per host and not per GPU. None uses as many as the
+    host's cores allow; 0 loads examples in the main process. The number never changes the examples
+    or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
@@ -57,15 +58,15 @@ class Config:
     max_bad_share: float = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     train_split: float = 0.95
-    """Fraction of the files for training, 0 to 1; the others are for validation. It has no effect
-    if val_path is set."""
+    """Fraction of the files for training, 0 to 1; the others are for validation. Ignored if
+    val_path is set."""
     verify: Literal["first_use", "index", "never"] = "first_use"
     """When to decode each file completely, to find damage inside it: when a process first uses the
     file, while indexing, or never."""
     windows: Literal["random", "fixed"] = "random"
-    """random: training clips are cut and augmented at random. fixed: an epoch has each of a file's
-    consecutive clips once, center-cropped and not augmented, in both splits; model.teacher requires
-    it."""
+    """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
+    splits, an epoch has each of a file's consecutive clips once, center-cropped and not augmented;
+    model.teacher requires this."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
@@ -78,7 +79,7 @@ class Config:
     else the largest divisor up to 6."""
     group_spread: int | None = None
     """Distance between clips of a group, in examples; None uses batch_size, so that no two are in
-    one batch. To resume with another batch_size, set this to the original batch_size."""
+    one batch. To resume with a different batch_size, set this to the original batch_size."""
     min_frame_delta: int = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: int = 2

@@ -58,23 +58,23 @@ class Config:
     patch_size: int = 1
     """Side of the square patches that become channels before the first layer (pixels)."""
     latent_channels: int = 16
-    """Channels of a latent: numbers per 4 frames of 8x8 patches."""
+    """Channels of a latent, which stands for 4 frames of 8x8 patches."""
     encoder_width: int = 64
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
-    """base: the ordinary decoder; super: the larger one with depthwise convolutions."""
+    """Kind of decoder. base: the ordinary one; super: a larger one with depthwise convolutions."""
     decoder_widths: tuple[int, int, int, int] | None = None
-    """Channels of the decoder's stages, from 1/8 size to full size. None uses the reference's: 256,
-    128, 64, 64, or 512, 256, 128, 64 for super."""
+    """Channels of the decoder's stages, from 1/8 size to full size. None uses those of the
+    reference implementation: 256, 128, 64, 64, or 512, 256, 128, 64 for super."""
     time_upscale: tuple[bool, bool] = (True, True)
-    """Whether the decoder doubles the frames in its second and third stage. Otherwise it makes
-    previews with fewer frames, and cannot be trained."""
+    """Whether the decoder doubles the number of frames in its second stage, and in its third.
+    Otherwise it makes previews with fewer frames, and cannot be trained."""
     space_upscale: tuple[bool, bool, bool] = (True, True, True)
-    """Whether the decoder doubles height and width in each of its stages. Otherwise it makes
-    smaller previews, and cannot be trained."""
+    """Whether the decoder doubles height and width in each of its stages. If not, it makes smaller
+    previews, and cannot be trained."""
     trim: timing.Trim = "always"
-    """When to drop the first three decoded frames. always; odd_latents: only if the number of
-    latents is odd, as weights for CogVideoX (taecvx) require."""
+    """When to drop the first three decoded frames: always, or only if the number of latents is odd
+    (odd_latents), as weights for CogVideoX (taecvx) require."""
     remat: blocks.VideoRemat = "none"
     """Activation checkpointing: what the backward pass recomputes. ends: full-size activations
     (between the first layer and the first halving, and between the last doubling and the last
@@ -90,8 +90,8 @@ class Config:
     """The discriminator and its loss; None turns it off."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
-    .pth) with the reference's names, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hugging Face
-    Hub."""
+    .pth) with the names of the reference implementation, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on
+    the Hugging Face Hub."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.frames", self.frames, _MOST_FRAMES)

@@ -44,7 +44,7 @@ class Perceptual:
     weights: str
     """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
     backbone: str | None = None
-    """If weights has only the linear layers: file with the state dict of torchvision's AlexNet."""
+    """File with the state dict of torchvision's AlexNet, if weights has only the linear layers."""
     weight: float = 0.1
     """Weight of the mean distance between a frame and its reconstruction."""
 
@@ -67,22 +67,22 @@ class Adversary:
     weight: float = 0.5
     """Weight of the mean squared distance between frames and corrected frames."""
     frames: int = 3
-    """Successive frames per window of the discriminator."""
+    """Consecutive frames per window of the discriminator."""
     crop: int | None = None
     """Side of the random crop that the discriminator sees (pixels); None uses the full frame."""
     replay: int = 1152
     """Size of the replay buffer of earlier reconstructions, in windows of `frames` frames. A
     multiple of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: float = 3e-4
-    """Learning rate of the discriminator; constant."""
+    """Learning rate of the discriminator, which is constant."""
     b1: float = 0.9
     """AdamW beta1 of the discriminator."""
     b2: float = 0.99
     """AdamW beta2 of the discriminator."""
     weight_decay: float = 0.01
-    """AdamW weight decay of the discriminator, per step, times its learning rate."""
+    """AdamW weight decay of the discriminator per step, multiplied by its learning rate."""
     max_grad_norm: float | None = 1.0
-    """Gradient clipping of the discriminator: largest global norm; None turns it off."""
+    """Gradient clipping of the discriminator: the largest global norm. None turns it off."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "frames", "replay", "peak_lr"):
