@@ -1,5 +1,6 @@
 """Defines the exceptions shared by all packages, the exit codes, and how messages show values."""
 
+import os
 import re
 from typing import Literal, Self
 
@@ -154,6 +155,14 @@ def one_line(text: str) -> str:
     the log.
     """
     return visible(text).replace("\n", "\\n")
+
+
+def shortest_path(path: str) -> str:
+    """Returns a path as typed here: relative if it is below the current directory."""
+    beside = os.path.relpath(path)
+    if beside.startswith(".."):
+        return os.path.abspath(path)
+    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
 
 
 def shown(value: object, limit: int = 60) -> str:

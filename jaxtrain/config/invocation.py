@@ -6,6 +6,9 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
+from jaxtrain import versions
+from jaxtrain.errors import shortest_path
+
 # Flags that commands for later runs do not repeat.
 _ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 
@@ -24,24 +27,8 @@ def program(environment: Mapping[str, str] = os.environ) -> str:
     if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
         found = shutil.which("jaxtrain")
         same = found is not None and os.path.samefile(found, script)
-        return "jaxtrain" if same else shlex.quote(shortest(script))
-    return f"{shlex.quote(_python())} -m jaxtrain.main"
-
-
-def _python() -> str:
-    """The shortest name by which a shell finds this Python."""
-    found = shutil.which("python")
-    if found and os.path.abspath(found) == sys.executable:
-        return "python"
-    return shortest(sys.executable)
-
-
-def shortest(path: str) -> str:
-    """Returns a path as typed here: relative if it is below the current directory."""
-    beside = os.path.relpath(path)
-    if beside.startswith(".."):
-        return os.path.abspath(path)
-    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
+        return "jaxtrain" if same else shlex.quote(shortest_path(script))
+    return f"{versions.python()} -m jaxtrain.main"
 
 
 def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxtrain.config import files, invocation, overrides
-from jaxtrain.errors import InputError, Problem
+from jaxtrain.config import files, overrides
+from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
 Precision = Literal["bfloat16", "float32"]
@@ -320,7 +320,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
     for word, changes in sorted(found, key=lambda one: len(one[1])):
         with contextlib.suppress(InputError):
             if overrides.apply(_LOADED[word], changes) == run:
-                config = invocation.shortest(word) if os.path.isabs(word) else word
+                config = shortest_path(word) if os.path.isabs(word) else word
                 return addresses.scrubbed(("--config", config, *changes))
     return ()
 

@@ -23,7 +23,7 @@ def test_the_message_about_a_missing_package_gives_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"--data.path hf:.* pip install -e '\.\[hf\]'"):
+    with pytest.raises(InputError, match=r"--data.path hf:.* -m pip install -e '.*\[hf\]'"):
         hub.fetch(spec, "--data.path", tmp_path, None, None, lambda line: None)
 
 
