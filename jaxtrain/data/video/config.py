@@ -302,9 +302,14 @@ class Config:
                 bad.append(BadExample(entry.path, reason))
         if not usable:
             _report_skipped(bad[1:], say)
+            cure = f"fix or replace them, or pass other videos with {flag}"
+            if all(
+                entry.info is not None and entry.info.frames < model.frames for entry in entries
+            ):
+                cure = f"pass longer videos with {flag}, or lower --model.frames"
             raise InputError(
-                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used; "
-                f"the first is {bad[0]}"
+                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used "
+                f"({bad[0]}): {cure}"
             )
         return usable, bad, folder
 
