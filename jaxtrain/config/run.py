@@ -369,10 +369,11 @@ def _check_fields(run: Run) -> Iterator[str]:
             hint = "" if near is None else f"; did you mean {near}?"
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
         elif any(isinstance(n, int | float) and not 0 <= n < math.inf for n in values):
-            yield Problem(
-                f"{leaf.name} is {leaf.value}; it must be a finite number, at least 0",
-                leaf.name,
-            )
+            section, _, field = leaf.name.partition(".")
+            least = "above 0" if field in _POSITIVE.get(section, ()) else "at least 0"
+            finite = all(math.isfinite(n) for n in values if isinstance(n, int | float))
+            wanted = least if finite else "a finite number"
+            yield Problem(f"{leaf.name} is {leaf.value}; it must be {wanted}", leaf.name)
     for section, fields in _POSITIVE.items():
         for field in fields:
             yield from _check_value(run, section, field, lambda v: v > 0, "above 0")
