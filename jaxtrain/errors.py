@@ -16,8 +16,8 @@ EXIT_CODES = {
     "measure anything",
     WRONG_USE: "wrong usage or invalid input; each problem is one line that names it and the fix",
     3: "`plan`: the run does not fit",
-    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or "
-    "a disk that rejects checkpoints",
+    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, a "
+    "disk that rejects checkpoints, or a server that does not respond",
     INTERRUPTED: "Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }

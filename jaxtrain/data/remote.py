@@ -334,14 +334,19 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
                 f"{what}: the server's certificate is not trusted ({cause.verify_message}): check "
                 "the address, or set $SSL_CERT_FILE to your certificates"
             ) from None
-        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            raise InputError(
-                f"{what}: unknown host {addresses.split(address).host}: check the address"
-            ) from None
+        if addresses.is_unknown_host(error):
+            raise _unknown_host(address, flag) from None
         if isinstance(cause, http.client.IncompleteRead):
             raise _Again(f"the connection ended after {target.received:,} bytes") from None
         reason = getattr(cause, "strerror", None) or type(cause).__name__
         raise _Again(f"the connection failed ({reason})") from None
+
+
+def _unknown_host(address: str, flag: str) -> InputError:
+    return InputError(
+        f"{flag} {addresses.public(address)}: {addresses.split(address).host} is an unknown host, "
+        "or this machine has no network: check the address and the network"
+    )
 
 
 def _received(response: http.client.HTTPResponse, target: _Target, what: str) -> _About:
@@ -635,6 +640,8 @@ def _explained(address: str, flag: str) -> Iterator[None]:
     except Exception as error:
         kind = type(error).__name__
         line = addresses.scrub(str(error)).strip().partition("\n")[0]
+        if addresses.is_unknown_host(error):
+            raise _unknown_host(address, flag) from None
         temporary = isinstance(error, ConnectionError | TimeoutError)
         if temporary or "Timeout" in kind or "Connect" in kind:
             raise _Again(f"{kind}: {line}") from None

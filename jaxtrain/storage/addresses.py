@@ -19,6 +19,7 @@ path itself cannot be recognized.
 
 import hashlib
 import re
+import socket
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -171,6 +172,18 @@ def refuse_user(text: str, flag: str) -> None:
         f"{flag} {scheme}://***@...: the address contains a user name or password, which would be "
         f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
     )
+
+
+def is_unknown_host(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, is that no host has this name.
+
+    The name is most likely wrong, so that trying again later does not help.
+    """
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def identity(address: str) -> str:
