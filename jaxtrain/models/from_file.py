@@ -16,11 +16,13 @@ import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtrain import config, errors, models
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
+
+T = TypeVar("T")
 
 _LARGEST = 2**63  # for integers: no size or count comes close
 
@@ -59,6 +61,24 @@ def make(saved: Any, source: str) -> Any:
             f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
         )
     return _make(made, saved, source, "model")
+
+
+def section(kind: type[T], saved: Any, source: str, name: str) -> T:
+    """Builds a section of a run's config, such as ``Optim``, from its recorded fields.
+
+    Args:
+        kind: the section's class.
+        saved: from :func:`jaxtrain.config.to_dict`.
+        source: the file, for messages.
+        name: of the section, for messages.
+
+    Raises:
+        InputError: another version of jaxtrain has other fields, or a value does not fit.
+    """
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source}: {name} is not a section: {_OTHER_VERSION}")
+    made: T = _make(kind, saved, source, name)
+    return made
 
 
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -81,6 +82,33 @@ def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedul
     """Builds the schedule of the recorded learning rate: Muon's, if it is on."""
     peak = None if settings.muon is None else settings.muon.peak_lr
     return schedule(settings, total_steps, peak)
+
+
+def schedule_change(
+    before: tuple[config.Optim, int], after: tuple[config.Optim, int], done: int
+) -> str | None:
+    """Returns how the learning rate of a resumed run differs from before; None if it does not.
+
+    Args:
+        before: settings and total steps of the run that saved the checkpoint.
+        after: of this run.
+        done: completed steps.
+
+    Raises:
+        InputError: warm-up and warm-down do not fit into a run.
+    """
+    old, new = (float(recorded_schedule(*one)(done)) for one in (before, after))
+    (_, old_total), (settings, total) = before, after
+    same = math.isclose(old, new, rel_tol=1e-6)
+    if same and (old_total == total or settings.schedule == "constant"):
+        return None
+    rate = f"stays {new:.3g}" if same else f"changes from {old:.3g} to {new:.3g}"
+    if old_total == total:
+        return f"the learning rate at step {done} {rate}"
+    return (
+        f"the learning rate schedule ({settings.schedule}) now covers {total} steps instead of "
+        f"{old_total}: the rate at step {done} {rate}"
+    )
 
 
 def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:

@@ -33,6 +33,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
 from jaxtrain.interop import hub, weights
+from jaxtrain.models import from_file
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage.atomic import expanded
@@ -90,6 +91,7 @@ class StepSetup:
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
+        total_of: total steps of a run of other length or batch size, at the same position.
         programs: compiled before, by ``plan --save``; None compiles here.
     """
 
@@ -101,6 +103,7 @@ class StepSetup:
     target: State
     spec: Spec
     total: int
+    total_of: Callable[[config.Run], int]
     programs: SavedPrograms | None = None
 
     def fresh_state(self) -> State:
@@ -169,7 +172,8 @@ def build(
         "tokens_per_example": run.model.tokens_per_example(),
         "position": position,
     }
-    total = run_length.resolve_steps(run, **known)
+    total_of = functools.partial(run_length.resolve_steps, **known)
+    total = total_of(run)
     rule_of_steps = run_length.steps_rule(run, total, **known)
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
         say(line)
@@ -189,6 +193,7 @@ def build(
         target=abstract_state(definition, optimizer, rule),
         spec=run.model.batch_spec(run.data.batch_size),
         total=total,
+        total_of=total_of,
     )
 
 
@@ -490,7 +495,27 @@ def _first_state(
         f"resumed from {start_from}: step {done} of {setup.total}, {saved['examples_seen']} "
         f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
     )
+    if changed := _schedule_change(setup, saved["config"], done):
+        say(changed)
     return state
+
+
+def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
+    """Returns how the learning rate changes because the run was resumed with other settings."""
+    # A checkpoint of an older version may have other fields: each difference is printed anyway.
+    with contextlib.suppress(InputError, ArithmeticError):
+        before = dataclasses.replace(
+            setup.run,
+            optim=from_file.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
+            loop=from_file.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
+            data=dataclasses.replace(setup.run.data, batch_size=saved["data"].get("batch_size")),
+            mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
+        )
+        if not config.problems(before):
+            totals = setup.total_of(before), setup.total
+            pairs = zip((before.optim, setup.run.optim), totals, strict=True)
+            return optim.schedule_change(*pairs, done)
+    return None
 
 
 def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
