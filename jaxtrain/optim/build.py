@@ -238,11 +238,31 @@ def muon_sentence(
     """
     roles = parameter_groups.roles(others)
     rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
-    taken = set().union(*(_members(one, params) for one in roles.values()))
-    apart = parameter_groups.apart(others)
-    left = [name for name in params if name not in taken and _owner(name, apart) is None]
+    left = _with_peak_lr(params, others)
     rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
+
+
+def without_effect(
+    settings: config.Optim, params: Mapping[str, HasShape], others: parameter_groups.Groups
+) -> str | None:
+    """Returns a warning if no parameter uses ``optim.peak_lr``, and names the fields that count."""
+    if settings.muon is None or _with_peak_lr(params, others):
+        return None
+    roles = {one.role for one in parameter_groups.roles(others).values()}
+    fields = {"matrix": "peak_lr", "embedding": "embedding_lr", "unembedding": "unembedding_lr"}
+    instead = [f"--optim.muon.{field}" for role, field in fields.items() if role in roles]
+    return (
+        f"warning: optim.peak_lr {settings.peak_lr:g} has no effect, because optim.muon sets the "
+        f"rates of all parameters: set {', '.join(instead)}, or --optim.muon None to use AdamW"
+    )
+
+
+def _with_peak_lr(params: Mapping[str, HasShape], others: parameter_groups.Groups) -> list[str]:
+    """Returns the parameters that use ``optim.peak_lr`` although ``optim.muon`` is set."""
+    roles, apart = parameter_groups.roles(others), parameter_groups.apart(others)
+    taken = set().union(*(_members(one, params) for one in roles.values()))
+    return [name for name in params if name not in taken and _owner(name, apart) is None]
 
 
 def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:

@@ -184,6 +184,9 @@ def build(
     optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
+        unused = optim.without_effect(run.optim, definition.params, _groups(run))
+        if unused and "--optim.peak_lr" in config.as_typed(run):
+            say(unused)
     return StepSetup(
         run=run,
         definition=definition,
