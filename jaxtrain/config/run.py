@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxtrain.config import files, overrides
+from jaxtrain.config import files, invocation, overrides
 from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
@@ -154,7 +154,7 @@ class Mesh:
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
-    """Fit the run to the devices that are there: choose data, fsdp and optim.accumulate again when
+    """Fit the run to the devices that are there: choose data, fsdp, and optim.accumulate again when
     the run starts or resumes, and keep data.batch_size, so that the run computes the same."""
 
     @property
@@ -184,7 +184,7 @@ class Loop:
     with code 75. None turns it off."""
     stop_timeout_s: float = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
-    current step or validation batch, saves and ends; after this time it ends without saving."""
+    current step or validation batch, saves, and ends; after this time it ends without saving."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
@@ -215,9 +215,9 @@ class Run:
     """Name of the run, by default that of the config file. The run directory is
     output/NAME/TIME."""
     seed: int = 42
-    """Random seed of parameters, example order, augmentation and masks."""
+    """Random seed of parameters, example order, augmentation, and masks."""
     precision: Precision = "bfloat16"
-    """Precision of the computation; parameters, optimizer state, losses and metrics stay
+    """Precision of the computation; parameters, optimizer state, losses, and metrics stay
     float32."""
     deterministic: bool = False
     """On GPUs, use only deterministic kernels, which are slower. On CPUs all are deterministic."""
@@ -246,8 +246,9 @@ class Run:
             InputError: no such field, a value that it does not take, or values that do not fit
                 each other.
         """
-        changed = overrides.replaced(self, changes)
-        validate(changed)
+        with invocation.from_python():
+            changed = overrides.replaced(self, changes)
+            validate(changed)
         return changed
 
 
