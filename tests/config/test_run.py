@@ -331,6 +331,19 @@ def test_configs_are_named_after_their_files(folder: Path) -> None:
     assert files.docstring("toy_8") == "A toy."
 
 
+def test_an_empty_default_is_shown() -> None:
+    section = help.Section("data", Emptied, None)
+    assert [one.default for one in help.described(section)] == ['""', "empty"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emptied:
+    text: str = ""
+    """A text."""
+    texts: tuple[str, ...] = ()
+    """A list."""
+
+
 def test_a_wrong_name_or_path(folder: Path) -> None:
     for name, expected in {
         "toy_61": r"unknown config .toy_61.; did you mean toy_16 or toy_8\? .* configs list desc",
