@@ -35,7 +35,6 @@ import os
 import random
 import re
 import secrets
-import shutil
 import socket
 import ssl
 import threading
@@ -51,7 +50,7 @@ from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.storage.disks import disk_trouble, free_bytes
 
 _AT_ONCE = 8  # files
 _CHUNK_BYTES = 2**20
@@ -276,7 +275,7 @@ class _Target:
             InputError: a list is too large.
             RunAgain: the disk has too little free space.
         """
-        free = shutil.disk_usage(self._place.parent).free
+        free = free_bytes(self._place.parent)
         if size is not None and size > free:
             raise RunAgain(
                 f"{self._what} has {size:,} bytes, but only {free:,} are free in "

@@ -46,7 +46,7 @@ def plugin(find: Find = requirements.installed) -> Iterator[Finding]:
     found = {wheel: one.version for wheel in wanted if (one := find(wheel)) is not None}
     if not found:
         yield warning(
-            f"{name} {package.version} without NVIDIA's wheels: it uses CUDA, cuDNN and NCCL from "
+            f"{name} {package.version} without NVIDIA's wheels: it uses CUDA, cuDNN, and NCCL from "
             "the library path, in unknown versions",
             f"if this is not intended: {versions.pip('install', f'jax[{extra}]')}",
         )

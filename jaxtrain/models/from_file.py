@@ -45,7 +45,7 @@ def name_of(model: Any) -> str:
     return str(config.to_dict(model)["class"])
 
 
-def make(saved: Any, source: str) -> Any:
+def model_config(saved: Any, source: str) -> Any:
     """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
 
     Raises:
@@ -82,7 +82,7 @@ def section(kind: type[T], saved: Any, source: str, name: str) -> T:
 
 
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
-    """Parses the JSON that describes the model of a weights file, for :func:`make`.
+    """Parses the JSON that describes the model of a weights file, for :func:`model_config`.
 
     Raises:
         InputError: it is not a JSON object.

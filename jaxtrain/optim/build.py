@@ -143,7 +143,7 @@ def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozense
         raise ValueError(f"each parameter must be in exactly one group: {listed}")
 
 
-def make(
+def make_optimizer(
     settings: config.Optim,
     total_steps: int,
     params: Mapping[str, HasShape],

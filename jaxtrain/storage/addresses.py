@@ -120,7 +120,7 @@ def check(address: str, flag: str) -> None:
         raise InputError(f"{flag} {shown} chains addresses with '::': pass one address")
     if parts.scheme not in SCHEMES:
         raise InputError(
-            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3:// or "
+            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3://, or "
             "gs://"
         )
     if not (_HOST if parts.scheme in HTTP else _BUCKET).fullmatch(parts.host):
@@ -137,7 +137,7 @@ def check(address: str, flag: str) -> None:
         )
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
-            f"{flag} {shown} has a query and contains a space, quote or angle bracket: write %20, "
+            f"{flag} {shown} has a query and contains a space, quote, or angle bracket: write %20, "
             "%22, %27, %3C or %3E"
         )
 

@@ -83,7 +83,7 @@ def explained(
             "hf auth login"
         )
     if isinstance(error, hub_errors.RevisionNotFoundError):
-        return InputError(f"{text}: no such revision; use a branch, tag or commit of the {kind}")
+        return InputError(f"{text}: no such revision; use a branch, tag, or commit of the {kind}")
     missing = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
     if isinstance(error, missing) or type(error).__name__ == "DatasetNotFoundError":
         return InputError(f"{text}: {absent}")

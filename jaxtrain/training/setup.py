@@ -57,6 +57,7 @@ from jaxtrain.training.save_policy import (
     Saver,
     check_best_metric,
     describe,
+    patience_over,
 )
 from jaxtrain.training.saved_programs import SavedPrograms
 from jaxtrain.training.state import (
@@ -69,7 +70,7 @@ from jaxtrain.training.state import (
     with_values,
 )
 from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
-from jaxtrain.training.stopping import Stopping
+from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
@@ -172,7 +173,10 @@ def build(
         "tokens_per_example": run.model.tokens_per_example(),
         "position": position,
     }
-    total_of = functools.partial(run_length.resolve_steps, **known)
+
+    def total_of(other: config.Run) -> int:
+        return run_length.resolve_steps(other, **known)
+
     total = total_of(run)
     rule_of_steps = run_length.steps_rule(run, total, **known)
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
@@ -181,7 +185,9 @@ def build(
     say(batch_sentence(run))
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
+    optimizer = optim.make_optimizer(
+        run.optim, total, definition.params, _groups(run), rule, run.precision
+    )
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
         unused = optim.without_effect(run.optim, definition.params, _groups(run))
@@ -317,7 +323,7 @@ def open_training(
                 flags.resume,
                 flags.output_dir,
                 say=log.log,  # already on the console
-                max_lost_updates=run.checkpoint.every,
+                max_lost_steps=run.checkpoint.every,
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
@@ -354,7 +360,8 @@ def open_training(
             state = _first_state(step_setup, model.init_from, start_from, directory, meta, say)
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
-            log.ended(DONE, nothing)
+            early, last = patience_over(run.loop, meta), max(total, position.done)
+            log.ended(DONE, run_summary.ending(run, position.done, last, CONTINUE, early))
             yield None
             return
         profiler.check(profiler.span(flags.profile), position.done, total, say)
@@ -515,9 +522,8 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
             mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
         )
         if not config.problems(before):
-            totals = setup.total_of(before), setup.total
-            pairs = zip((before.optim, setup.run.optim), totals, strict=True)
-            return optim.schedule_change(*pairs, done)
+            was, now = (before.optim, setup.total_of(before)), (setup.run.optim, setup.total)
+            return optim.schedule_change(was, now, done)
     return None
 
 
@@ -590,7 +596,7 @@ def _open_batches(
 def workers_here(run: config.Run, mesh: jax.sharding.Mesh) -> worker_count.WorkerCount:
     """Returns the number of worker processes of this process: the config's, or this host's."""
     devices = mesh.local_devices
-    return worker_count.of(
+    return worker_count.choose(
         run.data,
         run.model,
         rows=run.data.batch_size * len(devices) // mesh.size,

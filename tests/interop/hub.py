@@ -283,7 +283,11 @@ def test_what_was_downloaded_works_without_a_network(
     [
         ("hf:me/absent", READER, "hf:me/absent: no such model on http"),
         ("hf:me/absent", None, "hf:me/absent: no such model on http.*, or no access to it"),
-        ("hf:me/small@v9", READER, "hf:me/small@v9: no such revision; use a branch, tag or commit"),
+        (
+            "hf:me/small@v9",
+            READER,
+            "hf:me/small@v9: no such revision; use a branch, tag, or commit",
+        ),
         ("hf:me/small", "wrong", r"does not accept the token .*401 Unauthorized.*: run hf auth"),
         ("hf:me/gated", READER, "access to this model is restricted: request it on http"),
         ("hf:me/empty", READER, "has no config.json, and its weights files are none"),

@@ -167,7 +167,7 @@ def test_five_steps_match_adamw(max_grad_norm: float | None) -> None:
         {name: np.asarray(rng.normal(size=a.shape) * 3, np.float32) for name, a in PARAMS.items()}
         for _ in range(5)
     ]
-    optimizer = build.make(cfg, total, PARAMS)
+    optimizer = build.make_optimizer(cfg, total, PARAMS)
     params = {name: jnp.asarray(array) for name, array in PARAMS.items()}
     state = jax.jit(optimizer.init)(params)
     update = jax.jit(optimizer.update)
@@ -183,7 +183,7 @@ def test_five_steps_match_adamw(max_grad_norm: float | None) -> None:
 
 def test_the_state_has_two_float32_numbers_per_parameter() -> None:
     shapes = {n: jax.ShapeDtypeStruct(a.shape, jnp.float32) for n, a in PARAMS.items()}
-    state = jax.eval_shape(build.make(settings(), 20, shapes).init, shapes)
+    state = jax.eval_shape(build.make_optimizer(settings(), 20, shapes).init, shapes)
     leaves = jax.tree.leaves(state)
     moments = [leaf for leaf in leaves if leaf.dtype == jnp.float32]
     assert sum(math.prod(leaf.shape) for leaf in moments) == 2 * sum(
@@ -195,5 +195,7 @@ def test_the_state_has_two_float32_numbers_per_parameter() -> None:
 
 
 def test_disabling_gradient_clipping_keeps_the_structure() -> None:
-    on, off = (build.make(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None))
+    on, off = (
+        build.make_optimizer(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None)
+    )
     assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))

@@ -89,7 +89,7 @@ def fetch(
     """
     name, config, split, *more = [*path.removeprefix(PREFIX).split(":"), "", ""]
     if not name or any(more):
-        raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+        raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG, or hf:NAME:CONFIG:SPLIT")
     at = "" if os.path.isdir(expanded(name)) else name.partition("@")[2]
     named = _Named(name.removesuffix(f"@{at}"), at, config, split, f"{flag} {path}")
     wanted = None if most is None else -(-most // _PART_DOCUMENTS)

@@ -30,7 +30,7 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage.atomic import expanded
 
-_NO_DATA = "no data given: pass a text file, a folder or a glob with --data.path"
+_NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,8 +227,8 @@ class Text:
             summary: one line for the console.
         """
         return Sources(
-            train=mixture.of(parts["train"], self.weights),
-            val=mixture.of(parts["val"], ()),
+            train=mixture.combine(parts["train"], self.weights),
+            val=mixture.combine(parts["val"], ()),
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,

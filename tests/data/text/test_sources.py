@@ -50,7 +50,7 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     for part, letters in ((first, "aeinorst"), (second, "bcdfghjk")):
         text = words.decode(sequences(part)[0].tolist())
         assert set(text) <= {*letters, " ", "."}, text
-    where = sampler.of(got.train, 0)
+    where = sampler.order_of(got.train, 0)
     drawn = [where(position) < len(first) for position in range(len(got.train))]
     assert sum(drawn) == got.train.places[0]
     assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
