@@ -68,7 +68,7 @@ def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
     run = config.load("h100_8", more)
     source = run.data.open(run.model, seed=run.seed, say=print).train
     quarantine = Quarantine(Path(os.devnull))
-    return sampler.TrainingRows(source, sampler.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
+    return sampler.TrainingRows(source, sampler.order_of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
 
 
 def _size(rows: sampler.TrainingRows) -> int:

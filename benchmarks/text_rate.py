@@ -38,7 +38,9 @@ def main() -> None:
         run = config.load(name, ["--data.path", flags.texts, *overrides])
         source = run.data.open(run.model, seed=run.seed, say=print).train
         quarantine = Quarantine(Path(os.devnull))
-        rows = sampler.TrainingRows(source, sampler.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
+        rows = sampler.TrainingRows(
+            source, sampler.order_of(source, 0), 0, 1, 0, 1, 2**40, quarantine
+        )
         length = run.model.sequence_length
         rate = _examples_per_second(rows, flags.seconds) * length
         text = f"{rate / 1e6:.2f} million tokens/s per core"

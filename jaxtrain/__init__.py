@@ -6,9 +6,11 @@ this package loads no jax; the functions import what they need.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxtrain.errors import InputError, RunAgain
+
+_Changes = Mapping[str, Any] | None
 
 if TYPE_CHECKING:
     from jaxtrain.config import Precision, Run
@@ -34,9 +36,29 @@ def load_config(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
         InputError: no such config or field, or a value that it does not take.
     """
     from jaxtrain import config
+    from jaxtrain.config import invocation
 
-    run = config.load(str(name))
-    return run.override(overrides) if overrides else run
+    _check_types(name=(name, str), overrides=(overrides, _Changes))
+    with invocation.from_python():
+        run = config.load(str(name))
+        return run.override(overrides) if overrides else run
+
+
+def _check_types(**given: tuple[Any, Any]) -> None:
+    """Checks the types of arguments, each with what it takes.
+
+    Raises:
+        InputError: has a message for each wrong argument.
+    """
+    from jaxtrain.config import overrides
+
+    wrong = [
+        f"{name} takes {overrides.takes(annotation)}, not {value!r}"
+        for name, (value, annotation) in given.items()
+        if not overrides.matches(overrides.plain(value), annotation)
+    ]
+    if wrong:
+        raise InputError(*wrong)
 
 
 def train(
@@ -69,19 +91,31 @@ def train(
         RunAgain: a temporary failure, such as a full disk or an active run in the directory.
         KeyboardInterrupt: Ctrl-C before the first step, or twice: nothing is saved.
     """
+    from jaxtrain.config import Run, invocation
+
+    _check_types(
+        config=(config, str | Run),
+        steps=(steps, int | None),
+        output_dir=(output_dir, str | None),
+        resume=(resume, str | int | None),
+        overrides=(overrides, _Changes),
+        simulate_devices=(simulate_devices, int | None),
+        track=((track,) if isinstance(track, str) else track, tuple[str, ...]),
+    )
     from jaxtrain.training import session
 
-    run = load_config(config) if isinstance(config, str | Path) else config
-    changes = dict(overrides or {})
-    if steps is not None:
-        changes |= {"loop.steps": steps, "loop.epochs": None, "loop.tokens_per_param": None}
-    return session.train(
-        run.override(changes) if changes else run,
-        output_dir=None if output_dir is None else str(output_dir),
-        resume=None if resume is None else str(resume),
-        simulate_devices=simulate_devices,
-        track=[track] if isinstance(track, str) else track,
-    )
+    with invocation.from_python():
+        run = config if isinstance(config, Run) else load_config(config)
+        changes = dict(overrides or {})
+        if steps is not None:
+            changes |= {"loop.steps": steps, "loop.epochs": None, "loop.tokens_per_param": None}
+        return session.train(
+            run.override(changes) if changes else run,
+            output_dir=None if output_dir is None else str(output_dir),
+            resume=None if resume is None else str(resume),
+            simulate_devices=simulate_devices,
+            track=[track] if isinstance(track, str) else track,
+        )
 
 
 def load_model(
@@ -102,10 +136,14 @@ def load_model(
         InputError: no model is there, or it cannot be read.
         RunAgain: the Hub cannot be reached now.
     """
+    from jaxtrain.config import Precision, invocation
+
+    where = getattr(source, "directory", source)  # of a TrainResult
+    _check_types(source=(where, str), precision=(precision, Precision))
     from jaxtrain.inference.model import Model
 
-    where = source if isinstance(source, str | Path) else source.directory
-    return Model(where, precision)
+    with invocation.from_python():
+        return Model(cast(str | Path, where), precision)
 
 
 def plan(
@@ -129,8 +167,8 @@ def plan(
         price_per_gpu_hour: in any currency; None omits the cost.
         overrides: as for :func:`load_config`.
         cores: CPU cores of each node, which load the data; None assumes 12 per GPU.
-        source: ``"films"``, or ``"clips"`` for the output of ``prepare clips``; None looks at
-            ``data.path``, or assumes films.
+        source: ``"clips"`` for the output of ``prepare clips``, ``"videos"`` for others; None looks
+            at ``data.path``, or assumes ``"videos"``.
         measure_input: measure on this machine how fast a core loads the data.
         calibration: a file of rates measured on the card, written by ``jaxtrain bench
             --calibration``; None assumes fractions of the card's peaks.
@@ -138,17 +176,32 @@ def plan(
     Raises:
         InputError: wrong use, or the step cannot be compiled.
     """
+    from jaxtrain.config import Run, invocation
+    from jaxtrain.planning.input_rate import OLDER_SOURCES, Source
     from jaxtrain.planning.result import predict
 
-    name = str(config) if isinstance(config, str | Path) else config
-    return predict(
-        name,
-        gpu=gpu,
-        devices=gpus,
-        price=price_per_gpu_hour,
-        changes=overrides or {},
-        cores=cores,
-        source=source,
-        measure_input=measure_input,
-        calibration=None if calibration is None else Path(calibration),
+    if isinstance(source, str):
+        source = cast(Source, OLDER_SOURCES.get(source, source))
+    _check_types(
+        config=(config, str | Run),
+        gpu=(gpu, str | None),
+        gpus=(gpus, str | None),
+        price_per_gpu_hour=(price_per_gpu_hour, float | None),
+        overrides=(overrides, _Changes),
+        cores=(cores, int | None),
+        source=(source, Source | None),
+        measure_input=(measure_input, bool),
+        calibration=(calibration, str | None),
     )
+    with invocation.from_python():
+        return predict(
+            config if isinstance(config, Run) else str(config),
+            gpu=gpu,
+            devices=gpus,
+            price=price_per_gpu_hour,
+            changes=overrides or {},
+            cores=cores,
+            source=source,
+            measure_input=measure_input,
+            calibration=None if calibration is None else Path(calibration),
+        )

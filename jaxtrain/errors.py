@@ -1,5 +1,6 @@
 """Defines the exceptions shared by all packages, the exit codes, and how messages show values."""
 
+import os
 import re
 from typing import Literal, Self
 
@@ -15,8 +16,8 @@ EXIT_CODES = {
     "measure anything",
     WRONG_USE: "wrong usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
-    RUN_AGAIN: "temporary failure (SIGTERM, a hang, a lost process, or a disk that rejects "
-    "checkpoints): run the same command again",
+    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, a "
+    "disk that rejects checkpoints, or a server that does not respond",
     INTERRUPTED: "Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }
@@ -154,6 +155,14 @@ def one_line(text: str) -> str:
     the log.
     """
     return visible(text).replace("\n", "\\n")
+
+
+def shortest_path(path: str) -> str:
+    """Returns a path as typed here: relative if it is below the current directory."""
+    beside = os.path.relpath(path)
+    if beside.startswith(".."):
+        return os.path.abspath(path)
+    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
 
 
 def shown(value: object, limit: int = 60) -> str:

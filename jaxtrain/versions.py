@@ -1,10 +1,16 @@
-"""Reports the versions of jaxtrain and its dependencies."""
+"""Reports the versions of jaxtrain and its dependencies, and how to install missing ones."""
 
 import importlib.metadata
+import importlib.util
+import os
 import platform
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
+
+from jaxtrain.errors import shortest_path
 
 PACKAGES = (
     "jaxtrain",
@@ -36,7 +42,7 @@ def line() -> str:
     return ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-_CHECKOUT = Path(__file__).parent.parent / "pyproject.toml"
+_CHECKOUT = Path(__file__).resolve().parent.parent
 _OF_EXTRA = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
 
 
@@ -54,6 +60,28 @@ def install(extra: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         needed = []
     found = [match for match in map(_OF_EXTRA.match, needed) if match and match["extra"] == extra]
-    if _CHECKOUT.is_file() or not found:
-        return f"pip install -e '.[{extra}]'"
-    return "pip install " + " ".join(shlex.quote(match["package"]) for match in found)
+    if (_CHECKOUT / "pyproject.toml").is_file() or not found:
+        here = "." if Path.cwd() == _CHECKOUT else shortest_path(str(_CHECKOUT))
+        return pip("install", "-e", f"{here}[{extra}]")
+    return pip("install", *(match["package"] for match in found))
+
+
+def pip(command: str, *arguments: str) -> str:
+    """Returns a command of pip for this environment, which need not be activated.
+
+    Args:
+        command: such as ``install``.
+        arguments: of the command, not quoted.
+    """
+    words = shlex.join((command, *arguments))
+    if importlib.util.find_spec("pip") is None and shutil.which("uv"):  # made by uv
+        return f"uv pip {words} --python {python()}"
+    return f"{python()} -m pip {words}"
+
+
+def python() -> str:
+    """Returns the shortest name by which a shell finds this Python, quoted."""
+    found = shutil.which("python")
+    if found and os.path.abspath(found) == sys.executable:
+        return "python"
+    return shlex.quote(shortest_path(sys.executable))

@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import http.server
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import fsspec
+import loopback
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -99,16 +99,9 @@ def serving() -> Iterator[Server]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.daemon_threads = True
-    server.base = f"http://127.0.0.1:{made.server_address[1]}"
-    thread = threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with loopback.serving(Handler) as port:
+        server.base = f"http://127.0.0.1:{port}"
         yield server
-    finally:
-        made.shutdown()
-        made.server_close()
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]

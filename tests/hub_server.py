@@ -11,12 +11,12 @@ import hashlib
 import http.server
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import loopback
 import yaml
 
 WRITER, READER = "hf_writer", "hf_reader"
@@ -372,14 +372,6 @@ def serving() -> Iterator[Hub]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.daemon_threads = True
-    hub.base = f"http://127.0.0.1:{made.server_address[1]}"
-    hub.cdn = f"http://localhost:{made.server_address[1]}"
-    thread = threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with loopback.serving(Handler) as port:
+        hub.base, hub.cdn = f"http://127.0.0.1:{port}", f"http://localhost:{port}"
         yield hub
-    finally:
-        made.shutdown()
-        made.server_close()

@@ -4,8 +4,10 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import program
@@ -14,6 +16,7 @@ import small_autoencoder
 import small_text
 
 import jaxtrain
+from jaxtrain.config import invocation
 from jaxtrain.data.video import reading
 from jaxtrain.planning import result as planning_result
 from jaxtrain.planning.input_rate import Host
@@ -126,7 +129,7 @@ def test_configs_are_overridden_from_python() -> None:
     run = jaxtrain.load_config("demo_gpt", {"loop.steps": "1k", "optim.average.decay": 0.9})
     assert (run.loop.steps, run.optim.average.decay) == (1000, 0.9)
     assert run.override({"optim.muon": None}).optim.muon is None
-    with pytest.raises(jaxtrain.InputError, match=r"unknown field .*; did you mean --optim.peak"):
+    with pytest.raises(jaxtrain.InputError, match=r"unknown field .*; did you mean optim.peak_lr"):
         run.override({"optim.peek_lr": 1})
     with pytest.raises(jaxtrain.InputError, match=r"loop.steps takes .*, not 'soon'"):
         run.override({"loop.steps": "soon"})
@@ -208,8 +211,59 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     with pytest.raises(jaxtrain.InputError, match="was not loaded from a config"):
         jaxtrain.plan(dataclasses.replace(run, model=None))
-    with pytest.raises(jaxtrain.InputError, match="cores=0: use at least 1"):
+    with pytest.raises(jaxtrain.InputError, match="cores 0: use at least 1"):
         jaxtrain.plan("demo", cores=0)
+
+
+def _refused(call: Callable[..., object], *given: Any, **named: Any) -> str:
+    with pytest.raises(jaxtrain.InputError) as caught:
+        call(*given, **named)
+    return str(caught.value)
+
+
+def test_errors_name_arguments_instead_of_flags(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    for message, start in (
+        (_refused(jaxtrain.train, "demo", resume=4000), "resume 4000 requires output_dir, the"),
+        (_refused(jaxtrain.train, "demo", resume=gone), f"resume {gone}: no such folder"),
+        (_refused(jaxtrain.train, "demo", track="wandbb"), "track 'wandbb': unknown tracker; did"),
+        (_refused(jaxtrain.plan, "demo", gpu="h1000"), "gpu h1000 is unknown; did you mean h100?"),
+        (_refused(jaxtrain.plan, "demo", gpus="two"), "gpus two: use NODESxGPUS, such as 2x8"),
+        (_refused(jaxtrain.plan, "demo", price_per_gpu_hour=-1), "price_per_gpu_hour -1: use 0"),
+        (_refused(jaxtrain.load_config, "demo", {"loop.step": 1}), "unknown field loop.step; did"),
+    ):
+        assert message.startswith(start)
+        assert "--" not in message
+    text = "resume with --resume latest, or choose another --output-dir"
+    assert invocation.with_arguments(text) == (
+        'resume with resume="latest", or choose another output_dir'
+    )
+
+
+def test_commands_in_errors_stay_as_they_are() -> None:
+    command = f"{invocation.program()} plan --config demo --gpu h100 --data.path x"
+    assert invocation.with_arguments(f"--gpu x: run {command}; or set --data.path") == (
+        f"gpu x: run {command}; or set data.path"
+    )
+
+
+def test_wrong_types_are_one_error_before_anything_starts() -> None:
+    assert _refused(jaxtrain.plan, "demo", price_per_gpu_hour="x", cores=1.5) == (
+        "price_per_gpu_hour takes a number or None, not 'x'; also: "
+        "cores takes a whole number or None, not 1.5"
+    )
+    assert _refused(jaxtrain.plan, "demo", source="film") == (
+        "source takes one of videos, clips or None, not 'film'"
+    )
+    assert _refused(jaxtrain.train, 3) == "config takes text or a Run, not 3"
+    assert _refused(jaxtrain.train, "demo", steps="9", overrides=[1]) == (
+        "steps takes a whole number or None, not '9'; also: overrides takes a dict or None, not [1]"
+    )
+    assert _refused(jaxtrain.load_model, "x", precision="half") == (
+        "precision takes one of bfloat16, float32, not 'half'"
+    )
+    assert _refused(jaxtrain.load_model, None) == "source takes text, not None"
+    assert _refused(jaxtrain.load_config, None) == "name takes text, not None"
 
 
 def test_wrong_arrays_and_files_are_named(tmp_path: Path) -> None:

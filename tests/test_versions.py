@@ -2,7 +2,12 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,19 +24,51 @@ REQUIRED = [
 ]
 
 
-def test_in_a_checkout_the_command_installs_the_extra() -> None:
-    assert versions.install("hf") == "pip install -e '.[hf]'"
+def test_in_a_checkout_the_command_installs_the_extra(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(checkout)
+    assert versions.install("hf") == f"{versions.python()} -m pip install -e '.[hf]'"
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(versions.install("hf"))[-1] == f"{checkout}[hf]"
+
+
+def test_the_command_is_for_this_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where another environment, or none, is activated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    assert versions.pip("install", "a[b]") == ".venv/bin/python -m pip install 'a[b]'"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "my env/bin/python"))
+    assert versions.pip("install", "a") == "'my env/bin/python' -m pip install a"
+
+
+def test_the_command_runs_when_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = subprocess.run(
+        versions.pip("show", "jax"), shell=True, capture_output=True, text=True, check=True
+    )
+    assert "Name: jax" in found.stdout
+
+
+def test_an_environment_without_pip_uses_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(sys, "executable", "/bin/python")
+    assert versions.pip("install", "a") == "uv pip install a --python python"
 
 
 def test_for_a_wheel_the_command_lists_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The name jaxtrain may belong to another project on a package index."""
-    monkeypatch.setattr(versions, "_CHECKOUT", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(versions, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIRED)
-    assert versions.install("hf") == "pip install 'datasets>=5.2'"
-    assert versions.install("cloud") == "pip install 'fsspec>=2025.2' 'aiohttp>=3.11'"
-    assert versions.install("cuda12") == "pip install 'jax[cuda12]>=0.10.2'"
+    pip = f"{versions.python()} -m pip install"
+    assert versions.install("hf") == f"{pip} 'datasets>=5.2'"
+    assert versions.install("cloud") == f"{pip} 'fsspec>=2025.2' 'aiohttp>=3.11'"
+    assert versions.install("cuda12") == f"{pip} 'jax[cuda12]>=0.10.2'"
 
 
 def test_the_extras_in_messages_exist(checkout: Path) -> None:
@@ -52,6 +89,7 @@ def test_only_versions_writes_these_commands(checkout: Path) -> None:
     for path in (checkout / "jaxtrain").rglob("*.py"):
         text = path.read_text()
         assert not re.search(r"pip install[^\n]*jaxtrain", text), path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.JoinedStr) and path.name != "versions.py":
-                assert "pip install -e" not in ast.unparse(node), path
+        code = text.replace(ast.get_docstring(ast.parse(text), clean=False) or "\0", "")
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Constant) and path.name != "versions.py":
+                assert not re.search(r"\bpip (un)?install", str(node.value)), path

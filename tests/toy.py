@@ -138,7 +138,7 @@ def stepper(
     rule = ShardingRule(mesh, settings)
     definition = ModelDefinition(model.build)
     schedule = optim.schedule(OPTIM, 100)
-    optimizer = optimizer or optim.make(OPTIM, 100, definition.params)
+    optimizer = optimizer or optim.make_optimizer(OPTIM, 100, definition.params)
     target = abstract_state(definition, optimizer, rule)
     spec = model.batch_spec(batch_size)
     step = build_train_step(

@@ -29,7 +29,7 @@ _LEFTOVER = re.compile(r"\d+(\.replaced)?\.(orbax-checkpoint-tmp.*|deleted|parti
 _REPLACED = ".replaced"
 
 
-def make(directory: Path) -> None:
+def make_folder(directory: Path) -> None:
     """Creates a folder for checkpoints.
 
     Raises:

@@ -127,7 +127,7 @@ def read(folder: Path) -> Manifest:
     step: Any = content.get("step")
     saved, files = content.get("saved"), content.get("files")
     if not _is_count(step) or not isinstance(saved, str) or not isinstance(files, dict):
-        raise Unusable(f"{NAME} is damaged: its step, time or list of files is missing")
+        raise Unusable(f"{NAME} is damaged: its step, time, or list of files is missing")
     if folder.name.isascii() and folder.name.isdigit() and int(folder.name) != step:
         raise Unusable(f"{NAME} is for step {step}, but the folder is for step {folder.name}")
     for name, entry in files.items():

@@ -5,6 +5,8 @@ Importing this module takes a second, as it imports Orbax.
 
 import logging
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +23,13 @@ def quiet_orbax() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(filter, _NoTracebacks) for filter in logger.filters):
             logger.addFilter(_NoTracebacks())
+    # Of reads that were waiting or had not begun when another failed. How many depends on the load.
+    warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     if not isinstance(sys.unraisablehook, _Unraisable):
         sys.unraisablehook = _Unraisable(sys.unraisablehook)
+
+
+_ABANDONED = ("exception was never retrieved", "Task was destroyed but it is pending")
 
 
 class _NoTracebacks(logging.Filter):
@@ -30,7 +37,7 @@ class _NoTracebacks(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         of_orbax = record.levelno >= logging.ERROR and "orbax" in record.pathname
-        return not (of_orbax or "exception was never retrieved" in str(record.msg))
+        return not (of_orbax or any(text in str(record.msg) for text in _ABANDONED))
 
 
 class _Unraisable:
@@ -43,9 +50,13 @@ class _Unraisable:
         self._before = before
 
     def __call__(self, unraisable: Any) -> None:
-        code = getattr(unraisable.object, "cr_code", None)
-        of_orbax = code is not None and "orbax" in code.co_filename
-        if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
+        what = unraisable.object
+        codes = (getattr(what, "cr_code", None), getattr(what, "ag_code", None))
+        files = {code.co_filename for code in codes if code is not None}
+        files |= {frame.filename for frame in traceback.extract_tb(unraisable.exc_traceback)}
+        if not any("orbax" in file for file in files) and "Event loop is closed" not in str(
+            unraisable.exc_value
+        ):
             self._before(unraisable)
 
 

@@ -9,7 +9,7 @@ A run calls :func:`choose` in process 0, once its directory is locked:
 3. The newest is damaged: the newest intact one, or if all of ``checkpoints/`` are damaged, the one
    in ``best/``. Damaged checkpoints are moved to ``damaged/`` with a ``reason.txt``. A damaged one
    in ``best/`` is always moved, as no validation should be compared with it.
-4. None is intact, but no step after ``max_lost_updates`` was saved: a fresh start.
+4. None is intact, but no step after ``max_lost_steps`` was saved: a fresh start.
 5. None is intact, and more steps would be lost: refused, and nothing moves.
 6. No checkpoint of the run that saved last is intact (4 or 5), and there is no ``--output-dir``:
    the run that saved before it is tried. A warning names the damaged run, its damage and the
@@ -79,7 +79,7 @@ def choose(
     runs_root: Path,
     say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
-    max_lost_updates: int = 0,
+    max_lost_steps: int = 0,
 ) -> Path | None:
     """Returns the verified checkpoint to start from; None for a fresh start. Cases 1 to 10 above.
 
@@ -89,7 +89,7 @@ def choose(
         runs_root: ``output/NAME``.
         say: receives a line for each damaged checkpoint that ``"latest"`` skips.
         hold: locks a run directory before anything in it is moved.
-        max_lost_updates: if no checkpoint is intact, ``"latest"`` starts fresh if at most this many
+        max_lost_steps: if no checkpoint is intact, ``"latest"`` starts fresh if at most this many
             steps are lost.
 
     Raises:
@@ -101,7 +101,7 @@ def choose(
             return None
         if resume == "latest":
             runs = _saved_runs(runs_root) if output_dir is None else [output_dir]
-            return _latest(runs, say, hold, max_lost_updates)
+            return _latest(runs, say, hold, max_lost_steps)
         if _is_step(resume):
             if output_dir is not None:
                 hold(output_dir)
@@ -130,12 +130,12 @@ class Latest:
     refused: str
 
 
-def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify) -> Latest:
+def latest_of(run: Path, max_lost_steps: int, verify: Verify = manifest.verify) -> Latest:
     """Decides cases 2 to 5 and 7 for one run; changes nothing.
 
     Args:
         run: the run directory.
-        max_lost_updates: see :func:`choose`.
+        max_lost_steps: see :func:`choose`.
         verify: returns a checkpoint's damage; "" if it is intact.
 
     Raises:
@@ -150,9 +150,9 @@ def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify
     best, damaged_best = newest_intact(run / BEST)
     damaged |= damaged_best
     start = start or best
-    if start is not None or _last_saved(run) <= max_lost_updates:
+    if start is not None or _last_saved(run) <= max_lost_steps:
         return Latest(start, damaged, "")
-    return Latest(None, damaged, _too_much_lost(run, damaged, max_lost_updates))
+    return Latest(None, damaged, _too_much_lost(run, damaged, max_lost_steps))
 
 
 def _last_saved(run: Path) -> int:
@@ -179,16 +179,16 @@ def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
     )
 
 
-def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
+def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_steps: int) -> str:
     return (
-        f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_updates} steps "
+        f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_steps} steps "
         "would be lost: to start from scratch, choose another --output-dir or move this directory "
         "away"
     )
 
 
 def _latest(
-    runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_updates: int
+    runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_steps: int
 ) -> Path | None:
     refused = ""
     skipped: list[str] = []  # the damage of runs that saved later
@@ -196,7 +196,7 @@ def _latest(
         hold(run)
         for folder in (CHECKPOINTS, BEST):
             files.give_back(run / folder)
-        latest = latest_of(run, max_lost_updates)
+        latest = latest_of(run, max_lost_steps)
         refused = refused or latest.refused
         if not latest.refused:
             for path, wrong in latest.damaged.items():

@@ -105,7 +105,7 @@ class Checkpoints:
         self._say = say
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
-            checkpoint_files.make(self._directory)
+            checkpoint_files.make_folder(self._directory)
         self._home: int | None = None  # descriptor of the directory
         try:
             if self._process_zero:

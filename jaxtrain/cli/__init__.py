@@ -15,16 +15,16 @@ COMMAND_GROUPS = {
         "prepare": "cut videos, tokenize text, compute latents",
     },
     "Check and plan": {
-        "plan": "predict memory, time and cost without GPUs",
-        "doctor": "check machine, cluster and data for a config",
+        "plan": "predict memory, time, and cost without GPUs",
+        "doctor": "check machine, cluster, and data for a config",
         "bench": "measure speed and memory on this machine",
-        "configs": "list, show or compare configs",
+        "configs": "list, show, or compare configs",
         "checkpoints": "list and verify the checkpoints of a run",
         "report": "write an HTML report of one or more runs",
     },
     "Set up": {
         "completion": "tab completion for bash and zsh",
-        "launch-scripts": "copy the launchers for ssh, SLURM and Kubernetes",
+        "launch-scripts": "copy the launchers for ssh, SLURM, and Kubernetes",
     },
 }
 COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             report.write(findings, flags.json)
         return findings
 
-    terminal.out("measuring a cold start, steps, pipeline and saves ...")
+    terminal.out("measuring a cold start, steps, pipeline, and saves ...")
     with tempfile.TemporaryDirectory() as compiled:
         findings = keep(_request(flags, overrides, compiled, PARTS).findings() | {"sweep": {}})
         if "failure" not in findings:
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--sweep",
         choices=KINDS,
-        help="also measure other batch sizes, remat settings or shardings",
+        help="also measure other batch sizes, remat settings, or shardings",
     )
     add(
         "--calibration",

@@ -1,6 +1,6 @@
 """``jaxtrain completion bash | zsh``: prints a script that completes the command line.
 
-Completes commands, config names, flags, config fields and run directories. Fields and flags take a
+Completes commands, config names, flags, config fields, and run directories. Fields and flags take a
 second the first time, because reading them imports jax; the cache folder keeps them.
 """
 
@@ -22,7 +22,7 @@ from jaxtrain.errors import InputError
 USAGE = """\
 usage: jaxtrain completion bash | zsh
 
-Prints a script that completes commands, config names, flags, config fields
+Prints a script that completes commands, config names, flags, config fields,
 and run directories.
   bash: add to ~/.bashrc    source <(jaxtrain completion bash)
   zsh:  add to ~/.zshrc     source <(jaxtrain completion zsh)"""

@@ -11,7 +11,7 @@ usage: jaxtrain configs list
        jaxtrain configs diff A B
 
 Lists the shipped configs, shows every field of one, or shows how two differ.
-NAME, A and B are shipped configs or paths of .py files."""
+NAME, A, and B are shipped configs or paths of .py files."""
 
 
 def main(arguments: list[str]) -> int:

@@ -221,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="an autoencoder; differences between two or three are tested for significance",
     )
-    add("--data", metavar="PATH", required=True, help="the videos: a folder, a video or a list")
+    add("--data", metavar="PATH", required=True, help="the videos: a folder, a video, or a list")
     add("--frames", metavar="N", type=int, default=16, help="frames per clip (default: 16)")
     add("--height", metavar="N", type=int, default=256, help="clip height, pixels (default: 256)")
     add("--width", metavar="N", type=int, default=256, help="clip width, pixels (default: 256)")

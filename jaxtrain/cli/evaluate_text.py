@@ -125,7 +125,7 @@ def _report(
     if isinstance(found, fill_mask.MaskedScore):
         head += (
             f"each masked in turn, in a window of up to {model.longest} tokens "
-            f"({flags.precision}); {found.unknown:,} unknown tokens are not counted"
+            f"({flags.precision}); excludes {found.unknown:,} unknown tokens"
         )
         rows = [("pseudo-perplexity", found.pseudo_perplexity)]
     else:

@@ -57,7 +57,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         flags.config,
         typed,
         flags.gpu,
-        flags.devices,
+        flags.gpus,
         flags.price_per_gpu_hour,
         host=input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
         calibration=flags.calibration,
@@ -118,7 +118,7 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
         )
     elif not ways:
         terminal.out(
-            "none of them fits: use more devices (--devices 2x8), a GPU with more memory (--gpu), "
+            "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "
             "a smaller global batch or a smaller model"
         )
 
@@ -157,10 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpu", metavar="GPU", help=f"{', '.join(cards.CARDS)} (default: from the config's name)")
     add(
-        "--devices",
+        "--gpus",
         metavar="2x8",
         help="nodes x GPUs per node (default: the config's mesh in nodes of 8)",
     )
+    add("--devices", dest="gpus", help=argparse.SUPPRESS)  # its former name
     add(
         "--fit",
         action="store_true",
@@ -182,9 +183,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--source",
-        choices=("films", "clips"),
-        help="kind of videos: films (not prepared), or clips (the output of prepare clips) "
-        "(default: that of data.path if it is on this machine, else films)",
+        type=lambda word: input_rate.OLDER_SOURCES.get(word, word),
+        choices=("videos", "clips"),
+        help="clips for the output of prepare clips, videos for all others (default: that of "
+        "data.path if it is on this machine, else videos)",
     )
     add(
         "--measure-input",

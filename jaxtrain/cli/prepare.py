@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         from jaxtrain.cli import prepare_tokens
 
         return prepare_tokens.main(arguments[1:])
-    raise InputError(f"prepare: unknown action {arguments[0]}; use clips, tokens or latents")
+    raise InputError(f"prepare: unknown action {arguments[0]}; use clips, tokens, or latents")
 
 
 def _clips(arguments: list[str]) -> int:

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         metavar="SOURCE",
         type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run, weights file or hf:ORG/MODEL",
+        help="the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL",
     )
     add("video", metavar="IN", type=command_line.named_file, help="the video to reconstruct")
     add("target", metavar="OUT", type=command_line.named_file, help="the video to write")

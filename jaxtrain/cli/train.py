@@ -117,7 +117,7 @@ def flags_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         action="append",
         default=[],
-        help="also record the run with wandb, trackio or mlflow; for several, repeat the flag",
+        help="record the run with wandb, trackio, or mlflow, too; for several, repeat the flag",
     )
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(
@@ -132,7 +132,7 @@ def flags_parser() -> argparse.ArgumentParser:
 
 def _program_help(groups: Groups) -> str:
     """The commands by task, on one screen of 80 columns."""
-    rows = [("Train", "train NAME", "train a config; try demo, demo_gpt or demo_mlm")]
+    rows = [("Train", "train NAME", "train a config; try demo, demo_gpt, or demo_mlm")]
     for task, commands in groups.items():
         rows += [
             ("" if number else task, name, text)

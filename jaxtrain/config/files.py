@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.config.overrides import did_you_mean
+from jaxtrain.config import invocation
+from jaxtrain.config.overrides import close_to, did_you_mean
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 
@@ -37,7 +38,7 @@ def find(name_or_path: str) -> Path:
     """Returns the file of a shipped config, or the path itself.
 
     Raises:
-        InputError: no such config or file; the message suggests the nearest name.
+        InputError: no such config or file; the message suggests the nearest names.
     """
     if name_or_path.endswith(".py") or "/" in name_or_path:
         path = expanded(name_or_path)
@@ -48,8 +49,19 @@ def find(name_or_path: str) -> Path:
         return path
     present = names()
     if name_or_path not in present:
-        raise InputError(f"unknown config '{name_or_path}'; {did_you_mean(name_or_path, present)}")
+        raise InputError(f"unknown config '{name_or_path}'; {_suggested(name_or_path, present)}")
     return directory() / f"{name_or_path}.py"
+
+
+def _suggested(name: str, present: list[str]) -> str:
+    """Returns the nearest names of configs, or else those that contain a name, or else all."""
+    near = close_to(name, present) or [one for one in present if name.lower() in one]
+    more = f"{invocation.program()} configs list describes all"
+    if not near:
+        return f"choose from {', '.join(present)}; {more}"
+    *others, last = near
+    comma = "," if len(near) > 2 else ""
+    return f"did you mean {', '.join(others)}{comma}{' or ' if others else ''}{last}? {more}"
 
 
 def docstring(name_or_path: str) -> str:

@@ -192,7 +192,9 @@ def _default(section: Section, field: dataclasses.Field[Any]) -> str:
         value = field.default_factory()
     else:
         return REQUIRED
-    return " ".join(overrides.words(value))
+    if value == ():
+        return "empty"
+    return " ".join(overrides.words(value)) or '""'
 
 
 def _placeholder(annotation: Any) -> str:

@@ -1,10 +1,15 @@
-"""How jaxtrain was started, so that the commands it prints can be pasted and run."""
+"""How jaxtrain was started: its messages name commands that run, or arguments of Python."""
 
+import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxtrain import versions
+from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_path
 
 # Flags that commands for later runs do not repeat.
 _ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
@@ -24,24 +29,44 @@ def program(environment: Mapping[str, str] = os.environ) -> str:
     if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
         found = shutil.which("jaxtrain")
         same = found is not None and os.path.samefile(found, script)
-        return "jaxtrain" if same else shlex.quote(shortest(script))
-    return f"{shlex.quote(_python())} -m jaxtrain.main"
+        return "jaxtrain" if same else shlex.quote(shortest_path(script))
+    return f"{versions.python()} -m jaxtrain.main"
 
 
-def _python() -> str:
-    """The shortest name by which a shell finds this Python."""
-    found = shutil.which("python")
-    if found and os.path.abspath(found) == sys.executable:
-        return "python"
-    return shortest(sys.executable)
+@contextlib.contextmanager
+def from_python() -> Iterator[None]:
+    """Changes errors inside to name the arguments of the Python API instead of flags."""
+    try:
+        yield
+    except InputError as error:
+        messages = [Problem(with_arguments(one), *fields_of(one)) for one in error.messages]
+        error.args = error.messages = tuple(messages)
+        raise
+    except RunAgain as error:
+        error.args = (with_arguments(str(error)), *error.args[1:])
+        raise
 
 
-def shortest(path: str) -> str:
-    """Returns a path as typed here: relative if it is below the current directory."""
-    beside = os.path.relpath(path)
-    if beside.startswith(".."):
-        return os.path.abspath(path)
-    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
+# Flags of commands whose functions have the argument, and fields of a config.
+_ARGUMENTS = (
+    *("config", "output-dir", "resume", "simulate-devices", "track", "gpu", "gpus"),
+    *("price-per-gpu-hour", "cores", "source", "measure-input", "seed", "precision"),
+    *("deterministic", "name"),
+)
+_FLAG = re.compile(rf"(?<![\w-])--({'|'.join(_ARGUMENTS)}|\w+(?:\.\w+)+)(?![\w.-]*[\w-])")
+
+
+def with_arguments(message: str) -> str:
+    """Returns a message with Python's arguments instead of flags; commands stay as they are.
+
+    ``--resume latest`` becomes ``resume="latest"``, ``--data.path X`` becomes ``data.path X``.
+    """
+    command = rf"{re.escape(program())} [^;)`]*"
+    parts = re.split(f"({command})", message)
+    for index in range(0, len(parts), 2):
+        text = parts[index].replace("--resume latest", 'resume="latest"')
+        parts[index] = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+    return "".join(parts)
 
 
 def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:

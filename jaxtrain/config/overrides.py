@@ -178,6 +178,10 @@ def takes(annotation: Any) -> str:
         if arguments[-1] is Ellipsis:
             return f"a list, each {takes(arguments[0])}"
         return f"{len(arguments)} values, each {takes(arguments[0])}"
+    if origin is not None:
+        return "a dict" if issubclass(origin, Mapping) else f"a {origin.__name__}"
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return f"a {annotation.__name__}"
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
     return words.get(annotation, "None" if annotation is type(None) else str(annotation))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxtrain.config import files, invocation, overrides
-from jaxtrain.errors import InputError, Problem
+from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
 Precision = Literal["bfloat16", "float32"]
@@ -184,7 +184,7 @@ class Loop:
     with code 75. None turns it off."""
     stop_timeout_s: float = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
-    current step or validation batch, saves and ends; after this time it ends without saving."""
+    current step or validation batch, saves, and ends; after this time it ends without saving."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
@@ -215,9 +215,9 @@ class Run:
     """Name of the run; by default, the name of the config file. The run directory is
     output/NAME/TIME."""
     seed: int = 42
-    """Random seed of parameters, example order, augmentation and masks."""
+    """Random seed of parameters, example order, augmentation, and masks."""
     precision: Precision = "bfloat16"
-    """Precision of the computation; parameters, optimizer state, losses and metrics stay
+    """Precision of the computation; parameters, optimizer state, losses, and metrics stay
     float32."""
     deterministic: bool = False
     """On GPUs, use only deterministic kernels, which are slower. On CPUs, all kernels are
@@ -247,8 +247,9 @@ class Run:
             InputError: no such field, a value that it does not take, or values that do not fit
                 each other.
         """
-        changed = overrides.replaced(self, changes)
-        validate(changed)
+        with invocation.from_python():
+            changed = overrides.replaced(self, changes)
+            validate(changed)
         return changed
 
 
@@ -321,7 +322,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
     for word, changes in sorted(found, key=lambda one: len(one[1])):
         with contextlib.suppress(InputError):
             if overrides.apply(_LOADED[word], changes) == run:
-                config = invocation.shortest(word) if os.path.isabs(word) else word
+                config = shortest_path(word) if os.path.isabs(word) else word
                 return addresses.scrubbed(("--config", config, *changes))
     return ()
 
@@ -370,10 +371,11 @@ def _check_fields(run: Run) -> Iterator[str]:
             hint = "" if near is None else f"; did you mean {near}?"
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
         elif any(isinstance(n, int | float) and not 0 <= n < math.inf for n in values):
-            yield Problem(
-                f"{leaf.name} is {leaf.value}; it must be a finite number, at least 0",
-                leaf.name,
-            )
+            section, _, field = leaf.name.partition(".")
+            least = "above 0" if field in _POSITIVE.get(section, ()) else "at least 0"
+            finite = all(math.isfinite(n) for n in values if isinstance(n, int | float))
+            wanted = least if finite else "a finite number"
+            yield Problem(f"{leaf.name} is {leaf.value}; it must be {wanted}", leaf.name)
     for section, fields in _POSITIVE.items():
         for field in fields:
             yield from _check_value(run, section, field, lambda v: v > 0, "above 0")

@@ -139,7 +139,7 @@ class _Arrivals(threading.Thread):
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
     """Measures examples/s of this process alone, without the first, which opens files."""
     rows = sampler.TrainingRows(
-        source, sampler.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
+        source, sampler.order_of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
     )
     rows[0]
     began = time.perf_counter()

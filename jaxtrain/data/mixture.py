@@ -50,7 +50,7 @@ class Mixture:
         return self.parts[part].example(index - begins[part], rng)
 
 
-def of(parts: Sequence[Source], weights: Sequence[float]) -> Source:
+def combine(parts: Sequence[Source], weights: Sequence[float]) -> Source:
     """Combines sources into one; returns a single source unchanged.
 
     Args:

@@ -131,7 +131,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         span = local_rows(mesh, batch_size)
         rows = sampler.TrainingRows(
             source,
-            sampler.of(source, seed),
+            sampler.order_of(source, seed),
             start,
             batch_size,
             span.start,

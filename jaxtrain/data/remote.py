@@ -35,7 +35,6 @@ import os
 import random
 import re
 import secrets
-import shutil
 import socket
 import ssl
 import threading
@@ -51,7 +50,7 @@ from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.storage.disks import disk_trouble, free_bytes
 
 _AT_ONCE = 8  # files
 _CHUNK_BYTES = 2**20
@@ -276,7 +275,7 @@ class _Target:
             InputError: a list is too large.
             RunAgain: the disk has too little free space.
         """
-        free = shutil.disk_usage(self._place.parent).free
+        free = free_bytes(self._place.parent)
         if size is not None and size > free:
             raise RunAgain(
                 f"{self._what} has {size:,} bytes, but only {free:,} are free in "
@@ -334,14 +333,19 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
                 f"{what}: the server's certificate is not trusted ({cause.verify_message}): check "
                 "the address, or set $SSL_CERT_FILE to your certificates"
             ) from None
-        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            raise InputError(
-                f"{what}: unknown host {addresses.split(address).host}: check the address"
-            ) from None
+        if addresses.is_unknown_host(error):
+            raise _unknown_host(address, flag) from None
         if isinstance(cause, http.client.IncompleteRead):
             raise _Again(f"the connection ended after {target.received:,} bytes") from None
         reason = getattr(cause, "strerror", None) or type(cause).__name__
         raise _Again(f"the connection failed ({reason})") from None
+
+
+def _unknown_host(address: str, flag: str) -> InputError:
+    return InputError(
+        f"{flag} {addresses.public(address)}: {addresses.split(address).host} is an unknown host, "
+        "or this machine has no network: check the address and the network"
+    )
 
 
 def _received(response: http.client.HTTPResponse, target: _Target, what: str) -> _About:
@@ -635,6 +639,8 @@ def _explained(address: str, flag: str) -> Iterator[None]:
     except Exception as error:
         kind = type(error).__name__
         line = addresses.scrub(str(error)).strip().partition("\n")[0]
+        if addresses.is_unknown_host(error):
+            raise _unknown_host(address, flag) from None
         temporary = isinstance(error, ConnectionError | TimeoutError)
         if temporary or "Timeout" in kind or "Connect" in kind:
             raise _Again(f"{kind}: {line}") from None

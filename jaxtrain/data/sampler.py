@@ -148,7 +148,7 @@ class MixedOrder:
 AnyOrder = Order | GroupedOrder | MixedOrder
 
 
-def of(source: Source, seed: int) -> AnyOrder:
+def order_of(source: Source, seed: int) -> AnyOrder:
     """Returns the order of a source's examples."""
     if isinstance(source, Grouped) and source.group > 1:
         return GroupedOrder(len(source), seed, source.group, source.spread)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.storage.disks import free_bytes
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -100,7 +102,7 @@ class WorkerCount:
     sentence: str
 
 
-def of(
+def choose(
     data: Any, model: Any, *, rows: int, devices: int, on_cpu: bool, processes: int = 1
 ) -> WorkerCount:
     """Returns the config's number of workers, or else the number that suits this host.
@@ -186,10 +188,9 @@ def shared_batch_bytes(model: Any, rows: int) -> int:
 
 def _free(folder: Path) -> float:
     try:
-        found = os.statvfs(folder)
+        return free_bytes(folder)
     except OSError:  # a system without such a folder
         return math.inf
-    return found.f_bavail * found.f_frsize
 
 
 def _text(path: Path) -> str:

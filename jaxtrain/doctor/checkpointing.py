@@ -20,8 +20,9 @@ from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
-from jaxtrain.doctor.system import PREFIX, free_bytes
+from jaxtrain.doctor.system import PREFIX
 from jaxtrain.errors import InputError
+from jaxtrain.storage.disks import free_bytes
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 

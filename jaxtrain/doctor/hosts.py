@@ -96,7 +96,7 @@ def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iter
 
 
 def same(store: KeyValueStore, own: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Checks that all processes have the same config, code and packages.
+    """Checks that all processes have the same config, code, and packages.
 
     Args:
         store: the run's key-value store.
@@ -109,7 +109,7 @@ def same(store: KeyValueStore, own: Mapping[str, Mapping[str, str]]) -> Iterator
     if different:  # its one line names the fix
         yield Finding(level="problem", seen=different)
     else:
-        yield ok("the same config, code and packages in all processes")
+        yield ok("the same config, code, and packages in all processes")
 
 
 def shared_storage(subject: Subject) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from jaxtrain import versions
 from jaxtrain.doctor import requirements
 from jaxtrain.doctor.finding import Finding, ok, problem, warning
 from jaxtrain.doctor.requirements import Find
@@ -27,7 +28,8 @@ def plugin(find: Find = requirements.installed) -> Iterator[Finding]:
     if len(there) > 1:
         yield problem(
             f"{' and '.join(there)} are both installed: each provides the platform 'cuda'",
-            f"remove the one that does not fit the driver, for example: pip uninstall {there[0]}",
+            "remove the one that does not fit the driver, for example: "
+            f"{versions.pip('uninstall', there[0])}",
         )
         return
     name, extra = there[0], there[0].removeprefix("jax-").removesuffix("-plugin")
@@ -37,29 +39,29 @@ def plugin(find: Find = requirements.installed) -> Iterator[Finding]:
         yield problem(
             f"{name} is {package.version}, jaxlib is {jaxlib.version if jaxlib else 'missing'}: "
             "jax refuses a plugin of another version",
-            f"pip install --upgrade 'jax[{extra}]'",
+            versions.pip("install", "--upgrade", f"jax[{extra}]"),
         )
         return
     wanted = package.pins(_PREFIX)
     found = {wheel: one.version for wheel in wanted if (one := find(wheel)) is not None}
     if not found:
         yield warning(
-            f"{name} {package.version} without NVIDIA's wheels: it uses CUDA, cuDNN and NCCL from "
+            f"{name} {package.version} without NVIDIA's wheels: it uses CUDA, cuDNN, and NCCL from "
             "the library path, in unknown versions",
-            f"if this is not intended: pip install 'jax[{extra}]'",
+            f"if this is not intended: {versions.pip('install', f'jax[{extra}]')}",
         )
         return
     missing = [wheel for wheel in wanted if wheel not in found]
     if missing:
         yield problem(
             f"{name} {package.version} requires {', '.join(missing)}, not installed",
-            f"pip install 'jax[{extra}]'",
+            versions.pip("install", f"jax[{extra}]"),
         )
     wrong = {w: v for w, v in found.items() if not requirements.satisfies(v, wanted[w])}
     for wheel, version in wrong.items():
         yield problem(
             f"{wheel} is {version}, {name} {package.version} requires {wanted[wheel]}",
-            f"pip install '{wheel}{wanted[wheel]}'",
+            versions.pip("install", f"{wheel}{wanted[wheel]}"),
         )
     if not missing and not wrong:
         yield ok(f"{_listed(found)}: as {name} {package.version} requires")

@@ -100,7 +100,7 @@ class Subject:
     @property
     def workers(self) -> int:
         """Number of worker processes that the run would use on this host."""
-        return worker_count.of(
+        return worker_count.choose(
             self.run.data,
             self.run.model,
             rows=self.rows,

@@ -15,6 +15,7 @@ from jaxtrain.config import Run
 from jaxtrain.data import worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
+from jaxtrain.storage.disks import free_bytes
 
 PREFIX = ".jaxtrain-doctor-"
 """Prefix of the folders that doctor makes beside the output directory, and removes."""
@@ -241,12 +242,6 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
     fits = int(free // state_bytes) - best - 1
     lower = f"--checkpoint.keep {fits}, " if fits >= 1 else ""
     yield problem(seen, f"{lower}free {size(need - free)} there, or set another --output-dir")
-
-
-def free_bytes(folder: Path) -> int:
-    """Returns the bytes that this user may still write."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def _text(path: Path) -> str:

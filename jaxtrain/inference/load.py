@@ -108,8 +108,8 @@ def cannot(model: Any, command: str, *methods: str, source: Path) -> InputError:
         source: where the model is stored.
     """
     message = (
-        f"{source} has the model {from_file.name_of(model)}, which {command} cannot use: it "
-        f"needs one of {', '.join(able(*methods))}"
+        f"{source} has the model {from_file.name_of(model)}, which {command} cannot use: pass a "
+        f"model of the kind {' or '.join(able(*methods))}"
     )
     if hasattr(model, "usage"):
         typed = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4")

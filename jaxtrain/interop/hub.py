@@ -5,7 +5,7 @@ never code or pickles:
 
 - with ``:FILE``: this weights file (``.safetensors``, or a PyTorch file, which is read as data);
 - if the repository has a ``config.json``: a transformers folder, which is ``config.json``,
-  ``model.safetensors`` or its parts, and ``tokenizer.json``;
+  ``model.safetensors`` or the files that its index lists, and ``tokenizer.json``;
 - otherwise its only ``.safetensors`` file.
 
 The client ``huggingface_hub`` does the transfers. It follows ``HF_TOKEN``, ``HF_HOME``,
@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jaxtrain import terminal
-from jaxtrain.data.text import hub as datasets_hub
-from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text import hub_datasets, tokenizer
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, shown
 from jaxtrain.interop import huggingface
-from jaxtrain.storage import tensor_files
+from jaxtrain.storage import addresses, hub_errors, tensor_files
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.storage.disks import disk_trouble
 
 T = TypeVar("T")
 Say = Callable[[str], None]
 
-FORM = f"{datasets_hub.PREFIX}ORG/MODEL[@REVISION][:FILE]"
+FORM = f"{hub_datasets.PREFIX}ORG/MODEL[@REVISION][:FILE]"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PAUSES_S = (1.0, 4.0, 15.0)  # between attempts, after an error that may be temporary
@@ -94,7 +92,7 @@ class Found:
 
 def is_named(source: str | Path) -> bool:
     """Whether a source names a model on the Hub rather than a path."""
-    return str(source).startswith(datasets_hub.PREFIX)
+    return str(source).startswith(hub_datasets.PREFIX)
 
 
 def parse(text: str, flag: str = "") -> Named:
@@ -108,7 +106,7 @@ def parse(text: str, flag: str = "") -> Named:
         InputError: it does not have this form.
     """
     words = f"{flag} {text}".strip()
-    name, _, file = text.removeprefix(datasets_hub.PREFIX).partition(":")
+    name, _, file = text.removeprefix(hub_datasets.PREFIX).partition(":")
     repository, at, revision = name.partition("@")
     if not _REPOSITORY.fullmatch(repository) or (at and not revision):
         raise InputError(f"{words}: write {FORM}, such as hf:openai-community/gpt2@main")
@@ -152,9 +150,9 @@ def with_local_source(model: Any, say: Say) -> Any:
         InputError: as :func:`local`.
         RunAgain: likewise.
     """
-    if model.init_from is None or not is_named(model.init_from):
+    named = _source_of(model)
+    if named is None:
         return model
-    named = parse(model.init_from, "model.init_from")
 
     def decide() -> str:
         return json.dumps(dataclasses.asdict(find(named, say)))
@@ -164,26 +162,25 @@ def with_local_source(model: Any, say: Say) -> Any:
 
 
 def with_local_tokenizer(model: Any, say: Say) -> Any:
-    """Returns a model's config with an ``init_from`` that has its tokenizer, but maybe no weights.
+    """Like :func:`with_local_source`, but downloads only ``tokenizer.json``, in one process.
 
-    For commands that read a run's data without training. Only ``tokenizer.json`` is downloaded.
-
-    Args:
-        model: config of the model, with ``init_from``.
-        say: prints what is downloaded.
-
-    Raises:
-        InputError: as :func:`local`.
-        RunAgain: likewise.
+    For commands that read a run's data without training.
     """
-    if model.init_from is None or not is_named(model.init_from) or not hasattr(model, "vocab_size"):
+    named = _source_of(model)
+    if named is None or not hasattr(model, "vocab_size"):
         return model
-    named = parse(model.init_from, "model.init_from")
     found = find(named, say)
     if tokenizer.NAME not in found.sizes:
         return model
     path = download(named, found.only(tokenizer.NAME), say)
     return dataclasses.replace(model, init_from=str(path.parent))
+
+
+def _source_of(model: Any) -> Named | None:
+    """Returns the model on the Hub that a model's config starts from; None if there is none."""
+    if model.init_from is None or not is_named(model.init_from):
+        return None
+    return parse(model.init_from, "model.init_from")
 
 
 def find(named: Named, say: Say) -> Found:
@@ -212,7 +209,18 @@ def find(named: Named, say: Say) -> Found:
             f"{named.text}: the server returned no commit hash: HF_ENDPOINT must be a Hub"
         )
     listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return Found(info.sha, _needed(named, listed))
+
+    def index() -> Path:
+        fetch = huggingface_hub.hf_hub_download
+        return Path(
+            _asked(
+                named,
+                say,
+                lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha),
+            )
+        )
+
+    return Found(info.sha, _needed(named, listed, index))
 
 
 def _cached(named: Named) -> Found:
@@ -234,7 +242,7 @@ def _cached(named: Named) -> Found:
         # The cache has only what was downloaded, which may be one file of a complete model.
         if not named.file and huggingface.SETTINGS not in sizes:
             raise InputError(f"no {huggingface.SETTINGS}; a single file is hf:ORG/MODEL:FILE")
-        return Found(folder.name, _needed(named, sizes))
+        return Found(folder.name, _needed(named, sizes, lambda: folder / huggingface.INDEX))
     except (LocalEntryNotFoundError, InputError) as error:
         raise InputError(
             f"{named.text} is not completely in the cache, and HF_HUB_OFFLINE is set: unset it, "
@@ -242,12 +250,13 @@ def _cached(named: Named) -> Found:
         ) from error
 
 
-def _needed(named: Named, sizes: Mapping[str, int]) -> dict[str, int]:
+def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -> dict[str, int]:
     """Selects the files to download, and orders them.
 
     Args:
         named: the model.
         sizes: all files of the repository -> bytes.
+        index: returns the local path of the repository's index of weights files.
 
     Raises:
         InputError: there is no model that jaxtrain can read.
@@ -264,7 +273,13 @@ def _needed(named: Named, sizes: Mapping[str, int]) -> dict[str, int]:
         if huggingface.ARRAYS in sizes:
             names = [huggingface.ARRAYS]
         elif huggingface.INDEX in sizes:
-            names = [name for name in root if name.startswith("model-")] + [huggingface.INDEX]
+            names = huggingface.parts(index())
+            if missing := [name for name in names if name not in sizes]:
+                raise InputError(
+                    f"{named.text}: {huggingface.INDEX} lists {_listed(missing)}, which the "
+                    "repository does not have: use another revision"
+                )
+            names.append(huggingface.INDEX)
         else:
             raise InputError(
                 f"{named.text} has a {huggingface.SETTINGS}, but neither {huggingface.ARRAYS} nor "
@@ -401,80 +416,41 @@ def _asked(named: Named, say: Say, request: Callable[[], T], *, writes: bool = F
         except (InputError, RunAgain):
             raise
         except Exception as error:  # from several libraries
-            if pause_s is None or not datasets_hub.is_temporary(error):
+            if pause_s is None or not hub_errors.is_temporary(error):
                 _fail(named, error, writes=writes)
-            say(f"{named.text}: {_reason(error)}; trying again in {pause_s:g} s")
+            say(f"{named.text}: {hub_errors.reason(error)}; trying again in {pause_s:g} s")
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the cause of an error in a few words: the status of the answer, or the message."""
-    answer = _answer(error)
-    if answer is not None:
-        return f"the Hub answers {answer.status_code} {answer.reason_phrase}".strip()
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-
-
-def _answer(error: BaseException | None) -> Any:
-    """Returns the answer of the Hub that an error or one of its causes is about, or None."""
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:
-            return answer
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
     """Raises errors of the Hub and the network as one line, and any other error unchanged."""
     import huggingface_hub
-    import huggingface_hub.errors as hub_errors
+    import huggingface_hub.errors as refusals
 
     text, where = named.text, huggingface_hub.HfApi().endpoint
-    reason, status = _reason(error), getattr(_answer(error), "status_code", None)
-    if datasets_hub.is_temporary(error):
-        offline = "" if writes else ", or set HF_HUB_OFFLINE=1 to use what was downloaded before"
-        raise RunAgain(
-            f"{text}: {where} cannot be reached ({reason}): run the command again later{offline}"
-        ) from error
-    if status is None and isinstance(error, RuntimeError | hub_errors.XetDownloadError):
+    reason = hub_errors.reason(error)
+    status = getattr(hub_errors.response(error), "status_code", None)
+    of_network = hub_errors.is_temporary(error) or addresses.is_unknown_host(error)
+    broken = isinstance(error, RuntimeError | refusals.XetDownloadError)
+    if status is None and broken and not of_network:
         raise RunAgain(f"{text}: the transfer failed ({reason}): run the command again") from error
-    if isinstance(error, hub_errors.GatedRepoError):
-        raise InputError(
-            f"{text}: access to this model is restricted: request it on "
-            f"{where}/{named.repository}, then run hf auth login"
-        ) from error
-    if isinstance(error, hub_errors.RevisionNotFoundError):
-        raise InputError(
-            f"{text}: no such revision; use a branch, tag or commit of the model"
-        ) from error
     if writes and status == 403:
         raise InputError(
             f"{text}: the token has no write access there ({reason}): make one with write access "
             f"on {where}/settings/tokens, or push to a repository of your own"
         ) from error
-    absent = isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError)
-    if status == 401 and (writes or not absent):
+    if status == 401 and (writes or not isinstance(error, refusals.RepositoryNotFoundError)):
         raise InputError(
             f"{text}: the Hub does not accept the token ({reason}): run hf auth login, or set "
             "HF_TOKEN to a valid one"
         ) from error
-    if absent:
-        raise InputError(
-            f"{text}: no such model on {where}, or no access to it ({reason}): check the name; if "
-            "it is private, run hf auth login or set HF_TOKEN"
-        ) from error
-    if status is not None:
-        raise InputError(f"{text}: the Hub refuses the request ({reason})") from error
-    if isinstance(error, OSError) and error.errno is not None:
-        raise disk_trouble(
-            error,
-            f"{text}: cannot read or write {error.filename or 'a file'}",
-            "make it readable and writable, or set $HF_HOME to another folder",
-        ) from error
-    if isinstance(error, ValueError | OSError):  # an answer that the client does not understand
-        raise InputError(f"{text}: {reason}") from error
-    raise error
+    raise hub_errors.explained(
+        error,
+        text,
+        kind="model",
+        page=named.repository,
+        absent=f"no such model on {where}, or no access to it ({reason}): check the name; if it is "
+        "private, run hf auth login or set HF_TOKEN",
+        offline="" if writes else "set HF_HUB_OFFLINE=1 to use what was downloaded before",
+    ) from error

@@ -68,7 +68,7 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     if (folder / ARRAYS).is_file():  # before an index, as in transformers
         names = [ARRAYS]
     elif (folder / INDEX).is_file():
-        names = _parts(folder / INDEX)
+        names = parts(folder / INDEX)
     else:
         names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
@@ -79,7 +79,7 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     return found
 
 
-def _parts(index: Path) -> list[str]:
+def parts(index: Path) -> list[str]:
     """Returns the files that an index lists, all in its own folder.
 
     Raises:

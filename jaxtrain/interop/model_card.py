@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxtrain import versions
 from jaxtrain.checkpoint import layout
-from jaxtrain.data.text import hub as datasets_hub
+from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import one_line
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file
@@ -195,9 +195,9 @@ def _paths(value: Any) -> list[str]:
 
 def _dataset(path: str) -> str:
     """Returns the name of a dataset on the Hub; "" for other data."""
-    if not datasets_hub.is_named(path):
+    if not hub_datasets.is_named(path):
         return ""
-    name = path.removeprefix(datasets_hub.PREFIX).partition(":")[0].partition("@")[0]
+    name = path.removeprefix(hub_datasets.PREFIX).partition(":")[0].partition("@")[0]
     return name if _DATASET.fullmatch(name) and not os.path.isdir(name) else ""
 
 

@@ -94,12 +94,12 @@ def load(
         return Weights(model, params, str(source))
     if source.is_dir():
         path = resume.of_source(source)
-        model = from_file.make(_described(path), str(path))
+        model = from_file.model_config(_described(path), str(path))
         check(model)
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
-        model = from_file.make(from_file.parse(about[ABOUT], str(source)), str(source))
+        model = from_file.model_config(from_file.parse(about[ABOUT], str(source)), str(source))
     else:
         kind = from_file.config_class(guess() or "")
         if kind is None or not hasattr(kind, "guess"):
@@ -123,7 +123,7 @@ def model_at(source: Path) -> Any | None:
     if huggingface.is_one(source):
         return huggingface.model(source)
     path = next(resume.complete_of_source(source), None)
-    return None if path is None else from_file.make(_described(path), str(path))
+    return None if path is None else from_file.model_config(_described(path), str(path))
 
 
 def check_there(source: Path) -> None:

@@ -118,7 +118,7 @@ def from_bert(
     if listed:
         raise InputError(
             f"{source} does not fit this model; {'; '.join(listed)}. Its shape is set by "
-            "--model.vocab_size, --model.sequence_length, --model.hidden, --model.layers and "
+            "--model.vocab_size, --model.sequence_length, --model.hidden, --model.layers, and "
             "--model.ff"
         )
     return _ours({name: np.asarray(array, np.float32) for name, array in given.items()})

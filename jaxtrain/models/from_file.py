@@ -16,11 +16,13 @@ import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtrain import config, errors, models
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
+
+T = TypeVar("T")
 
 _LARGEST = 2**63  # for integers: no size or count comes close
 
@@ -43,7 +45,7 @@ def name_of(model: Any) -> str:
     return str(config.to_dict(model)["class"])
 
 
-def make(saved: Any, source: str) -> Any:
+def model_config(saved: Any, source: str) -> Any:
     """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
 
     Raises:
@@ -61,8 +63,26 @@ def make(saved: Any, source: str) -> Any:
     return _make(made, saved, source, "model")
 
 
+def section(kind: type[T], saved: Any, source: str, name: str) -> T:
+    """Builds a section of a run's config, such as ``Optim``, from its recorded fields.
+
+    Args:
+        kind: the section's class.
+        saved: from :func:`jaxtrain.config.to_dict`.
+        source: the file, for messages.
+        name: of the section, for messages.
+
+    Raises:
+        InputError: another version of jaxtrain has other fields, or a value does not fit.
+    """
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source}: {name} is not a section: {_OTHER_VERSION}")
+    made: T = _make(kind, saved, source, name)
+    return made
+
+
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
-    """Parses the JSON that describes the model of a weights file, for :func:`make`.
+    """Parses the JSON that describes the model of a weights file, for :func:`model_config`.
 
     Raises:
         InputError: it is not a JSON object.

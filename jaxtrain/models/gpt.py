@@ -131,8 +131,8 @@ class Config:
         layer = 2 * d * (d + h * self.head_width) + 2 * _FF * d * d
         return [
             f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
-            f"{n} heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of "
-            f"{self.head_width}, {h} for keys and values ({origin(self.kv_heads, 'as many')})",
+            f"{n} query heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of width "
+            f"{self.head_width}, {h} key-value heads ({origin(self.kv_heads, 'query heads')})",
             f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} tokens x {d} + {self.depth} "
             f"layers x {layer:,})",
             f"with optim.muon: rates of embedding and output layer x {self.rate_scale:.4g} "

@@ -156,7 +156,7 @@ class Config:
         """
         cure = (
             "set --model.vocab_size, --model.hidden, --model.layers, --model.heads, "
-            "--model.kv_heads and --model.ff to the values that it was trained with"
+            "--model.kv_heads, and --model.ff to the values that it was trained with"
         )
         expected = causal_weights.shapes(self)
         return llama_weights.NAMES.inward(tensors, expected, source, cure)

@@ -62,7 +62,7 @@ class Config:
     ff: int | None = None
     """Width of the feed-forward layers. None uses 4 times `hidden`."""
     dropout: float = 0.1
-    """Dropout rate of embeddings, attention probabilities and layer outputs, 0 to 1."""
+    """Dropout rate of embeddings, attention probabilities, and layer outputs, 0 to 1."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"

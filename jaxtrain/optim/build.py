@@ -15,6 +15,7 @@ of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -83,6 +84,33 @@ def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedul
     return schedule(settings, total_steps, peak)
 
 
+def schedule_change(
+    before: tuple[config.Optim, int], after: tuple[config.Optim, int], done: int
+) -> str | None:
+    """Returns how the learning rate of a resumed run differs from before; None if it does not.
+
+    Args:
+        before: settings and total steps of the run that saved the checkpoint.
+        after: of this run.
+        done: completed steps.
+
+    Raises:
+        InputError: warm-up and warm-down do not fit into a run.
+    """
+    old, new = (float(recorded_schedule(*one)(done)) for one in (before, after))
+    (_, old_total), (settings, total) = before, after
+    same = math.isclose(old, new, rel_tol=1e-6)
+    if same and (old_total == total or settings.schedule == "constant"):
+        return None
+    rate = f"stays {new:.3g}" if same else f"changes from {old:.3g} to {new:.3g}"
+    if old_total == total:
+        return f"the learning rate at step {done} {rate}"
+    return (
+        f"the learning rate schedule ({settings.schedule}) now covers {total} steps instead of "
+        f"{old_total}: the rate at step {done} {rate}"
+    )
+
+
 def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
     """Groups parameters by weight decay.
 
@@ -115,7 +143,7 @@ def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozense
         raise ValueError(f"each parameter must be in exactly one group: {listed}")
 
 
-def make(
+def make_optimizer(
     settings: config.Optim,
     total_steps: int,
     params: Mapping[str, HasShape],
@@ -210,11 +238,31 @@ def muon_sentence(
     """
     roles = parameter_groups.roles(others)
     rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
-    taken = set().union(*(_members(one, params) for one in roles.values()))
-    apart = parameter_groups.apart(others)
-    left = [name for name in params if name not in taken and _owner(name, apart) is None]
+    left = _with_peak_lr(params, others)
     rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
+
+
+def without_effect(
+    settings: config.Optim, params: Mapping[str, HasShape], others: parameter_groups.Groups
+) -> str | None:
+    """Returns a warning if no parameter uses ``optim.peak_lr``, and names the fields that count."""
+    if settings.muon is None or _with_peak_lr(params, others):
+        return None
+    roles = {one.role for one in parameter_groups.roles(others).values()}
+    fields = {"matrix": "peak_lr", "embedding": "embedding_lr", "unembedding": "unembedding_lr"}
+    instead = [f"--optim.muon.{field}" for role, field in fields.items() if role in roles]
+    return (
+        f"warning: optim.peak_lr {settings.peak_lr:g} has no effect, because optim.muon sets the "
+        f"rates of all parameters: set {', '.join(instead)}, or --optim.muon None to use AdamW"
+    )
+
+
+def _with_peak_lr(params: Mapping[str, HasShape], others: parameter_groups.Groups) -> list[str]:
+    """Returns the parameters that use ``optim.peak_lr`` although ``optim.muon`` is set."""
+    roles, apart = parameter_groups.roles(others), parameter_groups.apart(others)
+    taken = set().union(*(_members(one, params) for one in roles.values()))
+    return [name for name in params if name not in taken and _owner(name, apart) is None]
 
 
 def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:

@@ -55,7 +55,7 @@ def averaging(settings: config.Average) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def of(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
+def with_averages(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
     """Returns the parameters, each replaced by its average if it has one."""
     averages = {
         name: array

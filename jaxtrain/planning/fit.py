@@ -153,7 +153,7 @@ def _changes(run: config.Run, kind: Kind, parts: int) -> Overrides:
 
 def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
     """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fitted`)."""
-    changes = fitted(run, nodes, gpus, f"--devices {nodes}x{gpus}")
+    changes = fitted(run, nodes, gpus, f"--gpus {nodes}x{gpus}")
     return tuple(word for name, value in changes.items() for word in (f"--{name}", str(value)))
 
 
@@ -170,6 +170,6 @@ def parse_devices(text: str) -> tuple[int, int]:
         found = (0, 0)
     if min(found) < 1:
         raise InputError(
-            f"--devices {text}: use NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
+            f"--gpus {text}: use NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
         )
     return found

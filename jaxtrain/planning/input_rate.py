@@ -13,10 +13,12 @@ from jaxtrain import config
 from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
 
-Source = Literal["films", "clips"]
+Source = Literal["videos", "clips"]
+OLDER_SOURCES = {"films": "videos"}
+"""Former names of sources, which are still accepted."""
 
 CORES_PER_GPU = 12
-"""Assumed: 96 cores for 8 A100, H100 or H200 in Azure's ND96asr_v4, ND96isr_H100_v5 and
+"""Assumed: 96 cores for 8 A100, H100, or H200 in Azure's ND96asr_v4, ND96isr_H100_v5, and
 ND96isr_H200_v5, the fewest of the large clouds. A core is what the cloud calls a vCPU."""
 
 _FRAMES, _HEIGHT, _WIDTH = 12, 480, 720  # the clips of the measurements
@@ -55,9 +57,9 @@ class Kind:
 KINDS = {
     # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
     # them does not depend on the clip, but on the file: these are 1280x720.
-    "films": Kind("films of 1280x720 with distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
-    "films, clips decoded together": Kind(
-        "films of 1280x720 with distant keyframes, six clips per decoding",
+    "videos": Kind("videos of 1280x720 with distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
+    "videos, clips decoded together": Kind(
+        "videos of 1280x720 with distant keyframes, six clips per decoding",
         *("clips", 6.1, 14.1),
         fixed=0.8,
     ),
@@ -96,7 +98,8 @@ class Host:
 
     Attributes:
         cores: CPU cores of a host; None assumes :data:`CORES_PER_GPU`.
-        source: kind of videos; None looks at the data, or assumes films.
+        source: ``clips`` for the output of ``prepare clips``, ``videos`` for others; None looks at
+            the data, or assumes ``videos``.
         measured: replaces the table.
     """
 
@@ -181,12 +184,12 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
         return own, "from the config"
     how = "--source"
     if source is None:
-        source, how = "films", "assumed; --source clips plans for prepared clips"
+        source, how = "videos", "assumed; --source clips plans for prepared clips"
         if run.data.path is not None and Path(run.data.path).expanduser().exists():
             prepared = run.data.is_prepared(Path(run.data.path).expanduser())
-            source, how = ("clips" if prepared else "films"), f"from {run.data.path}"
-    if source == "films" and run.data.largest_group > 1:
-        return "films, clips decoded together", how
+            source, how = ("clips" if prepared else "videos"), f"from {run.data.path}"
+    if source == "videos" and run.data.largest_group > 1:
+        return "videos, clips decoded together", how
     return source, how
 
 
@@ -212,14 +215,14 @@ def advice(
     rows = run.data.batch_size / nodes
     lines = []
     if not found.measured:
-        if "films" in found.kind:
+        if "videos" in found.kind:
             lines.append(
                 "jaxtrain prepare clips, once: " + _faster(run, found, KINDS["clips"], step, rows)
             )
-        if found.kind == "films":
-            together = KINDS["films, clips decoded together"]
+        if found.kind == "videos":
+            together = KINDS["videos, clips decoded together"]
             lines.append(
-                "--data.clips_per_video 6 (each film is seen six times per epoch): "
+                "--data.clips_per_video 6 (each video is seen six times per epoch): "
                 + _faster(run, found, together, step, rows)
             )
     limited = min(found.workers, found.cores)
@@ -238,7 +241,7 @@ def advice(
     known = not found.assumed and found.seconds[0] > step[1]
     if known and (fewer := _fewer(run, found, step, gpus, nodes)):
         lines.append(
-            f"--devices {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts "
+            f"--gpus {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts "
             f"with as many cores ({found.cores}): the same speed at {fewer / gpus:.0%} of the GPU "
             "price"
         )

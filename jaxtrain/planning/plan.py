@@ -15,7 +15,7 @@ HOUR_S = 3600.0
 Plan = dict[str, Any]
 
 
-def make(
+def make_plan(
     findings: dict[str, Any],
     card: Card,
     run: config.Run,
@@ -116,7 +116,7 @@ def _run(
         1 / max(own, given) for own, given in zip(step or (0.0, 0.0), found.seconds, strict=True)
     ]
     return {
-        "updates": total,
+        "steps": total,
         "steps_per_second": None if step is None else paced,
         "input_steps_per_second": [1 / given for given in found.seconds],
         "seconds": seconds,

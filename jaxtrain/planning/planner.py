@@ -93,7 +93,7 @@ class Planner:
         if devices is not None:
             nodes, self._per_node = fit.parse_devices(devices)
             self._added = fit.spread(run, nodes, self._per_node)
-            self.said.append(f"--devices {devices}: {' '.join(self._added)}")
+            self.said.append(f"--gpus {devices}: {' '.join(self._added)}")
         self._run = config.load(name, self._all(()))
         of_run = self._run.mesh.devices
         if of_run > self._per_node and of_run % self._per_node:
@@ -101,13 +101,13 @@ class Planner:
             raise InputError(
                 f"{of_run} devices (mesh.data {self._run.mesh.data} x mesh.fsdp "
                 f"{self._run.mesh.fsdp}) do not fill nodes of {self._per_node} GPUs: set them, "
-                f"for example --devices {of_run // of_a_node}x{of_a_node}"
+                f"for example --gpus {of_run // of_a_node}x{of_a_node}"
             )
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
             short = cards.usual_card(self._run.name)
             self.said.append(
-                f"no card in the name {name}: planning for {short} (choose another with --gpu)"
+                f"config {name} names no GPU: planning for {short} (choose another with --gpu)"
             )
         self._short, self._card = short, cards.card(short)
         self._calibration = None if calibration is None else measured_rates.load(calibration)
@@ -150,7 +150,7 @@ class Planner:
         findings = compile_step(request, timeout_s)
         if "failure" in findings:
             raise InputError(f"{self._name} could not be compiled: {findings['failure']}")
-        return plan.make(
+        return plan.make_plan(
             findings,
             self._card,
             config.load(self._name, settings),

@@ -53,7 +53,7 @@ def verdict(plan: Plan) -> str:
             return f"does not fit: needs {-spare:.1f} GiB more on each device"
         return f"fits with {spare:.1f} GiB to spare on each device"
     certain = (
-        f"parameters, optimizer and batch take {_certain(plan) / GIB:.1f} of {capacity:.1f} GiB"
+        f"parameters, optimizer, and batch take {_certain(plan) / GIB:.1f} of {capacity:.1f} GiB"
     )
     if fits(plan) is False:
         return f"does not fit: {certain} on each device, without any temporaries"
@@ -109,7 +109,7 @@ def _heading(plan: Plan) -> str:
             0,
             "ESTIMATE: the GPU compiler is not installed. Install it (no GPU required):\n"
             f"  {versions.install('cuda12')}\n"
-            "Parameters, optimizer, batch and arithmetic are exact. Temporaries are those of\n"
+            "Parameters, optimizer, batch, and arithmetic are exact. Temporaries are those of\n"
             "the CPU program (for h100_16, 3.7 times those of the GPU program). Memory\n"
             "bandwidth and communication are omitted.\n",
         )
@@ -227,7 +227,7 @@ def _run(plan: Plan) -> str:
             "    set --loop.epochs None --loop.steps N"
         )
         return "\n".join(lines)
-    lines.append(f"  {run['updates']:,} steps: {'; '.join(_cost(plan))}")
+    lines.append(f"  {run['steps']:,} steps: {'; '.join(_cost(plan))}")
     lines += [
         f"    {name + ':':<20} {_span(*(s / HOUR_S for s in seconds))}{_SOURCES.get(name, '')}"
         for name, seconds in run["seconds"].items()

@@ -1,6 +1,7 @@
 """What :func:`jaxtrain.plan` returns."""
 
 import html
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def predict(
         price: per GPU and hour.
         changes: overrides, dotted name -> value.
         cores: CPU cores of each node; None assumes a number per GPU.
-        source: kind of videos; None looks at the data, or assumes films.
+        source: ``clips`` for the output of ``prepare clips``, ``videos`` for others; None looks at
+            the data, or assumes ``videos``.
         measure_input: whether to measure on this machine how fast a core loads the data.
         calibration: a file of rates measured on the card, written by ``bench --calibration``.
 
@@ -71,7 +73,9 @@ def predict(
             )
         name, typed = given[1], [*given[2:], *typed]
     if cores is not None and cores < 1:
-        raise InputError(f"cores={cores}: use at least 1")
+        raise InputError(f"--cores {cores}: use at least 1")
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
     measured = input_measurement.measure(name, typed, None) if measure_input else None
     host = input_rate.Host(cores=cores, source=source, measured=measured)
     planner = Planner(name, typed, gpu, devices, price, host=host, calibration=calibration)

@@ -73,8 +73,7 @@ def _time_notes(account: times.Account) -> list[str]:
         notes.append(f"{account.repeated_steps:,} steps were repeated.")
     if account.idle_s >= 1:
         notes.append(
-            f"{formats.seconds(account.idle_s)} between a start that ended normally and the next "
-            "start are not counted."
+            f"The total excludes {formats.seconds(account.idle_s)} in which the run was stopped."
         )
     return notes
 
@@ -105,7 +104,7 @@ def memory(runs: Sequence[RecordedRun]) -> Html:
     rows: list[Row] = [
         ("planned, per device", [gib(one.get("planned_gib")) for one in planned]),
         (
-            "of which parameters, optimizer state and the like",
+            "of which parameters, optimizer state, and the like",
             [gib(one.get("state_gib")) for one in planned],
         ),
         ("measured peak, on the fullest device", measured),

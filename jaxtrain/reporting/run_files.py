@@ -245,7 +245,7 @@ def _history(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.exists():
         missing.append(
             f"{HISTORY} is missing (older versions wrote none): how the run ended, where the time "
-            "went, the plan, the hardware and the versions are unknown."
+            "went, the plan, the hardware, and the versions are unknown."
         )
         return []
     found = _lines(path, missing)

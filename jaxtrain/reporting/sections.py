@@ -211,7 +211,7 @@ def curves(
         element("div", id="charts"),
         element("ul", *(element("li", note) for note in notes), class_="note") if notes else "",
         _constant(runs, constants),
-        element("h3", "First, last and best values") if results else "",
+        element("h3", "First, last, and best values") if results else "",
         results,
         note="Lines: training. Dots: validation. Drag to zoom all charts; double-click to reset.",
     )

@@ -19,6 +19,7 @@ path itself cannot be recognized.
 
 import hashlib
 import re
+import socket
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -119,7 +120,7 @@ def check(address: str, flag: str) -> None:
         raise InputError(f"{flag} {shown} chains addresses with '::': pass one address")
     if parts.scheme not in SCHEMES:
         raise InputError(
-            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3:// or "
+            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3://, or "
             "gs://"
         )
     if not (_HOST if parts.scheme in HTTP else _BUCKET).fullmatch(parts.host):
@@ -136,7 +137,7 @@ def check(address: str, flag: str) -> None:
         )
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
-            f"{flag} {shown} has a query and contains a space, quote or angle bracket: write %20, "
+            f"{flag} {shown} has a query and contains a space, quote, or angle bracket: write %20, "
             "%22, %27, %3C or %3E"
         )
 
@@ -171,6 +172,18 @@ def refuse_user(text: str, flag: str) -> None:
         f"{flag} {scheme}://***@...: the address contains a user name or password, which would be "
         f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
     )
+
+
+def is_unknown_host(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, is that no host has this name.
+
+    The name is most likely wrong, so that trying again later does not help.
+    """
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def identity(address: str) -> str:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from pathlib import Path
 
 from jaxtrain.errors import InputError, RunAgain, stop_inside
 
@@ -34,6 +35,12 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     first = cure_of(words)
     message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
     return RunAgain(message) if first else InputError(message)
+
+
+def free_bytes(folder: Path) -> int:
+    """Returns the bytes that this user may still write to the disk of a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def is_full(error: OSError) -> bool:

@@ -193,7 +193,7 @@ def _named(name: str) -> _Value:
     if not _NAMED.fullmatch(name):
         shown = name.replace(" ", ".")[:100]
         raise ValueError(
-            f"it contains {shown!a}, which is not a dense array: save a dict of float32, bfloat16 "
+            f"it contains {shown!a}, which is not a dense array: save a dict of float32, bfloat16, "
             "or float16 arrays"
         )
     return _SMALL

@@ -122,7 +122,7 @@ def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:
         if array.dtype.kind in "iub":
             raise InputError(
                 f"{source}: {name} contains integers ({array.dtype}), not weights: export the "
-                "weights as float32, bfloat16 or float16"
+                "weights as float32, bfloat16, or float16"
             )
 
 
@@ -214,7 +214,7 @@ def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
         if place.code not in _DTYPES:
             raise InputError(
                 f"{path}: {name} has dtype {place.code}, which is not supported: export the "
-                "weights as float32, bfloat16 or float16"
+                "weights as float32, bfloat16, or float16"
             )
     try:
         with open(path, "rb") as file:
@@ -273,7 +273,7 @@ def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
     else:
         return
     raise InputError(
-        f"{what} is {kind} and not supported: save dense float32, bfloat16 or float16 arrays"
+        f"{what} is {kind} and not supported: save dense float32, bfloat16, or float16 arrays"
     )
 
 

@@ -101,7 +101,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not _SAMPLE_NAME.fullmatch(self.name):
             raise ValueError(
-                f"sample name {self.name!r} must consist of lowercase letters, digits and _"
+                f"sample name {self.name!r} must consist of lowercase letters, digits, and _"
             )
         if not isinstance(self.content, str):
             images.check(self.name, self.content)

@@ -417,12 +417,12 @@ class SystemMetrics:
                 ordinals = [device.local_hardware_id for device in devices]
                 self._gpus = Gpus(environment, ordinals, nvml)
             except pynvml.NVMLError as error:
-                self._say(f"GPU utilization, power and temperature are not recorded: {error}")
+                self._say(f"GPU utilization, power, and temperature are not recorded: {error}")
             else:
                 if not len(self._gpus):
                     named = environment.get("CUDA_VISIBLE_DEVICES", "not set")
                     self._say(
-                        "GPU utilization, power and temperature are not recorded: NVML does not "
+                        "GPU utilization, power, and temperature are not recorded: NVML does not "
                         f"find this process's GPUs {ordinals} (CUDA_VISIBLE_DEVICES: {named})"
                     )
         self._thread = threading.Thread(target=self._sample, name="system-metrics", daemon=True)
@@ -458,7 +458,7 @@ class SystemMetrics:
         except pynvml.NVMLError as error:
             self._gpus.close()
             self._gpus = None
-            self._say(f"GPU utilization, power and temperature are no longer recorded: {error}")
+            self._say(f"GPU utilization, power, and temperature are no longer recorded: {error}")
             return
         with self._lock:
             for reading in readings:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jaxtrain
 from jaxtrain import versions
+from jaxtrain.config.overrides import did_you_mean
 from jaxtrain.errors import DONE, shown
 from jaxtrain.storage.atomic import open_own
 from jaxtrain.telemetry.events import Ended, StepCompiled
@@ -59,7 +60,7 @@ def problems(track: Iterable[str], *, installed: bool = True) -> Iterator[str]:
     """
     for name in track:
         if name not in TRACKERS:
-            yield f"--track {shown(name)}: unknown tracker: use {', '.join(TRACKERS)}"
+            yield f"--track {shown(name)}: unknown tracker; {did_you_mean(name, TRACKERS)}"
         elif installed and not _installed(name):
             yield f"--track {name}: {name} is not installed: {versions.install(name)}"
 

@@ -11,9 +11,10 @@ import mlflow
 from mlflow.entities import Metric, Param, RunTag
 from PIL import Image
 
+from jaxtrain import config
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN
 from jaxtrain.telemetry.samples import FOLDER
-from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row, flat
+from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row
 
 # Limits of a request: https://mlflow.org/docs/latest/rest-api.html
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 6000
@@ -42,7 +43,7 @@ class MLflow:
             tags = {_TAG: info.id}
             run = self._client.create_run(experiment, tags=tags, run_name=info.name)
             self._id = run.info.run_id
-        self._write_config(flat(info.config), found[0].data.params if found else {})
+        self._write_config(config.flat(info.config), found[0].data.params if found else {})
         uri = mlflow.get_tracking_uri()
         self.where = f"run {info.name} ({self._id}) at {uri}"
 

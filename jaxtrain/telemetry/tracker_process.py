@@ -324,15 +324,6 @@ def _info(directory: Path, ledger: Ledger) -> Info:
     return Info(ledger.id, name, directory, config, len(ledger.sent))
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns dotted name -> value."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        nested = isinstance(value, dict)
-        found |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return found
-
-
 def main(arguments: Sequence[str]) -> int:
     """Records a run. Lines for the user go to stdout, all other output to stderr."""
     name, directory = arguments

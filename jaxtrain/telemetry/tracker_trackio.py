@@ -11,7 +11,8 @@ from typing import Any
 import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
-from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row, flat
+from jaxtrain import config
+from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row
 
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
@@ -28,7 +29,7 @@ class Trackio:
         # The id, because Trackio identifies a run by its name.
         name = f"{info.name}-{info.id}"
         self._run = trackio.init(
-            project, name, resume="allow", config=flat(info.config), embed=False
+            project, name, resume="allow", config=config.flat(info.config), embed=False
         )
         if any(map(os.environ.get, _REMOTE)):
             # What it could not send, Trackio stores here, and sends it when it is opened again.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 from jax.profiler import ProfileData
 
+from jaxtrain import versions
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import State
@@ -201,7 +202,8 @@ class Profile:
         for path in sorted(files[0].parent.glob("*.trace.json.gz"))[:1]:
             self._say(f"  open {path} at https://ui.perfetto.dev")
         logs = shlex.quote(str(self._directory))
-        self._say(f"  tensorboard --logdir {logs} (pip install tensorboard xprof), tab Profile")
+        install = versions.pip("install", "tensorboard", "xprof")
+        self._say(f"  tensorboard --logdir {logs} ({install}), tab Profile")
 
     def _own(self) -> Path:
         """Returns this process's folder: processes on one host would write to the same files."""

@@ -69,7 +69,7 @@ def start_from(
     output_dir: str | None,
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
-    max_lost_updates: int = 0,
+    max_lost_steps: int = 0,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 
@@ -82,7 +82,7 @@ def start_from(
         root: contains ``NAME/<UTC time>/``.
         say: receives the warnings that process 0 also prints to stderr, such as damaged
             checkpoints.
-        max_lost_updates: see :func:`jaxtrain.checkpoint.resume.choose`.
+        max_lost_steps: see :func:`jaxtrain.checkpoint.resume.choose`.
 
     Raises:
         InputError: in every process, if the checkpoint is rejected, or the run directory contains
@@ -104,7 +104,7 @@ def start_from(
             root.absolute() / name,
             warn,
             lambda run: _take(run, warn),
-            max_lost_updates,
+            max_lost_steps,
         )
         return "" if chosen is None else str(chosen.absolute())
 

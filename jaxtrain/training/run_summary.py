@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxtrain import config
 from jaxtrain.config import invocation
+from jaxtrain.errors import shortest_path
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.save_policy import RunMeta, patience_over
 from jaxtrain.training.stopping import REASONS
@@ -159,7 +160,7 @@ def print_summary(
     """
     for line in results.lines():
         say(line)
-    here = invocation.shortest(str(directory))
+    here = shortest_path(str(directory))
     say(f"run directory: {here}")
     place = shlex.quote(here)
     if hasattr(run.model, "usage"):
@@ -185,7 +186,7 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
 
         if (directory / run_files.METRICS).is_file():
             page.write([directory], directory / page.NAME, own=True)
-            say(f"report: {invocation.shortest(str(directory / page.NAME))}")
+            say(f"report: {shortest_path(str(directory / page.NAME))}")
     except Exception as wrong:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
@@ -217,7 +218,7 @@ def resume_command(
             "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
-    again = {"--output-dir": invocation.shortest(str(directory)), "--resume": "latest"}
+    again = {"--output-dir": shortest_path(str(directory)), "--resume": "latest"}
     return invocation.again(program, arguments, again | (longer or {}))
 
 

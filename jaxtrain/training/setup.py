@@ -33,6 +33,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
 from jaxtrain.interop import hub, weights
+from jaxtrain.models import from_file
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage.atomic import expanded
@@ -57,6 +58,7 @@ from jaxtrain.training.save_policy import (
     Saver,
     check_best_metric,
     describe,
+    patience_over,
 )
 from jaxtrain.training.saved_programs import SavedPrograms
 from jaxtrain.training.state import (
@@ -69,7 +71,7 @@ from jaxtrain.training.state import (
     with_values,
 )
 from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
-from jaxtrain.training.stopping import Stopping
+from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import hlo
 
@@ -92,6 +94,7 @@ class StepSetup:
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
+        total_of: total steps of a run of other length or batch size, at the same position.
         programs: compiled before, by ``plan --save``; None compiles here.
     """
 
@@ -103,6 +106,7 @@ class StepSetup:
     target: State
     spec: Spec
     total: int
+    total_of: Callable[[config.Run], int]
     programs: SavedPrograms | None = None
 
     def fresh_state(self) -> State:
@@ -171,7 +175,11 @@ def build(
         "tokens_per_example": run.model.tokens_per_example(),
         "position": position,
     }
-    total = run_length.resolve_steps(run, **known)
+
+    def total_of(other: config.Run) -> int:
+        return run_length.resolve_steps(other, **known)
+
+    total = total_of(run)
     rule_of_steps = run_length.steps_rule(run, total, **known)
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
         say(line)
@@ -179,9 +187,14 @@ def build(
     say(batch_sentence(run))
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
+    optimizer = optim.make_optimizer(
+        run.optim, total, definition.params, _groups(run), rule, run.precision
+    )
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
+        unused = optim.without_effect(run.optim, definition.params, _groups(run))
+        if unused and "--optim.peak_lr" in config.as_typed(run):
+            say(unused)
     return StepSetup(
         run=run,
         definition=definition,
@@ -191,6 +204,7 @@ def build(
         target=abstract_state(definition, optimizer, rule),
         spec=run.model.batch_spec(run.data.batch_size),
         total=total,
+        total_of=total_of,
     )
 
 
@@ -311,7 +325,7 @@ def open_training(
                 flags.resume,
                 flags.output_dir,
                 say=log.log,  # already on the console
-                max_lost_updates=run.checkpoint.every,
+                max_lost_steps=run.checkpoint.every,
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
@@ -348,7 +362,8 @@ def open_training(
             state = _first_state(step_setup, model.init_from, start_from, directory, meta, say)
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
-            log.ended(DONE, nothing)
+            early, last = patience_over(run.loop, meta), max(total, position.done)
+            log.ended(DONE, run_summary.ending(run, position.done, last, CONTINUE, early))
             yield None
             return
         profiler.check(profiler.span(flags.profile), position.done, total, say)
@@ -492,7 +507,26 @@ def _first_state(
         f"resumed from {start_from}: step {done} of {setup.total}, {saved['examples_seen']} "
         f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
     )
+    if changed := _schedule_change(setup, saved["config"], done):
+        say(changed)
     return state
+
+
+def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
+    """Returns how the learning rate changes because the run was resumed with other settings."""
+    # A checkpoint of an older version may have other fields: each difference is printed anyway.
+    with contextlib.suppress(InputError, ArithmeticError):
+        before = dataclasses.replace(
+            setup.run,
+            optim=from_file.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
+            loop=from_file.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
+            data=dataclasses.replace(setup.run.data, batch_size=saved["data"].get("batch_size")),
+            mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
+        )
+        if not config.problems(before):
+            was, now = (before.optim, setup.total_of(before)), (setup.run.optim, setup.total)
+            return optim.schedule_change(was, now, done)
+    return None
 
 
 def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
@@ -573,7 +607,7 @@ def _open_batches(
 def workers_here(run: config.Run, mesh: jax.sharding.Mesh) -> worker_count.WorkerCount:
     """Returns the number of worker processes of this process: the config's, or this host's."""
     devices = mesh.local_devices
-    return worker_count.of(
+    return worker_count.choose(
         run.data,
         run.model,
         rows=run.data.batch_size * len(devices) // mesh.size,

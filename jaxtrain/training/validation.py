@@ -112,7 +112,7 @@ class Evaluator:
             return None
         assert self._programs is not None, "compile() has made them"
         programs = self._programs.result()
-        params = ema.of(state.params, state.opt)
+        params = ema.with_averages(state.params, state.opt)
         sums: dict[str, np.ndarray] = {}
         samples: dict[str, np.ndarray | str] = {}
         batches = iter(self._batches)

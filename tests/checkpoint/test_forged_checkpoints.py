@@ -240,8 +240,8 @@ def test_commands_print_only_one_line(one: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxtrain.main", "export", str(one), to]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {one} cannot be read")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {one} cannot be read")
 
 
 def test_listing_checkpoints_tolerates_any_content(

@@ -201,7 +201,7 @@ def test_an_unfinished_first_save_leads_to_a_fresh_start(saved: Path, tmp_path: 
     shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
     (run / "checkpoints" / "9" / "manifest.json").unlink()
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append, max_lost_updates=9) is None
+    assert resume.choose("latest", run, tmp_path, said.append, max_lost_steps=9) is None
     assert said[-1] == f"warning: no intact checkpoint is left in {run}"
 
 
@@ -211,7 +211,7 @@ def test_a_fresh_start_if_few_steps_are_lost(saved: Path, tmp_path: Path) -> Non
         shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
         spoil(run / folder / "9")
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append, max_lost_updates=9) is None
+    assert resume.choose("latest", run, tmp_path, said.append, max_lost_steps=9) is None
     assert said[-1] == f"warning: no intact checkpoint is left in {run}"
     assert (run / "damaged" / "checkpoints" / "9" / "reason.txt").exists()
 
@@ -235,7 +235,7 @@ def test_a_long_run_never_restarts_from_scratch(saved: Path, tmp_path: Path, how
     before = files_of(run)
     for _ in range(2):
         with pytest.raises(InputError, match=r"more than 8 steps would be lost"):
-            resume.choose("latest", run, tmp_path, max_lost_updates=8)
+            resume.choose("latest", run, tmp_path, max_lost_steps=8)
     assert files_of(run) == before
 
 
@@ -376,7 +376,7 @@ def test_resuming_an_older_run_is_never_silent(
         (new / "9").rename(runs / "new" / "damaged" / "checkpoints" / "9")
     for _ in range(2):  # also the second time, when the damaged checkpoint may have been moved
         said: list[str] = []
-        found = resume.choose("latest", None, runs, said.append, max_lost_updates=max_lost)
+        found = resume.choose("latest", None, runs, said.append, max_lost_steps=max_lost)
         assert found == old / "4"
         assert f"warning: no checkpoint of {runs / 'new'} is intact (" in said[-1]
         assert said[-1].endswith(f": resuming an older run from {old / '4'} instead")
@@ -387,7 +387,7 @@ def test_without_an_older_run_a_damaged_run_is_refused(saved: Path, tmp_path: Pa
     shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
     (run / "checkpoints" / "9" / "_CHECKPOINT_METADATA").unlink()
     with pytest.raises(InputError, match=rf"no checkpoint of {run} is intact .*more than 8 steps"):
-        resume.choose("latest", None, run.parent, max_lost_updates=8)
+        resume.choose("latest", None, run.parent, max_lost_steps=8)
 
 
 def test_leftovers_of_an_interrupted_save_are_not_damage(saved: Path, tmp_path: Path) -> None:

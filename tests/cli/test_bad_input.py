@@ -39,7 +39,7 @@ NO_VIDEO = {
     "odd.mkv": None,
     "sound.mp4": "sound.mp4: has no video stream: pass an intact video file",
 }
-NOT_USABLE = "{name}: none of 1 videos can be used; see the skipped files above"
+NOT_USABLE = "{name}: none of 1 videos can be used (the reasons are above): fix or replace them"
 NO_CLIPS = "no clip could be cut from 1 video; "
 ERRORS: dict[str, dict[str, str | None]] = {
     "encode": NO_VIDEO,

@@ -4,7 +4,7 @@ import pytest
 
 from jaxtrain import config, main
 from jaxtrain.cli import configs
-from jaxtrain.config import files
+from jaxtrain.config import files, invocation
 from jaxtrain.errors import InputError
 
 
@@ -64,7 +64,11 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
         (["show"], "configs show takes one NAME, not nothing"),
         (["diff", "a", "b", "c"], "configs diff takes two names, not a b c"),
         (["list", "x"], "configs list takes no argument, not x"),
-        (["show", "h10_16"], r"unknown config 'h10_16'; did you mean h100_16\?"),
+        (
+            ["show", "h10_16"],
+            r"unknown config 'h10_16'; did you mean h100_16, h100_1, or h100_64\?",
+        ),
+        (["show", "h100_17"], r"did you mean h100_1, h100_16, or h100_8\? .* configs list desc"),
         (["show", "h100_8", "--seeed", "3"], r"did you mean --seed\?"),
     ],
 )
@@ -77,5 +81,6 @@ def test_help_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys) == out(capsys, "--help")
     assert main.main(["configs", "show", "h10_16"]) == 2
     printed = capsys.readouterr()
-    assert printed.err == "error: unknown config 'h10_16'; did you mean h100_16?\n"
+    assert printed.err.startswith("error: unknown config 'h10_16'; did you mean h100_16, ")
+    assert printed.err.endswith(f"? {invocation.program()} configs list describes all\n")
     assert printed.out == ""

@@ -205,7 +205,7 @@ def test_two_processes_report_together(place: Path) -> None:
         "2 processes on 1 host have connected at localhost:",
         "(SLURM)",
         "clocks are at most",
-        "the same config, code and packages in all processes",
+        "the same config, code, and packages in all processes",
         "every process reads what the others write",
         "4 x cpu, as demo_mlm requires",
         "over 4 devices is exact",

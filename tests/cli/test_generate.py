@@ -262,8 +262,8 @@ def test_the_default_source_is_the_latest_run(
         (["nowhere", "a"], "nowhere does not exist"),
         (
             ["MASKED", "a"],
-            "has the model mlm, which generate cannot use: it needs one of gpt, llama; to use "
-            "this model: ",
+            "has the model mlm, which generate cannot use: pass a model of the kind gpt or "
+            "llama; to use this model: ",
         ),
         (["BARE", "a"], "no tokenizer.json found in"),
         ([__file__, "a"], "is a weights file, which has no tokenizer"),

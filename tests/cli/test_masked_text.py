@@ -337,7 +337,7 @@ def test_commands(
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
     assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
-    assert "1 unknown tokens are not counted" in out
+    assert "excludes 1 unknown tokens" in out
     content = json.loads(numbers.read_text())
     assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
     assert (content["tokens"], content["unknown"]) == (8, 1)

@@ -14,7 +14,7 @@ from jaxtrain import main
 from jaxtrain.cli import plan
 from jaxtrain.planning import planner
 
-TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--devices", "2x2"]
+TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--gpus", "2x2"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "ESTIMATE" in printed
-    assert "no card in the name demo_mlm: planning for h100" in printed
-    assert "unknown whether it fits: parameters, optimizer and batch take" in printed
+    assert "config demo_mlm names no GPU: planning for h100" in printed
+    assert "unknown whether it fits: parameters, optimizer, and batch take" in printed
     assert "time and cost need the GPU compiler" in printed
     found = json.loads(output.read_text())
     compiled = found["compiled"]
@@ -41,7 +41,7 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
     assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
     assert compiled["temporaries"] > 0
-    assert found["run"]["updates"] == 50
+    assert found["run"]["steps"] == 50
 
 
 @pytest.mark.long
@@ -50,7 +50,7 @@ def test_alternatives_are_compiled_and_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "plan.json"
-    one_device = ["--devices", "1", "--fit", "--fit-seconds", "300"]  # with and without remat
+    one_device = ["--gpus", "1", "--fit", "--fit-seconds", "300"]  # with and without remat
     assert main.main([*TINY, *one_device, "--json", str(output)]) == 0
     found = json.loads(output.read_text())["fit"]
     assert found["complete"]
@@ -62,6 +62,11 @@ def test_alternatives_are_compiled_and_ranked(
     assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in printed
 
 
+def test_former_names_are_accepted() -> None:
+    flags = plan._parser().parse_args(["--source", "films", "--devices", "2x8"])
+    assert (flags.source, flags.gpus) == ("videos", "2x8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -69,9 +74,11 @@ def test_alternatives_are_compiled_and_ranked(
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
         (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
-        (["--config", "demo", "--devicess=1x8"], "did you mean --devices?"),
+        (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),  # former name
+        (["--config", "demo", "--source", "film"], "invalid choice: 'film'"),
+        (["--config", "demo", "--gpuss=1x8"], "did you mean --gpus?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
-        (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),
+        (["--config", "h100_16", "--gpus", "3x8"], "24 devices do not divide"),
         (
             ["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"],
             "do not fill nodes of 8",
@@ -117,7 +124,7 @@ def test_a_batch_is_checked_for_the_requested_devices(
         return {"failure": "enough"}
 
     monkeypatch.setattr("jaxtrain.planning.planner.compile_step", refuse)
-    at = ["--config", "h100_16", "--devices", "3x8", "--data.batch_size", "120"]
+    at = ["--config", "h100_16", "--gpus", "3x8", "--data.batch_size", "120"]
     assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
     assert requests[0].overrides.count("--mesh.fsdp") == 1
     assert requests[0].overrides[requests[0].overrides.index("--mesh.fsdp") + 1] == "24"

@@ -13,7 +13,7 @@ import small_autoencoder
 from flax import nnx
 from small_state import make_state, meta_of
 
-from jaxtrain import config, main
+from jaxtrain import config, main, versions
 from jaxtrain.checkpoint import saver
 from jaxtrain.inference import video
 from jaxtrain.interop import weights
@@ -150,7 +150,7 @@ def test_without_pytorch_a_pth_prints_the_install_command(
     ours = small_autoencoder.save(tmp_path / "ours.safetensors")
     (tmp_path / "theirs.pth").write_bytes(b"PK")
     printed = error(capsys, "import", tmp_path / "theirs.pth", tmp_path / "o.safetensors")
-    assert "theirs.pth requires PyTorch: pip install -e '.[interop]'" in printed
+    assert f"theirs.pth requires PyTorch: {versions.install('interop')}" in printed
     assert "'.[interop]'" in error(capsys, "export", ours, tmp_path / "o.pth")
     assert not (tmp_path / "o.pth").exists()
 

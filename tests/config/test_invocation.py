@@ -91,7 +91,7 @@ def _no_checkpoint(run: Path) -> str:
 
 def _none_intact(run: Path) -> str:
     (run / "checkpoints/9").mkdir(parents=True)
-    return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_updates=1))
+    return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_steps=1))
 
 
 def _flags_help(_: Path) -> str:

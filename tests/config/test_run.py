@@ -131,10 +131,10 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
     ("arguments", "expected"),
     [
         ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it must be above 0"),
-        (
-            "--optim.peak_lr -1e-3",
-            "optim.peak_lr is -0.001; it must be a finite number, at least 0",
-        ),
+        ("--optim.peak_lr -1e-3", "optim.peak_lr is -0.001; it must be above 0"),
+        ("--loop.steps 0", "loop.steps is 0; it must be above 0"),
+        ("--loop.steps -5", "loop.steps is -5; it must be above 0"),
+        ("--optim.weight_decay -1", "optim.weight_decay is -1.0; it must be at least 0"),
         ("--optim.peak_lr nan", "finite"),
         ("--optim.peak_lr inf", "finite"),
         ("--seed -1", "seed is -1"),
@@ -331,11 +331,25 @@ def test_configs_are_named_after_their_files(folder: Path) -> None:
     assert files.docstring("toy_8") == "A toy."
 
 
+def test_an_empty_default_is_shown() -> None:
+    section = help.Section("data", Emptied, None)
+    assert [one.default for one in help.described(section)] == ['""', "empty"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emptied:
+    text: str = ""
+    """A text."""
+    texts: tuple[str, ...] = ()
+    """A list."""
+
+
 def test_a_wrong_name_or_path(folder: Path) -> None:
     for name, expected in {
-        "toy_61": r"unknown config 'toy_61'; did you mean toy_16\?",
-        "toy8": r"did you mean toy_8\?",
-        "zzz": "choose from toy_16, toy_8",
+        "toy_61": r"unknown config .toy_61.; did you mean toy_16 or toy_8\? .* configs list desc",
+        "toy8": r"did you mean toy_8 or toy_16\?",
+        "TOY": r"did you mean toy_16 or toy_8\?",
+        "zzz": "choose from toy_16, toy_8; .* configs list describes all",
         "here/none.py": "config file here/none.py does not exist",
         str(folder): "does not exist",
     }.items():

@@ -41,7 +41,7 @@ def test_places_are_divided_by_weight(total: int, weights: list[float], places: 
 
 def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
     """Returns (source, index in it) at each position."""
-    where = sampler.of(source, seed)
+    where = sampler.order_of(source, seed)
     rng = np.random.default_rng(0)
     return [source.example(where(position), rng)["of"].tolist() for position in positions]
 
@@ -53,7 +53,7 @@ def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
 def test_every_epoch_has_the_fractions_and_no_example_is_repeated_too_often(
     sizes: tuple[int, ...], weights: tuple[float, ...]
 ) -> None:
-    source = mixture.of([Numbers(k, size) for k, size in enumerate(sizes)], weights)
+    source = mixture.combine([Numbers(k, size) for k, size in enumerate(sizes)], weights)
     assert isinstance(source, Mixture)
     total, epochs = sum(sizes), 3
     assert len(source) == total
@@ -78,11 +78,11 @@ def test_every_epoch_has_the_fractions_and_no_example_is_repeated_too_often(
 
 
 def test_the_example_depends_on_the_position_alone() -> None:
-    source = mixture.of([Numbers(0, 40), Numbers(1, 10)], (1, 3))
+    source = mixture.combine([Numbers(0, 40), Numbers(1, 10)], (1, 3))
     assert isinstance(source, Mixture)
     whole = drawn(source, range(60))
     assert drawn(source, range(43, 60)) == whole[43:]
-    where = sampler.of(source, 3)
+    where = sampler.order_of(source, 3)
     where(0)
     again = pickle.loads(pickle.dumps(where))
     assert [again(p) for p in range(60)] == [where(p) for p in range(60)]
@@ -91,9 +91,9 @@ def test_the_example_depends_on_the_position_alone() -> None:
 
 def test_a_single_source_is_unchanged_and_mixtures_have_their_own_fingerprints() -> None:
     one = Numbers(0, 4)
-    assert mixture.of([one], (7,)) is one
+    assert mixture.combine([one], (7,)) is one
     prints = {
-        mixture.of(parts, weights).fingerprint
+        mixture.combine(parts, weights).fingerprint
         for parts, weights in (
             ([one, Numbers(1, 8)], (1, 1)),
             ([one, Numbers(1, 8)], (1, 3)),

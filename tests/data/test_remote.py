@@ -123,7 +123,7 @@ def test_wrong_addresses_give_one_line(
     for address, words in (
         ("s3://bucket/gone.mp4", "gone.mp4 cannot be fetched: FileNotFoundError"),
         ("s3://nothing", "no video files found"),
-        ("nosuch://a/b.mp4", "use a path, https://, s3:// or gs://"),
+        ("nosuch://a/b.mp4", "use a path, https://, s3://, or gs://"),
     ):
         with pytest.raises(InputError, match=words) as caught:
             _find(address, tmp_path)

@@ -58,7 +58,10 @@ def rows_of(directory: Path, source: Groups | None = None, **place: int) -> samp
     how = {"start": 0, "batch_size": SPREAD, "first": 0, "rows": SPREAD, "batches": 2**20} | place
     source = source or Groups()
     return sampler.TrainingRows(
-        source, sampler.of(source, 3), **how, quarantine=Quarantine(directory / "quarantine.jsonl")
+        source,
+        sampler.order_of(source, 3),
+        **how,
+        quarantine=Quarantine(directory / "quarantine.jsonl"),
     )
 
 
@@ -117,7 +120,7 @@ def test_the_order_of_groups_differs_by_epoch_and_seed() -> None:
 
 
 def test_a_source_without_groups_keeps_its_order() -> None:
-    assert sampler.of(Groups(group=1), 3) == sampler.Order(SIZE, 3)
+    assert sampler.order_of(Groups(group=1), 3) == sampler.Order(SIZE, 3)
 
 
 def test_the_order_can_be_pickled(straight: np.ndarray) -> None:

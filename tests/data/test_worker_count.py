@@ -139,16 +139,16 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
     for workers, expected in (("None", 24), ("3", 3), ("0", 0)):
         run = config.load("h100_8", ["--data.workers", workers])
-        found = worker_count.of(run.data, run.model, rows=128, devices=8, on_cpu=False)
+        found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
         assert found.number == expected
         assert f"data.workers {expected}" in found.sentence
     monkeypatch.setattr(worker_count, "_free", lambda folder: 64 * 2**20)  # Docker's default
     run = config.load("h100_8")
-    found = worker_count.of(run.data, run.model, rows=128, devices=8, on_cpu=False)
+    found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
     assert "26 CPU cores, and /dev/shm has no space for the batches of 24 workers" in found.sentence
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10)
-    shared = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False, processes=8)
-    alone = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False)
+    shared = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False, processes=8)
+    alone = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False)
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10 / 8)
-    part = worker_count.of(run.data, run.model, rows=16, devices=1, on_cpu=False)
+    part = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False)
     assert shared.number == part.number < alone.number

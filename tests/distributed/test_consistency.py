@@ -1,4 +1,4 @@
-"""The comparison of config, code and packages between processes, before a run."""
+"""The comparison of config, code, and packages between processes, before a run."""
 
 import dataclasses
 import json

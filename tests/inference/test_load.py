@@ -29,8 +29,8 @@ def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
     monkeypatch.setattr(weights, "_of_checkpoint", None)
     with pytest.raises(
         InputError,
-        match=r"run has the model video_ae, which fill cannot use: it needs one of mlm; to use "
-        r"this model: .* reconstruct .*run IN.mp4 OUT.mp4",
+        match=r"run has the model video_ae, which fill cannot use: pass a model of the kind mlm; "
+        r"to use this model: .* reconstruct .*run IN.mp4 OUT.mp4",
     ):
         load.load(tmp_path / "run", "fill", "logits_at")
 

@@ -18,7 +18,7 @@ import pytest
 from small_text import Model
 
 from jaxtrain import main
-from jaxtrain.data.text import Masked, hub
+from jaxtrain.data.text import Masked, hub_datasets
 from jaxtrain.errors import InputError
 
 TEXTS = [f"Document number {number} has some words in it." for number in range(100)]
@@ -44,12 +44,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_PART_DOCUMENTS", 30)
+    monkeypatch.setattr(hub_datasets, "_PART_DOCUMENTS", 30)
 
 
 def fetch(spec: str, root: Path, most: int | None = None) -> list[str]:
     """The documents that a run would use."""
-    folder, parts = hub.fetch(spec, "--data.path", root, None, most, lambda line: None)
+    folder, parts = hub_datasets.fetch(spec, "--data.path", root, None, most, lambda line: None)
     tables = [pyarrow.parquet.read_table(p) for p in sorted(folder.glob("part-*"))[:parts]]
     return [text for table in tables for text in table["text"].to_pylist()]
 
@@ -74,16 +74,16 @@ def test_a_kill_while_fetching_loses_no_part(folders: Path, tmp_path: Path) -> N
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from jaxtrain.data.text import hub\n"
-        "hub._PART_DOCUMENTS = 30\n"
-        "write, calls = hub._write_part, []\n"
+        "from jaxtrain.data.text import hub_datasets\n"
+        "hub_datasets._PART_DOCUMENTS = 30\n"
+        "write, calls = hub_datasets._write_part, []\n"
         "def dying(path, texts):\n"
         "    write(path, texts)\n"
         "    calls.append(path)\n"
         "    if len(calls) == 2:\n"
         "        os.kill(os.getpid(), 9)\n"
-        "hub._write_part = dying\n"
-        "hub.fetch(sys.argv[1], '', Path(sys.argv[2]), None, None, print)\n"
+        "hub_datasets._write_part = dying\n"
+        "hub_datasets.fetch(sys.argv[1], '', Path(sys.argv[2]), None, None, print)\n"
     )
     spec = f"hf:{folders / 'hub'}"
     died = subprocess.run(
@@ -104,7 +104,9 @@ def test_splits_and_columns_are_selected_by_name(folders: Path, tmp_path: Path) 
         fetch("hf:a:b:c:d", tmp_path)
     for field, words in (("body", "its columns are 'text', 'label': set"), ("label", "not text")):
         with pytest.raises(InputError, match=words):
-            hub.fetch(f"hf:{folders / 'hub'}", "", tmp_path, field, None, lambda line: None)
+            hub_datasets.fetch(
+                f"hf:{folders / 'hub'}", "", tmp_path, field, None, lambda line: None
+            )
 
 
 def test_a_changed_folder_is_fetched_again(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_missing_network_is_reported_in_one_line(
     assert main.main([*arguments, "--data.cache_dir", str(tmp_path)]) == 75
     error = capsys.readouterr().err.strip()
     assert error.count("\n") == 0
-    assert "hf:some/name: no such folder, and the Hub cannot be reached" in error
+    assert "hf:some/name: http://127.0.0.1:9 cannot be reached" in error
     assert "or pass a folder with the dataset as hf:FOLDER" in error
 
 

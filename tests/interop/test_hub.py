@@ -3,13 +3,16 @@
 ``tests/interop/hub.py`` tests transfers.
 """
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
 import small_autoencoder
 import yaml
 
-from jaxtrain.errors import InputError
+from jaxtrain.data import remote
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
 from jaxtrain.models import gpt
 
@@ -37,25 +40,69 @@ def test_another_form_is_refused(text: str) -> None:
         hub.parse(text, "model.init_from")
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (socket.EAI_NONAME, InputError, "is an unknown host, or this machine has no network"),
+        (socket.EAI_AGAIN, RunAgain, "name resolution|cannot be reached"),
+    ],
+)
+def test_an_unknown_host_is_wrong_input_wherever_files_come_from(
+    number: int,
+    kind: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that does not answer is a temporary failure."""
+
+    def fails(*arguments: object, **named: object) -> None:
+        raise socket.gaierror(number, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    monkeypatch.setattr(hub, "_PAUSES_S", ())
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.0)
+    with pytest.raises(kind, match=f"hf:org/model: .*{message}"):
+        hub.local("hf:org/model", say=lambda line: None)
+    with pytest.raises(kind, match=f"--data.path https://a.example/b.mp4.*{message}"):
+        remote.fetch(["https://a.example/b.mp4"], tmp_path, "--data.path", lambda line: None)
+
+
 @pytest.mark.parametrize("file", ["", "x.py", "../x.pth", "/x.pth", "a/b.zip"])
 def test_only_weights_files_of_the_repository_can_be_named(file: str) -> None:
     with pytest.raises(InputError, match="FILE must be a weights file of the repository"):
         hub.parse(f"hf:org/model:{file}")
 
 
-def needed(*names: str, file: str = "") -> list[str]:
+def needed(*names: str, file: str = "", index: Path | None = None) -> list[str]:
+    def fetched() -> Path:
+        assert index is not None, "the index was fetched without need"
+        return index
+
     named = hub.Named("org/model", "", file, "hf:org/model")
-    return list(hub._needed(named, dict.fromkeys(names, 1)))
+    return list(hub._needed(named, dict.fromkeys(names, 1), fetched))
 
 
 def test_only_what_jaxtrain_reads_is_downloaded_and_the_settings_last() -> None:
     code = ("modeling.py", "pytorch_model.bin", "training_args.bin", "README.md")
     one = ("model.safetensors", "tokenizer.json", "config.json")
     assert needed(*code, *sorted(one), "vocab.txt", "onnx/model.safetensors") == list(one)
-    parts = ("model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json")
-    assert needed(*code, "config.json", *parts, "other.safetensors") == [*parts, "config.json"]
     assert needed(*code, "weights.safetensors", "a/b.safetensors") == ["weights.safetensors"]
     assert needed(*code, *one, file="model.safetensors") == ["model.safetensors"]
+
+
+def test_an_index_decides_which_parts_are_downloaded(tmp_path: Path) -> None:
+    """A folder may also have the parts of another version, and a part any name."""
+    index = tmp_path / "model.safetensors.index.json"
+    parts = ["first.safetensors", "model-2-of-2.safetensors"]
+    index.write_text(json.dumps({"weight_map": {"a": parts[1], "b": parts[0], "c": parts[1]}}))
+    there = ("config.json", index.name, "model-1-of-9.safetensors", *parts)
+    assert needed(*there, index=index) == [*parts, index.name, "config.json"]
+    with pytest.raises(InputError, match=r"lists 'first.safetensors', which the repository does n"):
+        needed("config.json", index.name, parts[1], index=index)
+    index.write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(InputError, match=r"only .safetensors files of its own folder are allowed"):
+        needed(*there, index=index)
 
 
 @pytest.mark.parametrize(

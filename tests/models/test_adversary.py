@@ -156,7 +156,7 @@ def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     params = {name: jnp.ones((4, 3)) for name in (kernel, other)} | {
         "encoder.head.bias": jnp.ones(3)
     }
-    optimizer = build.make(settings, 10, params, MODEL.optimizer_groups())
+    optimizer = build.make_optimizer(settings, 10, params, MODEL.optimizer_groups())
     grads = {
         name: jnp.full(leaf.shape, 1e6 if name == kernel else 1e-3) for name, leaf in params.items()
     }

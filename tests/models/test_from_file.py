@@ -85,7 +85,7 @@ def test_every_model_has_a_short_name_and_is_read_back(name: str) -> None:
     model = MODELS[name].Config.tiny()
     saved = json.loads(json.dumps(config.to_dict(model)))
     assert saved["class"] == name
-    assert from_file.make(saved, "x") == model
+    assert from_file.model_config(saved, "x") == model
 
 
 def test_the_names_match_the_models() -> None:
@@ -95,17 +95,17 @@ def test_the_names_match_the_models() -> None:
 @pytest.mark.parametrize("name", files.names())
 def test_every_shipped_model_is_read_back(name: str) -> None:
     model = config.named(name).model
-    assert from_file.make(json.loads(json.dumps(config.to_dict(model))), "x") == model
+    assert from_file.model_config(json.loads(json.dumps(config.to_dict(model))), "x") == model
 
 
 def test_sections_are_read_back_without_class_names() -> None:
     saved = json.loads(json.dumps(config.to_dict(FULL)))
     assert "class" not in saved["teacher"]
-    assert from_file.make(saved, "x") == FULL
+    assert from_file.model_config(saved, "x") == FULL
 
 
 def test_files_of_older_versions_are_read() -> None:
-    found = from_file.make(OLDER, "x")
+    found = from_file.model_config(OLDER, "x")
     assert found == video_ae.Config(
         frames=4, height=16, width=16, teacher=video_ae.Teacher(encoder_weight=0.5)
     )
@@ -113,7 +113,7 @@ def test_files_of_older_versions_are_read() -> None:
         made = module.Config
         older = {**config.to_dict(made.tiny()), "class": f"{made.__module__}.{made.__qualname__}"}
         assert older["class"] in config.OLDER_CLASSES
-        assert from_file.make(older, "x") == made.tiny(), name
+        assert from_file.model_config(older, "x") == made.tiny(), name
 
 
 def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Config:\n    size: int\n"
     )
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
-    found = from_file.make({"class": "brand_new", "size": 3}, "x")
+    found = from_file.model_config({"class": "brand_new", "size": 3}, "x")
     assert dataclasses.asdict(found) == {"size": 3}
     assert config.to_dict(found) == {"class": "brand_new", "size": 3}
 
@@ -179,17 +179,17 @@ def test_json_without_a_valid_model_is_refused(text: str, tmp_path: Path) -> Non
 def test_errors_name_the_wrong_value() -> None:
     tiny = config.to_dict(gpt.Config.tiny())
     with pytest.raises(InputError, match=r"x: unknown model 'os.system'; the models are "):
-        from_file.make({"class": "os.system"}, "x")
+        from_file.model_config({"class": "os.system"}, "x")
     with pytest.raises(InputError, match=r"x: model has no field 'colour': .* another version of"):
-        from_file.make({**tiny, "colour": 1}, "x")
+        from_file.model_config({**tiny, "colour": 1}, "x")
     with pytest.raises(InputError, match=r"x: model.vocab_size takes a whole number, not '12'"):
-        from_file.make({**tiny, "vocab_size": "12"}, "x")
+        from_file.model_config({**tiny, "vocab_size": "12"}, "x")
     with pytest.raises(InputError, match=r"x: model.teacher.encoder_weight takes a number, not "):
-        from_file.make({**OLDER, "teacher": {"encoder_weight": "much"}}, "x")
+        from_file.model_config({**OLDER, "teacher": {"encoder_weight": "much"}}, "x")
     with pytest.raises(InputError, match=r"x: model.teacher is a Teacher, not 'os.system'"):
-        from_file.make({**OLDER, "teacher": {"class": "os.system"}}, "x")
+        from_file.model_config({**OLDER, "teacher": {"class": "os.system"}}, "x")
     with pytest.raises(InputError, match=r"x: model.frames is missing"):
-        from_file.make({key: value for key, value in OLDER.items() if key != "frames"}, "x")
+        from_file.model_config({key: value for key, value in OLDER.items() if key != "frames"}, "x")
 
 
 def test_inconsistent_heads_are_refused() -> None:

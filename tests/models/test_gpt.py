@@ -140,7 +140,7 @@ def test_depth_sets_the_size(depth: int, width: int, heads: int, millions: float
     assert count == 2 * 65_536 * width + 12 * depth * width**2
     assert round(count / 1e6, 1) == millions
     said = " ".join(model.formulas())
-    for words in (f"width {width} (64 x depth)", f"{heads} heads", f"parameters {count:,} ("):
+    for words in (f"width {width} (64 x depth)", f"{heads} query heads", f"parameters {count:,} ("):
         assert words in said
 
 
@@ -290,7 +290,7 @@ def test_three_steps_match_nanochat(reference: Reference) -> None:
         muon=config.Muon(first_momentum=0.95),
     )
     groups = reference.model.optimizer_groups()
-    optimizer = build.make(settings, 10, reference.definition.params, groups)
+    optimizer = build.make_optimizer(settings, 10, reference.definition.params, groups)
     update = jax.jit(optimizer.update)
     params, want = reference.params, reference.arrays
     opt, losses = optimizer.init(params), []

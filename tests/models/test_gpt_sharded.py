@@ -25,7 +25,7 @@ def optimizer(data: int, fsdp: int) -> optax.GradientTransformation:
     settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
     rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
     params = state.ModelDefinition(MODEL.build).params
-    return build.make(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
+    return build.make_optimizer(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
 
 
 def batch() -> dict[str, np.ndarray]:

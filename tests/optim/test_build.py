@@ -70,6 +70,27 @@ def test_the_rate_is_never_negative_and_never_rises_after_the_end(name: str) -> 
     assert rate[10] == np.float32(PEAK)
 
 
+def test_the_change_of_the_rate_by_a_longer_run_is_described() -> None:
+    linear = settings("linear", warmup_steps=0)
+    short = (linear, 100)
+    assert build.schedule_change(short, short, 100) is None
+    assert build.schedule_change(short, (linear, 200), 100) == (
+        "the learning rate schedule (linear) now covers 200 steps instead of 100: the rate at step "
+        f"100 changes from 0 to {PEAK / 2:.3g}"
+    )
+    plateau = settings("trapezoid", warmup_steps=0, warmdown_fraction=0.2)
+    assert build.schedule_change((plateau, 100), (plateau, 200), 50) == (
+        "the learning rate schedule (trapezoid) now covers 200 steps instead of 100: the rate at "
+        f"step 50 stays {PEAK:.3g}"
+    )
+    higher = dataclasses.replace(linear, peak_lr=2 * PEAK)
+    assert build.schedule_change(short, (higher, 100), 50) == (
+        f"the learning rate at step 50 changes from {PEAK / 2:.3g} to {PEAK:.3g}"
+    )
+    constant = settings("constant", warmup_steps=0)
+    assert build.schedule_change((constant, 100), (constant, 200), 100) is None
+
+
 def test_a_warmup_fraction_is_rounded_down() -> None:
     def length(share: float, total: int) -> int:
         cfg = settings(warmup_steps=None, warmup_fraction=share)
@@ -146,7 +167,7 @@ def test_five_steps_match_adamw(max_grad_norm: float | None) -> None:
         {name: np.asarray(rng.normal(size=a.shape) * 3, np.float32) for name, a in PARAMS.items()}
         for _ in range(5)
     ]
-    optimizer = build.make(cfg, total, PARAMS)
+    optimizer = build.make_optimizer(cfg, total, PARAMS)
     params = {name: jnp.asarray(array) for name, array in PARAMS.items()}
     state = jax.jit(optimizer.init)(params)
     update = jax.jit(optimizer.update)
@@ -162,7 +183,7 @@ def test_five_steps_match_adamw(max_grad_norm: float | None) -> None:
 
 def test_the_state_has_two_float32_numbers_per_parameter() -> None:
     shapes = {n: jax.ShapeDtypeStruct(a.shape, jnp.float32) for n, a in PARAMS.items()}
-    state = jax.eval_shape(build.make(settings(), 20, shapes).init, shapes)
+    state = jax.eval_shape(build.make_optimizer(settings(), 20, shapes).init, shapes)
     leaves = jax.tree.leaves(state)
     moments = [leaf for leaf in leaves if leaf.dtype == jnp.float32]
     assert sum(math.prod(leaf.shape) for leaf in moments) == 2 * sum(
@@ -174,5 +195,7 @@ def test_the_state_has_two_float32_numbers_per_parameter() -> None:
 
 
 def test_disabling_gradient_clipping_keeps_the_structure() -> None:
-    on, off = (build.make(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None))
+    on, off = (
+        build.make_optimizer(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None)
+    )
     assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))

@@ -75,12 +75,12 @@ GROUP = config.Group(
 
 @pytest.mark.parametrize("others", [{}, {"other": GROUP}])
 def test_averaged_parameters_replace_the_current_ones(others: dict[str, config.Group]) -> None:
-    optimizer = build.make(settings(decay=0.5), 20, params(), others)
+    optimizer = build.make_optimizer(settings(decay=0.5), 20, params(), others)
     now, state = params(), optimizer.init(params())
     for _ in range(3):
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, now), state, now)
         now = optax.apply_updates(now, updates)
-    used = ema.of(now, state)
+    used = ema.with_averages(now, state)
     assert set(used) == set(now)
     for name in ("a.kernel", "a.bias"):
         assert np.all(np.asarray(used[name]) > np.asarray(now[name])), name  # it lags
@@ -94,9 +94,9 @@ def test_averaged_parameters_replace_the_current_ones(others: dict[str, config.G
 
 
 def test_without_an_average_the_parameters_are_used() -> None:
-    optimizer = build.make(toy.OPTIM, 20, params())
+    optimizer = build.make_optimizer(toy.OPTIM, 20, params())
     state = optimizer.init(params())
-    assert ema.of(params(), state).keys() == params().keys()
+    assert ema.with_averages(params(), state).keys() == params().keys()
     assert ema.names(named({"opt": state})) == {}
 
 

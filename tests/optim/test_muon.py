@@ -168,12 +168,12 @@ def drawn(seed: int = 0) -> dict[str, jax.Array]:
 def test_each_parameter_has_one_optimizer_and_its_state() -> None:
     """Matrices have one buffer, all others two, whatever the names of the groups."""
     shapes = jax.eval_shape(drawn)
-    state = jax.eval_shape(build.make(settings(), 10, shapes, ROLES).init, shapes)
+    state = jax.eval_shape(build.make_optimizer(settings(), 10, shapes, ROLES).init, shapes)
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32]
     of_muon = sum(math.prod(PARAMS[name]) for name in ("blocks.0.q", "blocks.0.up"))
     everything = sum(math.prod(shape) for shape in PARAMS.values())
     assert sum(leaf.size for leaf in leaves) == of_muon + 2 * (everything - of_muon)
-    alone = build.make(settings(muon=None), 10, shapes, ROLES)
+    alone = build.make_optimizer(settings(muon=None), 10, shapes, ROLES)
     leaves = jax.tree.leaves(jax.eval_shape(alone.init, shapes))
     assert sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32) == 2 * everything
 
@@ -183,7 +183,9 @@ def test_rates_depend_on_roles_and_gradient_clipping_is_global() -> None:
     params, grads = drawn(), drawn(1)
     updates = {}
     for clip in (None, 1e-3):
-        optimizer = build.make(settings(max_grad_norm=clip, weight_decay=0.0), 10, params, ROLES)
+        optimizer = build.make_optimizer(
+            settings(max_grad_norm=clip, weight_decay=0.0), 10, params, ROLES
+        )
         updates[clip], state = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
         means = {n: m for n, m in found_momentum(state).items() if n.startswith("blocks")}
         norm = float(optax.tree.norm(grads))
@@ -204,7 +206,7 @@ def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
     without = build.recorded_schedule(dataclasses.replace(some, muon=None), 10)
     assert float(without(0)) == pytest.approx(0.3)
     params, grads = drawn(), drawn(1)
-    optimizer = build.make(dataclasses.replace(some, weight_decay=0.0), 10, params, ROLES)
+    optimizer = build.make_optimizer(dataclasses.replace(some, weight_decay=0.0), 10, params, ROLES)
     state, sizes, update = optimizer.init(params), [], jax.jit(optimizer.update)
     for _ in range(10):
         updates, state = update(grads, state, params)
@@ -215,7 +217,7 @@ def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
 
 def test_a_model_without_matrices_is_refused() -> None:
     with pytest.raises(InputError, match=r"has no matrices .* --optim.muon None"):
-        build.make(settings(), 10, drawn(), {})
+        build.make_optimizer(settings(), 10, drawn(), {})
 
 
 def test_separate_groups_stay_separate() -> None:
@@ -223,7 +225,9 @@ def test_separate_groups_stay_separate() -> None:
         prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0, max_grad_norm=None
     )
     params, grads = drawn(), drawn(1)
-    optimizer = build.make(settings(weight_decay=0.0), 10, params, {**ROLES, "extra": apart})
+    optimizer = build.make_optimizer(
+        settings(weight_decay=0.0), 10, params, {**ROLES, "extra": apart}
+    )
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
     np.testing.assert_allclose(np.abs(updates["extra.kernel"]), 0.5, rtol=1e-3)
     np.testing.assert_allclose(np.abs(updates["wte"]), 0.4, rtol=1e-3)

@@ -26,7 +26,7 @@ def advised(
 @pytest.mark.parametrize(
     ("typed", "source", "rate"),
     [
-        ([], "films", (24 * 1.9, 24 * 4.6)),
+        ([], "videos", (24 * 1.9, 24 * 4.6)),
         ([], "clips", (24 * 11.0, 24 * 22.7)),
         (["--data.clips_per_video", "6"], None, (24 * 6.1, 24 * 14.1)),
         (["--data.clips_per_video", "6", "--data.clips_per_group", "1"], None, (45.6, 110.4)),
@@ -45,11 +45,11 @@ def test_the_rate_of_a_host(
     assert not found.assumed
 
 
-def test_larger_clips_cost_more_and_films_hardly() -> None:
+def test_larger_clips_cost_more_and_long_videos_hardly() -> None:
     longer = config.load("h100_1")  # 19 frames instead of 12
     clips = input_rate.KINDS["clips"].per_core(longer.model)[1]
     assert clips == pytest.approx(22.7 / (0.07 + 0.93 * 19 / 12))
-    assert input_rate.KINDS["films"].per_core(longer.model)[1] == pytest.approx(4.6, rel=0.05)
+    assert input_rate.KINDS["videos"].per_core(longer.model)[1] == pytest.approx(4.6, rel=0.05)
 
 
 def test_text_is_counted_in_tokens() -> None:
@@ -68,11 +68,11 @@ def test_cores_are_assumed_per_gpu() -> None:
 
 def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
     run = config.load("h100_8", ["--data.path", str(tmp_path)])
-    assert predicted(run).kind == "films"
+    assert predicted(run).kind == "videos"
     assert f"from {tmp_path}" in predicted(run).what
     (tmp_path / ".prepare").mkdir()
     assert predicted(run).kind == "clips"
-    assert predicted(run, source="films").kind == "films"
+    assert predicted(run, source="videos").kind == "videos"
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
     assert "assumed; --source clips" in predicted(elsewhere).what
 
@@ -90,11 +90,11 @@ def test_fast_input_needs_no_advice() -> None:
 
 
 def test_advice_is_in_numbers() -> None:
-    text = advised(predicted(cores=26, source="films"))
+    text = advised(predicted(cores=26, source="videos"))
     assert "prepare clips, once: 5.3 times the clips/s, which may be fast enough" in text
-    assert "--data.clips_per_video 6 (each film is seen six times per epoch): 3.1 times" in text
+    assert "--data.clips_per_video 6 (each video is seen six times per epoch): 3.1 times" in text
     assert "cores for 67 to 397 workers, instead of 24" in text
-    assert "--devices 1x4: 4 GPUs instead of 8" in text
+    assert "--gpus 1x4: 4 GPUs instead of 8" in text
     assert "the same speed at 50% of the GPU price" in text
 
 
@@ -105,9 +105,9 @@ def test_few_workers_on_many_cores() -> None:
 
 
 def test_fewer_gpus_must_still_wait_and_divide_the_batch() -> None:
-    found = predicted(cores=26, source="films")  # 1.16 s per batch at best
+    found = predicted(cores=26, source="videos")  # 1.16 s per batch at best
     assert "GPUs instead of 8" not in advised(found, step=(0.5, 1.0))  # 4 GPUs would take 2 s
     assert "1x1" in advised(found, step=(0.01, 0.1))
     odd = config.load("h100_8", ["--data.batch_size", "112", "--optim.accumulate", "1"])
-    found = predicted(odd, cores=26, source="films")
+    found = predicted(odd, cores=26, source="videos")
     assert "1x2" in advised(found, odd, step=(0.1, 0.25))

@@ -64,7 +64,7 @@ def made(
     **more: Any,
 ) -> plan.Plan:
     run = config.load("h100_16", typed)
-    return plan.make(
+    return plan.make_plan(
         findings(**more),
         H100,
         run,
@@ -152,7 +152,7 @@ def test_examples_per_second_that_each_host_must_load() -> None:
 
 
 def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
-    slow = made(price=2.0, host=input_rate.Host(cores=16, source="films"))
+    slow = made(price=2.0, host=input_rate.Host(cores=16, source="videos"))
     fast = made(price=2.0)
     assert slow["time"]["bound"] == "input"
     assert fast["time"]["bound"] == "arithmetic"
@@ -175,7 +175,7 @@ def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
 
 
 def test_input_that_may_be_too_slow() -> None:
-    found = made(host=input_rate.Host(cores=96, source="films"), flops=3e15)
+    found = made(host=input_rate.Host(cores=96, source="videos"), flops=3e15)
     assert found["input"]["waits"] == "maybe"
     assert found["time"]["bound"] == "arithmetic or input"
     assert "the GPUs may wait" in report.text(found)
@@ -206,7 +206,7 @@ def test_an_estimate_leaves_open_whether_it_fits(temporaries: float) -> None:
     found = made(temporaries=temporaries, estimate=True)
     assert report.fits(found) is None
     said = report.verdict(found)
-    assert said.startswith("unknown whether it fits: parameters, optimizer and batch take ")
+    assert said.startswith("unknown whether it fits: parameters, optimizer, and batch take ")
     assert f"temporaries take {temporaries / GIB:.1f} GiB on a CPU" in said
 
 
@@ -214,7 +214,7 @@ def test_an_estimate_rejects_a_state_that_is_too_large_by_itself() -> None:
     found = made(estimate=True)
     found["memory"]["needed"] += 2 * found["memory"]["capacity"]
     assert report.fits(found) is False
-    assert report.verdict(found).startswith("does not fit: parameters, optimizer and batch take ")
+    assert report.verdict(found).startswith("does not fit: parameters, optimizer, and batch take ")
 
 
 def test_the_text_contains_every_section() -> None:

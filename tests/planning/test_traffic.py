@@ -62,7 +62,9 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
     settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
     rule = ShardingRule(toy.mesh_of(1, 8), settings)
     definition = ModelDefinition(toy.Config().build)
-    target = abstract_state(definition, build.make(toy.OPTIM, 10, definition.params), rule)
+    target = abstract_state(
+        definition, build.make_optimizer(toy.OPTIM, 10, definition.params), rule
+    )
     sizes = {name: array.size * 2 for name, array in definition.params.items()}
     whole = {name for name, array in definition.params.items() if not any(rule(array).spec)}
     assert 0 < len(whole) < len(sizes)

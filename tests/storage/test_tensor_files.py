@@ -86,7 +86,7 @@ def test_unsupported_dtypes_are_rejected(tmp_path: Path, code: str, size: int) -
     path = forge(tmp_path / "x.safetensors", array(code, [8], data), data)
     assert refusal(path) == (
         f"{path}: a has dtype {code}, which is not supported: export the weights as float32, "
-        "bfloat16 or float16"
+        "bfloat16, or float16"
     )
 
 

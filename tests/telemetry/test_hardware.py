@@ -339,7 +339,7 @@ def test_a_failed_driver_is_reported_once_and_host_metrics_continue(watch: Any) 
     time.sleep(0.05)
     assert watched.metrics.window() == {"train/host_memory_gib": 1.0}
     (line,) = watched.said
-    assert line == "GPU utilization, power and temperature are no longer recorded: GPU is lost"
+    assert line == "GPU utilization, power, and temperature are no longer recorded: GPU is lost"
 
 
 def test_a_missing_driver_is_reported_on_gpus_but_not_on_the_cpu(watch: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtrain
+from jaxtrain import versions
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import tracker
 from jaxtrain.telemetry.events import (
@@ -333,9 +334,10 @@ def test_unknown_and_missing_trackers_are_refused(
     with monkeypatch.context() as changed:
         changed.setattr(sys, "path", [str(tmp_path)])
         changed.delitem(sys.modules, "wandb", raising=False)
-        assert list(tracker.problems(("wandbb", "wandb"))) == [
-            "--track 'wandbb': unknown tracker: use wandb, trackio, mlflow",
-            "--track wandb: wandb is not installed: pip install -e '.[wandb]'",
+        assert list(tracker.problems(("wandbb", "none", "wandb"))) == [
+            "--track 'wandbb': unknown tracker; did you mean wandb?",
+            "--track 'none': unknown tracker; choose from wandb, trackio, mlflow",
+            f"--track wandb: wandb is not installed: {versions.install('wandb')}",
         ]
     assert not list(tracker.problems(("wandb",), installed=False))
     run = jaxtrain.load_config("demo_gpt")

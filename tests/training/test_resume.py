@@ -47,6 +47,7 @@ def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
     text = train(place, *EIGHT, "--loop.steps", 20, "--output-dir", "halves", "--resume", "latest")
     assert "64 examples seen" in text
     assert "loop.steps" in text  # the difference from the saved config is printed
+    assert "learning rate schedule" not in text  # it is constant
     straight, halves = losses(place / "straight"), losses(place / "halves")
     assert sorted(halves) == list(range(1, 21))
     assert straight == halves
@@ -54,6 +55,16 @@ def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
     assert left.keys() == right.keys()
     for name, array in left.items():
         np.testing.assert_array_equal(array, right[name], err_msg=name)
+
+
+def test_a_longer_run_reports_what_happens_to_the_learning_rate(place: Path) -> None:
+    shutil.copytree(place / "eight", place / "longer")
+    arguments = [*EIGHT, "--output-dir", "longer", "--resume", "latest", "--loop.steps", 20]
+    text = train(place, *arguments, "--optim.schedule", "linear")
+    assert (
+        "the learning rate schedule (linear) now covers 20 steps instead of 8: the rate at step 8 "
+        "changes from 0.01 to 0.006"
+    ) in text
 
 
 def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:

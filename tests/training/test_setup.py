@@ -9,6 +9,26 @@ from jaxtrain import config, sharding
 from jaxtrain.training import setup, skip_step
 
 
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({"optim.peak_lr": 3e-4}, True),
+        ({"optim.peak_lr": 3e-4, "optim.muon": None}, False),
+        ({"loop.steps": 7}, False),
+    ],
+)
+def test_a_rate_that_no_parameter_uses_is_reported(changes: dict[str, Any], warned: bool) -> None:
+    run = config.named("demo_gpt").override({"mesh.fsdp": 8, **changes})
+    said: list[str] = []
+    setup.build(run, sharding.make_mesh(run.mesh), 1000, said.append)
+    found = [line for line in said if line.startswith("warning")]
+    assert found == warned * [
+        "warning: optim.peak_lr 0.0003 has no effect, because optim.muon sets the rates of all "
+        "parameters: set --optim.muon.peak_lr, --optim.muon.embedding_lr, "
+        "--optim.muon.unembedding_lr, or --optim.muon None to use AdamW"
+    ]
+
+
 def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step receives the run's warm-up; test_skip_step checks its effect."""
     asked: list[Any] = []

@@ -148,7 +148,7 @@ class Causal(Text):
         prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "exact", say)
         splits: dict[str, list[Source]] = {
             name: [
-                windows.of(folder, manifest, name, model.sequence_length)
+                windows.open_split(folder, manifest, name, model.sequence_length)
                 for folder, manifest in prepared.caches
                 if manifest["splits"][name]["tokens"]
             ]

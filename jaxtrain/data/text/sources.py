@@ -18,7 +18,7 @@ from jaxtrain.data import cache, mixture
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
-    hub,
+    hub_datasets,
     splitting,
     stdlib_corpus,
     tokenizer,
@@ -30,7 +30,7 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage.atomic import expanded
 
-_NO_DATA = "no data given: pass a text file, a folder or a glob with --data.path"
+_NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class Text:
         named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
         named += [("--data.more_paths", more) for more in self.more_paths]
         for flag, path in named:
-            if path is not None and not hub.is_named(path) and documents.is_absent(path):
+            if path is not None and not hub_datasets.is_named(path) and documents.is_absent(path):
                 found.append(Problem(documents.absent(flag, path), flag.removeprefix("--")))
         if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
             found.append(
@@ -228,8 +228,8 @@ class Text:
             summary: one line for the console.
         """
         return Sources(
-            train=mixture.of(parts["train"], self.weights),
-            val=mixture.of(parts["val"], ()),
+            train=mixture.combine(parts["train"], self.weights),
+            val=mixture.combine(parts["val"], ()),
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,
@@ -264,15 +264,17 @@ class Text:
     def _find(
         self, path: str, flag: str, folder: Path, say: Callable[[str], None]
     ) -> list[documents.Scanned]:
-        if not hub.is_named(path):
+        if not hub_datasets.is_named(path):
             return documents.scan(path, self.text_field, folder, flag, say)
         most = self.max_examples if flag != "--data.val_path" else None
-        fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
-        pattern = str(Path(glob.escape(str(fetched)), hub.PARTS))
-        return documents.scan(pattern, hub.FIELD, folder, flag, say)[:parts]
+        fetched, parts = hub_datasets.fetch(
+            path, flag, folder.parent / "hf", self.text_field, most, say
+        )
+        pattern = str(Path(glob.escape(str(fetched)), hub_datasets.PARTS))
+        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say)[:parts]
 
     def _field(self, path: str) -> str | None:
-        return hub.FIELD if hub.is_named(path) else self.text_field
+        return hub_datasets.FIELD if hub_datasets.is_named(path) else self.text_field
 
     def _quotas(self, counts: list[int], say: Callable[[str], None]) -> Sequence[int | None]:
         """Returns how many documents to use of each source, in proportion to their size."""
@@ -292,7 +294,7 @@ class Text:
     ) -> tokens.Corpus:
         counts = [file.documents for file in files]
         # The parts of a fetched dataset count as one file: it is split by document.
-        names = [path] if hub.is_named(path) else [file.name for file in files]
+        names = [path] if hub_datasets.is_named(path) else [file.name for file in files]
         if self.val_path is None:
             split = splitting.assign(
                 counts, names, train_split=self.train_split, max_examples=quota

@@ -93,7 +93,9 @@ def count(length: int, sequence_length: int) -> int:
     return -(-max(length - 1, 0) // sequence_length)
 
 
-def of(folder: Path, manifest: dict[str, Any], split: str, sequence_length: int) -> WindowSource:
+def open_split(
+    folder: Path, manifest: dict[str, Any], split: str, sequence_length: int
+) -> WindowSource:
     """Returns a split of an exact token cache (:mod:`jaxtrain.data.text.tokens`) as windows."""
     facts = manifest["splits"][split]
     return WindowSource(

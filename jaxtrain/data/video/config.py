@@ -37,8 +37,8 @@ class Config:
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
-    shards-{000..127}.tar, or a .json, .jsonl, .csv or .txt list of videos and tars. Files at
-    https://, s3:// and gs:// are fetched into the cache once."""
+    shards-{000..127}.tar, or a .json, .jsonl, .csv, or .txt list of videos and tars. Files at
+    https://, s3://, and gs:// are fetched into the cache once."""
     val_path: str | None = None
     """Video data for validation, given like path; None splits the files of path."""
     batch_size: int
@@ -51,7 +51,7 @@ class Config:
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
     cache_dir: str | None = None
-    """Folder for indexes, fetched files and demo data; None uses $JAXTRAIN_CACHE, or else
+    """Folder for indexes, fetched files, and demo data; None uses $JAXTRAIN_CACHE, or else
     ~/.cache/jaxtrain."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
@@ -303,9 +303,14 @@ class Config:
                 bad.append(BadExample(entry.path, reason))
         if not usable:
             _report_skipped(bad[1:], say)
+            cure = f"fix or replace them, or pass other videos with {flag}"
+            if all(
+                entry.info is not None and entry.info.frames < model.frames for entry in entries
+            ):
+                cure = f"pass longer videos with {flag}, or lower --model.frames"
             raise InputError(
-                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used; "
-                f"the first is {bad[0]}"
+                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used "
+                f"({bad[0]}): {cure}"
             )
         return usable, bad, folder
 

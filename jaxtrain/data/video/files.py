@@ -133,8 +133,8 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
         cure = "add videos to it"
     else:
         raise InputError(
-            f"{flag} {path}: the suffix {top.suffix!r} is not that of a video, a .tar or a list "
-            f"({', '.join(sorted(LISTS))}); pass a folder, a video or a list of videos"
+            f"{flag} {path}: the suffix {top.suffix!r} is not that of a video, a .tar, or a list "
+            f"({', '.join(sorted(LISTS))}); pass a folder, a video, or a list of videos"
         )
     named = list(dict.fromkeys(named))  # so that each is opened once
     places = local([one.path for one in named if addresses.is_address(one.path)])
@@ -346,13 +346,13 @@ def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
         if scheme == "http" and home.scheme != "http":
             raise InputError(
                 f"{where} contains {addresses.public(given)}: a list fetched by {home.scheme} may "
-                "contain only https://, s3:// and gs:// addresses"
+                "contain only https://, s3://, and gs:// addresses"
             )
         return Found(addresses.name_of(given), given)
     if given.startswith(("/", "~", "\\")):
         raise InputError(
             f"{where} contains {given}, a path on this machine: a list at an address may contain "
-            "only https://, s3:// and gs:// addresses and paths relative to its own folder"
+            "only https://, s3://, and gs:// addresses and paths relative to its own folder"
         )
     inside, mark, query = given.partition("?")
     folder = home.path.rpartition("/")[0]

@@ -94,8 +94,8 @@ def choose(
             usable.append(entry)
     if not usable:
         raise InputError(
-            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used; see the "
-            "skipped files above"
+            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used (the "
+            f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
     count = clips or len(usable)
     if count < len(usable):

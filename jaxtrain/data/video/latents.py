@@ -290,7 +290,7 @@ def _encode(teacher: Teacher, clips: list[np.ndarray], batch_size: int, shape: S
         raise InputError(
             f"teacher {teacher.name} returns latents of shape {found.shape[1:]} (time, height, "
             f"width, channels), but the model's have {shape}: change model.latent_channels, "
-            "model.patch_size or model.frames"
+            "model.patch_size, or model.frames"
         )
     with np.errstate(over="ignore"):
         small = found.astype(_DTYPE)

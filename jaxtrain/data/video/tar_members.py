@@ -40,7 +40,7 @@ def check_not_packed(path: str, flag: str) -> None:
     if path.lower().endswith(_PACKED):
         raise InputError(
             f"{flag} {path} is a compressed tar, which cannot be read in place: decompress it to a "
-            "plain .tar with gunzip, bunzip2, unxz or unzstd (video files hardly grow)"
+            "plain .tar with gunzip, bunzip2, unxz, or unzstd (video files hardly grow)"
         )
 
 

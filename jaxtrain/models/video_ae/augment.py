@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 FACTORS = 5
-"""Numbers per clip: brightness, contrast and saturation factors, hue shift in turns, blur sigma in
+"""Numbers per clip: brightness, contrast, and saturation factors, hue shift in turns, blur sigma in
 pixels. (1, 1, 1, 0, 0) changes nothing."""
 
 LARGEST_SIGMA = 2.0

@@ -145,7 +145,7 @@ def from_reference(
     if complaints:
         raise InputError(
             f"{source} does not fit this model; {'; '.join(complaints)}. Its shape is set by "
-            "--model.patch_size, --model.latent_channels and --model.decoder"
+            "--model.patch_size, --model.latent_channels, and --model.decoder"
         )
     return found
 

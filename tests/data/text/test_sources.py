@@ -11,7 +11,7 @@ from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import Masked, hub, specials
+from jaxtrain.data.text import Masked, hub_datasets, specials
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.errors import InputError
 
@@ -50,7 +50,7 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     for part, letters in ((first, "aeinorst"), (second, "bcdfghjk")):
         text = words.decode(sequences(part)[0].tolist())
         assert set(text) <= {*letters, " ", "."}, text
-    where = sampler.of(got.train, 0)
+    where = sampler.order_of(got.train, 0)
     drawn = [where(position) < len(first) for position in range(len(got.train))]
     assert sum(drawn) == got.train.places[0]
     assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
@@ -93,9 +93,9 @@ def test_a_fetched_dataset_is_split_by_document(
     folder.mkdir()
     for number, count in enumerate((30, 30, 1, 30)):
         texts = [f"Document {number} {row} has words." for row in range(count)]
-        hub._write_part(folder / f"part-{number:06d}.parquet", texts)
+        hub_datasets._write_part(folder / f"part-{number:06d}.parquet", texts)
     (folder / "progress.json").write_text("{}")
-    monkeypatch.setattr(hub, "fetch", lambda *_: (folder, 3))
+    monkeypatch.setattr(hub_datasets, "fetch", lambda *_: (folder, 3))
     said: list[str] = []
     config = Masked(path="hf:some/name", batch_size=2, cache_dir=str(tmp_path))
     sources = config.open(Model(), seed=0, say=said.append)

@@ -73,7 +73,7 @@ def test_a_window_depends_only_on_its_index(tmp_path: Path) -> None:
 def rows(of: WindowSource, folder: Path, **place: int) -> np.ndarray:
     how = {"start": 0, "batch_size": 4, "first": 0, "rows": 4, "batches": 8} | place
     found = sampler.TrainingRows(
-        of, sampler.of(of, 3), **how, quarantine=Quarantine(folder / "quarantine.jsonl")
+        of, sampler.order_of(of, 3), **how, quarantine=Quarantine(folder / "quarantine.jsonl")
     )
     return np.stack([found[row]["targets"] for row in range(len(found))])
 

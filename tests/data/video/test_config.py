@@ -293,8 +293,16 @@ def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:
     assert len(_open(tmp_path / "one", val_path=str(tmp_path / "one" / "a.mp4")).train) == 1
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "a.mp4").touch()
-    with pytest.raises(InputError, match=r"none of 1 videos can be used.*is empty"):
+    with pytest.raises(
+        InputError,
+        match=r"none of 1 videos can be used \(.*is empty\): fix or replace them, or pass",
+    ):
         _open(tmp_path / "none")
+    sample.write(tmp_path / "short" / "a.mp4", 3)
+    with pytest.raises(
+        InputError, match=r"has 3 frames, .*: pass longer videos with --data.path, or lower --model"
+    ):
+        _open(tmp_path / "short")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache, folders
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import hub_errors
 from jaxtrain.storage.atomic import appearing, expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -34,8 +35,6 @@ PARTS = "part-*.parquet"
 PREFIX = "hf:"
 _PART_DOCUMENTS = 10_000
 _PROGRESS = "progress.json"
-_NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
-_LATER, _SERVERS_FAULT = (408, 429), 500  # retry after: timeout, too many requests, server errors
 
 
 def is_named(path: str) -> bool:
@@ -90,7 +89,7 @@ def fetch(
     """
     name, config, split, *more = [*path.removeprefix(PREFIX).split(":"), "", ""]
     if not name or any(more):
-        raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+        raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG, or hf:NAME:CONFIG:SPLIT")
     at = "" if os.path.isdir(expanded(name)) else name.partition("@")[2]
     named = _Named(name.removesuffix(f"@{at}"), at, config, split, f"{flag} {path}")
     wanted = None if most is None else -(-most // _PART_DOCUMENTS)
@@ -174,58 +173,17 @@ def _datasets(named: _Named) -> Any:
 
 def _fail(named: _Named, error: Exception) -> NoReturn:
     """Raises errors of the Hub and the network as one line, and any other error unchanged."""
-    import huggingface_hub.errors as hub_errors
-
-    reason = " ".join(str(error).split())[:200]
-    if isinstance(error, hub_errors.GatedRepoError):
-        raise InputError(
-            f"{named.flag}: access to this dataset is restricted: request it on its page on the "
-            f"Hub, then run hf auth login ({reason})"
-        ) from error
-    if isinstance(error, hub_errors.RevisionNotFoundError):
-        raise InputError(
-            f"{named.flag}: no such revision; pass a commit, branch or tag of the dataset"
-        ) from error
-    absent = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
-    if isinstance(error, absent) or type(error).__name__ == "DatasetNotFoundError":
-        raise InputError(
-            f"{named.flag}: no such folder, and no such dataset on the Hub; if it is private, run "
-            "hf auth login"
-        ) from error
-    if is_temporary(error):
-        raise RunAgain(
-            f"{named.flag}: no such folder, and the Hub cannot be reached ({type(error).__name__}: "
-            f"{reason}): connect this machine; or run {invocation.program()} prepare tokens with "
-            "this run's --config and overrides on a connected one and copy its cache folder here "
-            "($JAXTRAIN_CACHE); or pass a folder with the dataset as hf:FOLDER"
-        ) from error
-    if isinstance(error, hub_errors.HfHubHTTPError):
-        raise InputError(f"{named.flag}: the Hub refuses the request ({reason})") from error
-    if isinstance(error, OSError) and error.errno is not None:
-        raise disk_trouble(
-            error,
-            f"{named.flag}: cannot read or write {error.filename or 'a file'}",
-            "make it readable and writable",
-        ) from error
-    if isinstance(error, ValueError | KeyError):
-        raise InputError(f"{named.flag}: {reason}") from error
-    raise error
-
-
-def is_temporary(error: BaseException | None) -> bool:
-    """Whether an error, or one of its causes, is of the network or a failing server.
-
-    Each library has its own classes for these, which need not derive from Python's.
-    """
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:  # the Hub was reached
-            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
-        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
-        if of_library or isinstance(error, ConnectionError | TimeoutError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    raise hub_errors.explained(
+        error,
+        named.flag,
+        kind="dataset",
+        page=f"datasets/{named.name}",
+        absent="no such folder, and no such dataset on the Hub; if it is private, run hf auth "
+        "login",
+        offline=f"on a connected machine, run {invocation.program()} prepare tokens with this "
+        "run's --config and overrides, and copy its cache folder here ($JAXTRAIN_CACHE); or pass a "
+        "folder with the dataset as hf:FOLDER",
+    ) from error
 
 
 def _opened(named: _Named, revision: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import huggingface_hub.errors as refusals
 import pytest
 
-from jaxtrain.data.text import hub
+from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -23,13 +23,13 @@ def test_the_message_about_a_missing_package_gives_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"--data.path hf:.* pip install -e '\.\[hf\]'"):
-        hub.fetch(spec, "--data.path", tmp_path, None, None, lambda line: None)
+    with pytest.raises(InputError, match=r"--data.path hf:.* -m pip install -e '.*\[hf\]'"):
+        hub_datasets.fetch(spec, "--data.path", tmp_path, None, None, lambda line: None)
 
 
 def test_dataset_names_are_distinguished_from_paths() -> None:
-    assert hub.is_named("hf:imdb")
-    assert not hub.is_named("texts/hf:imdb")
+    assert hub_datasets.is_named("hf:imdb")
+    assert not hub_datasets.is_named("texts/hf:imdb")
 
 
 class Rows:
@@ -55,11 +55,11 @@ class Rows:
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Simulates a dataset on the Hub at a commit."""
-    monkeypatch.setattr(hub, "_PART_DOCUMENTS", 10)
+    monkeypatch.setattr(hub_datasets, "_PART_DOCUMENTS", 10)
 
     def serve(rows: Rows, commit: str = "abc") -> None:
-        monkeypatch.setattr(hub, "_opened", lambda named, revision: rows)
-        monkeypatch.setattr(hub, "_revision", lambda named: named.revision or commit)
+        monkeypatch.setattr(hub_datasets, "_opened", lambda named, revision: rows)
+        monkeypatch.setattr(hub_datasets, "_revision", lambda named: named.revision or commit)
 
     return serve
 
@@ -68,7 +68,7 @@ def fetch(
     spec: str, root: Path, most: int | None, said: list[str] | None = None
 ) -> tuple[Path, int]:
     lines = [] if said is None else said
-    return hub.fetch(spec, "--data.path", root, None, most, lines.append)
+    return hub_datasets.fetch(spec, "--data.path", root, None, most, lines.append)
 
 
 def test_a_fetched_dataset_is_used_although_the_hub_has_a_newer_one(
@@ -109,12 +109,25 @@ def of_library(name: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (of_library("httpx2"), RunAgain, "the Hub cannot be reached"),
-        (of_library("aiohttp.client_exceptions"), RunAgain, "the Hub cannot be reached"),
-        (TimeoutError("slow"), RunAgain, "the Hub cannot be reached"),
-        (socket.gaierror(-3, "no name"), RunAgain, "the Hub cannot be reached"),
-        (ConnectionError("offline"), RunAgain, "the Hub cannot be reached"),
-        (answer(503), RunAgain, "the Hub cannot be reached"),
+        (of_library("httpx2"), RunAgain, "https://huggingface.co cannot be reached"),
+        (
+            of_library("aiohttp.client_exceptions"),
+            RunAgain,
+            "https://huggingface.co cannot be reached",
+        ),
+        (TimeoutError("slow"), RunAgain, "https://huggingface.co cannot be reached"),
+        (
+            socket.gaierror(socket.EAI_NONAME, "no name"),
+            InputError,
+            "https://huggingface.co is an unknown host, .*; or on a connected machine",
+        ),
+        (
+            socket.gaierror(socket.EAI_AGAIN, "no name"),
+            RunAgain,
+            "https://huggingface.co cannot be reached",
+        ),
+        (ConnectionError("offline"), RunAgain, "https://huggingface.co cannot be reached"),
+        (answer(503), RunAgain, "https://huggingface.co cannot be reached"),
         (answer(403), InputError, "the Hub refuses the request"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RunAgain, "No space left on device"),
         (
@@ -146,6 +159,6 @@ def test_a_full_disk_is_reported(
     def full(path: Path, texts: list[str]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(hub, "_write_part", full)
+    monkeypatch.setattr(hub_datasets, "_write_part", full)
     with pytest.raises(RunAgain, match=r"cannot write .*part-000000.parquet \(No space left"):
         fetch("hf:some/name", tmp_path, None)

@@ -1,0 +1,100 @@
+"""Explains errors of the Hugging Face Hub: its models and data sets fail in the same ways."""
+
+from typing import Any
+
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import addresses
+from jaxtrain.storage.disks import disk_trouble
+
+_NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
+_LATER, _SERVERS_FAULT = (408, 429), 500  # retry after: timeout, too many requests, server errors
+
+
+def is_temporary(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, is of the network or a failing server.
+
+    Each library has its own classes for these, which need not derive from Python's. A host that
+    does not exist is not temporary.
+    """
+    if addresses.is_unknown_host(error):
+        return False
+    while error is not None:
+        found = getattr(error, "response", None)
+        if found is not None:  # the Hub was reached
+            return bool(found.status_code in _LATER or found.status_code >= _SERVERS_FAULT)
+        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
+        if of_library or isinstance(error, ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def response(error: BaseException | None) -> Any:
+    """Returns the Hub's response that an error or one of its causes is about, or None."""
+    while error is not None:
+        found = getattr(error, "response", None)
+        if found is not None:
+            return found
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Returns the cause of an error in a few words: the Hub's status, or the message."""
+    found = response(error)
+    if found is not None:
+        phrase = getattr(found, "reason_phrase", "")
+        return f"the Hub answers {found.status_code} {phrase}".strip()
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def explained(
+    error: Exception, text: str, *, kind: str, page: str, absent: str, offline: str = ""
+) -> Exception:
+    """Returns what to raise: an error of the Hub, the network or a disk as one line, or itself.
+
+    Args:
+        error: from a library.
+        text: what was asked for, as typed.
+        kind: ``model`` or ``dataset``.
+        page: of the repository, below the Hub's address.
+        absent: message if there is no such repository, or no access to it.
+        offline: what to do where there is no network.
+    """
+    import huggingface_hub
+    import huggingface_hub.errors as hub_errors
+
+    where, why = huggingface_hub.HfApi().endpoint, reason(error)
+    or_offline = f"; or {offline}" if offline else ""
+    if is_temporary(error):
+        return RunAgain(
+            f"{text}: {where} cannot be reached ({why}): run the command again later{or_offline}"
+        )
+    if addresses.is_unknown_host(error):
+        return InputError(
+            f"{text}: {where} is an unknown host, or this machine has no network: check both and "
+            f"HF_ENDPOINT{or_offline}"
+        )
+    if isinstance(error, hub_errors.GatedRepoError):
+        return InputError(
+            f"{text}: access to this {kind} is restricted: request it on {where}/{page}, then run "
+            "hf auth login"
+        )
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        return InputError(f"{text}: no such revision; use a branch, tag, or commit of the {kind}")
+    missing = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
+    if isinstance(error, missing) or type(error).__name__ == "DatasetNotFoundError":
+        return InputError(f"{text}: {absent}")
+    if response(error) is not None:
+        return InputError(f"{text}: the Hub refuses the request ({why})")
+    if isinstance(error, OSError) and error.errno is not None:
+        return disk_trouble(
+            error,
+            f"{text}: cannot read or write {error.filename or 'a file'}",
+            "make it readable and writable, or set $HF_HOME to another folder",
+        )
+    if isinstance(error, ValueError | KeyError | OSError):  # a response of an unknown form
+        return InputError(f"{text}: {why}")
+    return error
