@@ -243,7 +243,9 @@ def _operations(session: _Session) -> dict[str, Any]:
 def samples(times: Mapping[str, float], program: str, runs: int) -> list[calibration.Sample]:
     """Pairs the measured times of instructions with what they compute and move.
 
-    Instructions of one class that compute and move the same amount become one sample.
+    Instructions of one class that compute and move the same amount become one sample. Those that
+    the trace does not show are omitted, and so are collectives: how long they take depends on the
+    links and on the other devices.
 
     Args:
         times: instruction -> nanoseconds, from :func:`profiler.instruction_times`.
@@ -252,8 +254,10 @@ def samples(times: Mapping[str, float], program: str, runs: int) -> list[calibra
     """
     sums: dict[tuple[str, float, float], list[float]] = {}
     for one in operations.costs(program):
+        if one.kind == operations.COLLECTIVE or one.name not in times:
+            continue
         calls, seconds = sums.setdefault((one.kind, one.flops, one.moved), [0.0, 0.0])
-        seconds += times.get(one.name, 0.0) / 1e9 / runs
+        seconds += times[one.name] / 1e9 / runs
         sums[one.kind, one.flops, one.moved] = [calls + one.times, seconds]
     return [
         calibration.Sample(

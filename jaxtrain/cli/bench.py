@@ -16,6 +16,7 @@ from jaxtrain.planning import calibration
 from jaxtrain.storage import addresses, atomic
 
 _TIMEOUT_S = 3600.0
+_LONGEST_S = 1200.0  # twice this, and what else is measured, ends within the time limit
 _CEILINGS_HELP = "Measures the matmul and memory-bandwidth peaks of the first device."
 
 
@@ -33,11 +34,20 @@ def main(arguments: list[str]) -> int:
         return _ceilings(arguments)
     flags, overrides = command_line.parse(parser, arguments)
     run = config.load(flags.config, overrides)
+    if not 0 < flags.seconds <= _LONGEST_S:
+        raise InputError(
+            f"--seconds {flags.seconds:g}: use more than 0, and at most {_LONGEST_S:g}"
+        )
     points = sweep_points(run, flags.sweep) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
     if flags.calibration is not None:
         atomic.check_writable("--calibration", flags.calibration)
         calibration.check(flags.calibration)
+        if run.mesh.devices > 1 or flags.simulate_devices:
+            raise InputError(
+                f"--calibration measures one device, but the mesh has {run.mesh.devices}: add "
+                "--mesh.data 1 --mesh.fsdp 1, and a batch that fits"
+            )
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
         findings = addresses.scrubbed(report.complete(findings, arguments))
@@ -55,13 +65,14 @@ def main(arguments: list[str]) -> int:
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
             }
-    if flags.calibration is not None:
-        _calibrate(findings, flags, overrides)
     for label, changes in points.items():
         terminal.out(f"measuring {flags.sweep} {label} ...")
         findings["sweep"][label] = _point(flags, [*overrides, *changes])
         keep(findings)
-    return _finish(keep(findings), flags.json)
+    code = _finish(keep(findings), flags.json)
+    if flags.calibration is not None:
+        _calibrate(findings, flags, overrides)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,16 +106,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(findings: dict[str, Any], flags: argparse.Namespace, overrides: list[str]) -> None:
-    """Adds the measured step to the calibration file."""
-    if not findings.get("samples") or "synthetic/step" not in findings["rows"]:
-        terminal.out(f"nothing added to {flags.calibration}: the step could not be measured")
-        return
+    """Adds the measured step to the calibration file.
+
+    Raises:
+        InputError: the step could not be measured, or the file is of another device.
+    """
+    if not findings.get("samples") or "synthetic/step" not in findings.get("rows", {}):
+        notes: dict[str, str] = findings.get("notes", {})
+        why = notes.get("steps") or notes.get("trace") or findings.get("failure", "no trace")
+        raise InputError(f"nothing added to {flags.calibration}: the step was not measured ({why})")
+    typed = addresses.scrubbed([flags.config, *overrides])
     calibration.add(
         flags.calibration,
         findings["device"]["kind"],
-        calibration.measured_step(shlex.join([flags.config, *overrides]), findings),
+        calibration.measured_step(shlex.join(typed), findings),
     )
     terminal.out(f"measured rates added to {flags.calibration}")
+    if findings["device"]["platform"] == "cpu":
+        terminal.out("note: plan is for GPUs, and takes no rates of a CPU")
 
 
 def _request(

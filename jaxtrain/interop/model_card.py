@@ -4,6 +4,7 @@ It states only what the model and its checkpoint record. Of paths and addresses 
 last part, as the card may be published: folders, buckets and user names stay private.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from jaxtrain.telemetry import line_files
 
 _TASKS = {"ForCausalLM": "text-generation", "ForMaskedLM": "fill-mask"}
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_METRIC = re.compile(r"val/[\w./@-]{1,60}", re.ASCII)
 _FRAMES = 'video = model.decode(model.encode("IN.mp4"))'
 _METHODS = {
     "text-generation": 'print(model.generate("Once upon a time"))',
@@ -74,7 +76,8 @@ def _text(
     kind = from_file.name_of(model)
     architecture = model.to_settings()["architectures"][0] if is_folder else ""
     task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), "")
-    paths = _paths(run.get("data", {}).get("path"))
+    data = run.get("data")
+    paths = _paths(data.get("path") if isinstance(data, Mapping) else None)
     datasets = [dataset for path in paths if (dataset := _dataset(path))]
     head = {
         "library_name": "transformers" if is_folder else "jaxtrain",
@@ -107,9 +110,10 @@ def _text(
         f"Exported with {versions.line()}.",
         "",
     ]
-    if meta.get("versions"):
-        trained = ", ".join(f"{package} {number}" for package, number in meta["versions"].items())
-        lines += [f"Trained with {trained}.", ""]
+    trained = meta.get("versions")
+    if isinstance(trained, Mapping) and trained:
+        packages = one_line(", ".join(f"{name} {number}" for name, number in trained.items()))
+        lines += [f"Trained with {packages}.", ""]
     if not license_name:
         lines += ["## License", "", "The author has not named a license.", ""]
     return "\n".join(lines)
@@ -174,9 +178,11 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     records = source.parent.parent / line_files.METRICS
     found: dict[str, float] = {}
     if meta and records.is_file():
-        for record in line_files.read(records):
-            if record.get("step") == meta["step"]:
-                found |= {name: x for name, x in record.items() if name.startswith("val/")}
+        # A damaged file says nothing.
+        with contextlib.suppress(AttributeError, OSError, RecursionError, TypeError, ValueError):
+            for record in line_files.read(records):
+                if record.get("step") == meta["step"]:
+                    found |= {name: x for name, x in record.items() if _is_metric(name, x)}
     if not found:
         return ["No validation of these parameters is recorded."]
     return [
@@ -186,6 +192,11 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
         "|---|---|",
         *(f"| {name} | {value:.5g} |" for name, value in found.items()),
     ]
+
+
+def _is_metric(name: str, value: object) -> bool:
+    """Whether a record's value is a validation metric, whose name cannot contain markup."""
+    return _METRIC.fullmatch(name) is not None and isinstance(value, int | float)
 
 
 def _paths(value: Any) -> list[str]:

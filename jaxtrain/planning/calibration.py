@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, shown
 from jaxtrain.storage import atomic
 from jaxtrain.xla.operations import Totals
 
 VERSION = 1
+_MOST = 1e30  # FLOPs, bytes, calls, seconds: far beyond any step, and their sums stay finite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Prediction:
 
     Attributes:
         seconds: of the step.
-        error: fraction by which the measured steps differ most from their own prediction.
+        error: factor, less one, by which the measured steps differ most from their prediction.
         kinds: class of operation -> its seconds per step.
     """
 
@@ -80,11 +81,18 @@ class Calibration:
 
     Args:
         device: its name, as jax prints it.
-        measured: at least one step.
+        measured: at least one step, of one device.
+
+    Attributes:
+        jax: the versions of jax that measured.
+
+    Raises:
+        ValueError: no finite rates follow from the samples.
     """
 
     def __init__(self, device: str, measured: Sequence[Measured]) -> None:
         self.device, self.measured = device, tuple(measured)
+        self.jax = {step.versions.get("jax", "unknown") for step in measured}
         samples = [one for step in measured for one in step.samples]
         self._any = _fit(samples)
         kinds = {one.kind for one in samples}
@@ -94,7 +102,9 @@ class Calibration:
             for step in measured
         }
         self.ratio = float(np.median(list(ratios.values())))
-        self.error = max(abs(self.ratio / one - 1) for one in ratios.values())
+        self.error = max(max(self.ratio / one, one / self.ratio) for one in ratios.values()) - 1
+        if not np.isfinite([self.ratio, self.error, *np.ravel(list(self.rates.values()))]).all():
+            raise ValueError("no finite rates follow from its samples")
 
     def predict(self, totals: Mapping[str, Sequence[float]]) -> Prediction:
         """Predicts the time of a step.
@@ -125,12 +135,13 @@ def _fit(samples: Sequence[Sample]) -> np.ndarray:
     """Returns seconds per FLOP, per byte and per call, by least squares.
 
     A residual counts relative to the root of the sample's time: neither do a few large operations
-    decide alone, nor do many small ones that take no time together.
+    decide alone, nor do many small ones that take no time together. The root is that of at least
+    the mean, so that no sample decides alone by a time near zero.
     """
-    weights = np.array([max(one.seconds, 1e-9) for one in samples]) ** -0.5
+    seconds = np.array([one.seconds for one in samples])
+    weights = np.maximum(seconds, max(seconds.mean(), 1e-12)) ** -0.5
     work = np.array([(one.flops, one.moved, one.calls) for one in samples], float)
     scale = np.maximum(work.max(axis=0), 1e-30)  # the columns differ by nine orders of magnitude
-    seconds = np.array([one.seconds for one in samples])
     found, _ = optimize.nnls(work / scale * weights[:, None], seconds * weights)
     return np.asarray(found / scale)
 
@@ -144,7 +155,10 @@ def load(path: Path) -> Calibration:
     device, measured = _read(path)
     if not measured:
         raise InputError(f"{path} has no measured step: {_HOW}")
-    return Calibration(device, measured)
+    try:
+        return Calibration(device, measured)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        raise InputError(f"{path} cannot be used: {error}: {_HOW}") from None
 
 
 _HOW = "write one with jaxtrain bench --config NAME --calibration FILE"
@@ -199,7 +213,7 @@ def add(path: Path, device: str, measured: Measured) -> None:
 
 def _read(path: Path) -> tuple[str, tuple[Measured, ...]]:
     try:
-        content = json.loads(path.read_bytes())
+        content = atomic.read_json(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: {_HOW}") from None
     except (OSError, ValueError) as error:
@@ -207,11 +221,11 @@ def _read(path: Path) -> tuple[str, tuple[Measured, ...]]:
     try:
         if content["version"] != VERSION:
             raise InputError(
-                f"{path} has version {content['version']!r} of a calibration file; this program "
-                f"reads version {VERSION}: measure again"
+                f"{path} has version {shown(content['version'])} of a calibration file; this "
+                f"program reads version {VERSION}: measure again"
             )
         return str(content["device"]), tuple(_measured(one) for one in content["measured"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is not a calibration file ({type(error).__name__}: {error}): {_HOW}"
         ) from None
@@ -237,6 +251,8 @@ def _measured(one: dict[str, Any]) -> Measured:
 
 def _number(value: Any) -> float:
     number = float(value)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{value!r} where a number of 0 or more is expected")
+    if not 0 <= number < _MOST:
+        raise ValueError(
+            f"{shown(value)} where a number of 0 or more, below {_MOST:g}, is expected"
+        )
     return number

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, terminal
+from jaxtrain import config, terminal, versions
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
@@ -115,6 +115,12 @@ class Planner:
             raise InputError(
                 f"{calibration} was measured on {self._calibration.device}, but the plan is for "
                 f"{self._card.name} (--gpu {short}): use a file measured on that card"
+            )
+        now = versions.versions()["jax"]
+        if self._calibration is not None and self._calibration.jax != {now}:
+            self.said.append(
+                f"{calibration} was measured with jax {', '.join(sorted(self._calibration.jax))}; "
+                f"this is jax {now}, whose programs may differ"
             )
 
     @property

@@ -17,8 +17,8 @@ from jaxtrain.xla.operations import COLLECTIVE
 
 WORST_EFFICIENCY = 0.4
 LEAST_ERROR = 0.15
-"""Fraction by which a calibrated time is taken to be uncertain, even if the measured steps differ
-less from their own prediction: other configs differ more."""
+"""Factor, less one, by which a calibrated time is taken to be uncertain in both directions, even if
+the measured steps differ less from their own prediction. Assumed: no GPU has been measured."""
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
@@ -68,11 +68,12 @@ class Time:
         communication: all collectives at the stated link rates.
         hidden: the part of ``communication`` that overlaps other work.
         best: arithmetic, memory and hidden communication run concurrently at their peaks, or at
-            the rates of a calibration, less its error.
+            the rates of a calibration, divided by 1 + error.
         worst: no communication is hidden and the rest reaches :data:`WORST_EFFICIENCY`, or the
-            rates of a calibration, plus its error.
+            rates of a calibration, times 1 + error.
         calibrated: class of operation -> seconds at the measured rates, without communication;
             None without a calibration.
+        error: factor, less one, between the calibrated time and both ends.
     """
 
     arithmetic: float
@@ -82,6 +83,7 @@ class Time:
     best: float
     worst: float
     calibrated: dict[str, float] | None = None
+    error: float | None = None
 
     @property
     def bound(self) -> str:
@@ -146,13 +148,13 @@ def time(
     communication = sum(row["seconds"] for row in findings["traffic"])
     hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
     best, worst = max(computing, moving), max(computing, moving) / WORST_EFFICIENCY
-    kinds = None
+    kinds = uncertain = None
     if calibration is not None:
         work = {kind: one for kind, one in findings["work"].items() if kind != COLLECTIVE}
         found = calibration.predict(work)
         error = max(found.error, LEAST_ERROR)
-        best, worst = found.seconds * (1 - error), found.seconds * (1 + error)
-        kinds = found.kinds
+        best, worst = found.seconds / (1 + error), found.seconds * (1 + error)
+        kinds, uncertain = found.kinds, error
     return Time(
         computing,
         moving,
@@ -161,4 +163,5 @@ def time(
         best=max(best, hidden) + communication - hidden,
         worst=worst + communication,
         calibrated=kinds,
+        error=uncertain,
     )

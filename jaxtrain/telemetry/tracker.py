@@ -5,6 +5,12 @@ the run writes to its directory: metrics, samples, config. The files are the que
 thread does nothing per event, nothing is ever dropped, and a tracker that hangs, fails, prints or
 leaks memory does not affect the run. What a tracker has not received, it gets when it works again,
 or from the next start of the run.
+
+To add a tracker NAME, where NAME is also the package that it imports: write
+``telemetry/tracker_NAME.py``, with a class that is made from an ``Info`` and has the methods of
+``Recorder`` (both in :mod:`jaxtrain.telemetry.tracker_process`; ``tracker_trackio.py`` is the
+shortest example). Then add NAME to :data:`TRACKERS`, a case to ``tracker_process.open_recorder``,
+an extra NAME to pyproject.toml, and NAME to the help of ``--track`` in cli/train.py.
 """
 
 import contextlib

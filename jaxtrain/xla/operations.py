@@ -177,7 +177,9 @@ def _dtype(one: _Instruction, shapes: dict[str, str]) -> str:
 def _matmul(one: _Instruction, shapes: dict[str, str]) -> float:
     match = _CONTRACTED.search(one.line)
     (left, *_) = _arrays(one.operands[0], shapes)
-    axes = [int(axis) for axis in re.findall(r"\d+", match[1])] if match else []
+    # XLA omits the dimensions of a oneDNN call, which contracts the last one.
+    given = [int(axis) for axis in re.findall(r"\d+", match[1])] if match else []
+    axes = [len(left.shape) - 1] if match is None and one.opcode != "dot" else given
     depth = math.prod(left.shape[axis] for axis in axes)
     return 2.0 * math.prod(hlo.arrays(one.shape)[0].shape) * depth
 

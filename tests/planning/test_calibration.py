@@ -1,6 +1,8 @@
 """Rates fitted to measured steps, and the file that keeps them."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +52,30 @@ def test_planted_rates_are_recovered_and_predict_another_step() -> None:
 
 def test_the_error_is_that_of_the_step_which_fits_least() -> None:
     found = Calibration("card", [step("a", 1, 1.0), step("b", 2, 1.0), step("c", 3, 1.25)])
-    assert found.predict({"elementwise": (0, 1e6, 1)}).error == pytest.approx(0.2)
+    assert found.predict({"elementwise": (0, 1e6, 1)}).error == pytest.approx(0.25)
+
+
+def test_a_sample_with_hardly_any_time_does_not_decide_alone() -> None:
+    """Such as an instruction that the trace shows only in part."""
+    perfect = step("a", 1)
+    odd = dataclasses.replace(perfect.samples[0], seconds=1e-12)
+    found = Calibration("card", [dataclasses.replace(perfect, samples=(*perfect.samples, odd))])
+    other = step("b", 2)
+    predicted = found.predict(calibration.total_work(other.samples)).kinds["matmul f32"]
+    planted = sum(one.seconds for one in other.samples if one.kind == "matmul f32")
+    assert predicted / found.ratio == pytest.approx(planted, rel=0.3)
+
+
+def test_steps_that_disagree_widen_the_range_and_stay_positive() -> None:
+    found = Calibration("card", [step("a", 1, 0.3), step("b", 2, 3.0), step("c", 3, 3.0)])
+    assert found.error == pytest.approx(9.0)
 
 
 def test_a_class_that_was_not_measured_has_the_rates_of_all_together() -> None:
     found = Calibration("card", [step("a", 1)])
-    assert found.predict({"attention": (1e9, 1e6, 1)}).seconds > 0
+    of_all = found.predict({"attention": (1e9, 1e6, 1)}).seconds
+    each = [found.predict({kind: (1e9, 1e6, 1)}).seconds for kind in RATES]
+    assert min(each) / 3 < of_all < 3 * max(each)
 
 
 def test_steps_are_added_replaced_and_read_back(tmp_path: Path) -> None:
@@ -81,12 +101,20 @@ def test_a_file_of_another_device_is_refused_and_kept(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda found: "not json", "cannot be read as a calibration file"),
-        (lambda found: "[1, 2]", "is not a calibration file"),
+        (lambda found: "[1, 2]", "as a calibration file: it is not a JSON object"),
         (lambda found: json.dumps(found | {"version": 99}), "has version 99"),
         (lambda found: json.dumps(found | {"measured": []}), "has no measured step"),
         (lambda found: json.dumps(found | {"measured": [{"config": "x"}]}), "'samples'"),
         (lambda found: json.dumps(found).replace('"flops": ', '"flops": -'), "0 or more"),
         (lambda found: json.dumps(found).replace('"step_s": ', '"step_s": 0, "x": '), "times"),
+        (lambda found: json.dumps(found).replace('"step_s": ', '"step_s": 1e999, "x": '), "0 or"),
+        (lambda found: json.dumps(found).replace('"seconds": ', '"seconds": 1e308, "x": '), "0 or"),
+        (
+            lambda found: re.sub('"(flops|moved|calls)": ', r'"\1": 0, "x": ', json.dumps(found)),
+            "used",
+        ),
+        (lambda found: json.dumps(found).replace('"calls": ', '"calls": ' + "9" * 400), "cal"),
+        (lambda found: "[" * 100_000, "cannot be read as a calibration file"),
     ],
 )
 def test_a_damaged_file_gives_one_error_with_the_fix(

@@ -119,10 +119,10 @@ def test_measured_rates_replace_the_peaks_and_communication_is_added() -> None:
     time = prediction.time(findings(), H100, 16, "bfloat16", rates)
     busy, error = 1.5e6, prediction.LEAST_ERROR  # 1e15 FLOPs; the collectives have links' rates
     assert time.calibrated == {"matmul bf16": pytest.approx(busy)}
-    assert time.best == pytest.approx(busy * (1 - error) + time.communication - time.hidden)
+    assert time.best == pytest.approx(busy / (1 + error) + time.communication - time.hidden)
     assert time.worst == pytest.approx(busy * (1 + error) + time.communication)
     printed = report.text(made(rates=rates))
-    assert "at rates measured on this card" in printed
+    assert "at rates measured on this card, 15% faster to slower," in printed
     assert "of the card's peaks, no communication" not in printed
 
 

@@ -89,6 +89,6 @@ def test_elementwise_copies_and_reductions_are_told_apart() -> None:
         jax.ShapeDtypeStruct((300, 200), jnp.float32),
     )
     kinds = operations.totals(found)
-    assert {"elementwise", "copy"} <= set(kinds)
+    assert {"elementwise", "copy", "reduction"} <= set(kinds)
     assert kinds["elementwise"].moved >= 2 * 300 * 200 * 4
     assert all(one.flops == 0 for one in kinds.values())

@@ -1,0 +1,47 @@
+"""What a model card takes from the records of a run that may be damaged or a stranger's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.interop import model_card
+
+
+def metrics(folder: Path, *lines: str) -> str:
+    """Returns the card's table of a run with these lines in its metrics.jsonl."""
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return "\n".join(model_card._metrics(folder / "checkpoints/4", {"step": 4}))
+
+
+def test_the_validation_of_the_checkpoints_step_is_listed(tmp_path: Path) -> None:
+    text = metrics(
+        tmp_path,
+        json.dumps({"step": 2, "val/loss": 3.0}),
+        json.dumps({"step": 4, "val/loss": 2.5, "train/loss": 9.0}),
+    )
+    assert "| val/loss | 2.5 |" in text
+    assert "train" not in text
+    assert "3" not in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 4, "val/loss": null}',
+        '{"step": 4, "val/loss": [1]}',
+        "garbage",
+        "[1, 2]",
+        "[" * 100_000,
+        '{"step": 4, "nonfinite": {"val/loss": "x"}}',
+    ],
+)
+def test_a_damaged_record_is_no_metric(tmp_path: Path, line: str) -> None:
+    assert metrics(tmp_path, line) == "No validation of these parameters is recorded."
+
+
+def test_a_metrics_name_cannot_become_markup(tmp_path: Path) -> None:
+    hostile = {"step": 4, "val/x |\n# Free [money](https://example.com)\n": 1.0, "val/psnr": 2.0}
+    text = metrics(tmp_path, json.dumps(hostile))
+    assert "money" not in text
+    assert "| val/psnr | 2 |" in text
