@@ -21,7 +21,7 @@ import results
 import sizes
 
 from jaxtrain.bench.request import BenchRequest
-from jaxtrain.planning import calibration, cards
+from jaxtrain.planning import calibration, cards, prediction
 from jaxtrain.planning.calibration import Calibration, Measured
 from jaxtrain.planning.planner import Planner
 from jaxtrain.telemetry.hardware import GIB
@@ -132,13 +132,16 @@ def _on_gpu(kind: str, count: int, seconds: float) -> Iterator[tuple[str, str]]:
         found = _measure((config, *planner.settings), seconds)
         steps[name] = calibration.measured_step(name, found)
         yield name, _line(plans[name], found)
+    if count > 1:  # rates are those of one device
+        return
     for name, step in steps.items():
         others = Calibration(kind, [one for other, one in steps.items() if other != name])
-        predicted = others.predict(plans[name]["compiled"]["work"])
+        found, card = plans[name]["compiled"], cards.CARDS[short]
+        time = prediction.time(found, card, count, plans[name]["precision"], others)
         yield (
             f"{name}, from the rates of the others",
-            f"predicted {1000 * predicted.seconds:.1f} ms, measured {1000 * step.step_s:.1f} "
-            f"({predicted.seconds / step.step_s - 1:+.1%})",
+            f"{1000 * time.best:.1f} to {1000 * time.worst:.1f} ms predicted, "
+            f"{1000 * step.step_s:.1f} measured ({_error(others, step):+.1%} from the middle)",
         )
 
 

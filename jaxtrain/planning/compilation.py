@@ -49,6 +49,11 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """
     began = time.perf_counter()
     run = config.load(request["config"], request["overrides"])
+    if request["save"] is not None and run.loop.epochs is not None:
+        raise InputError(
+            "--save needs the number of steps, which loop.epochs leaves to the data: set "
+            "--loop.epochs None --loop.steps N"
+        )
     mesh = make_mesh(run.mesh, _devices(request, run))
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
@@ -56,11 +61,6 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     if request["save"] is not None:
-        if run.loop.epochs is not None:
-            raise InputError(
-                "--save needs the number of steps, which loop.epochs leaves to the data: set "
-                "--loop.epochs None --loop.steps N"
-            )
         _save(request, built, compiled, platform)
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)

@@ -23,7 +23,7 @@ class PlanResult(dict[str, Any]):
 
     def __str__(self) -> str:
         """The page that ``jaxtrain plan`` prints."""
-        return report.text(self)
+        return "\n\n".join(filter(None, ["\n".join(self["assumptions"]), report.text(self)]))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -79,4 +79,4 @@ def predict(
     measured = input_measurement.measure(name, typed, None) if measure_input else None
     host = input_rate.Host(cores=cores, source=source, measured=measured)
     planner = Planner(name, typed, gpu, devices, price, host=host, calibration=calibration)
-    return PlanResult(planner.compiled(()))
+    return PlanResult(planner.compiled(()) | {"assumptions": planner.said})
