@@ -22,6 +22,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
+from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Remat,
@@ -62,7 +63,10 @@ class Config:
     ff: int | None = None
     """Width of the feed-forward layers. None uses 4 times `hidden`."""
     dropout: float = 0.1
-    """Dropout rate of embeddings, attention probabilities and layer outputs, 0 to 1."""
+    """Dropout rate of embeddings and layer outputs, 0 to 1."""
+    attention_dropout: float = 0.0
+    """Dropout rate of attention probabilities, 0 to 1. BERT has 0.1. Above 0, GPUs cannot use
+    fused attention and store all its scores."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that are predicted."""
     attend: Literal["sequence", "document"] = "sequence"
@@ -95,6 +99,7 @@ class Config:
                 about=("model.hidden", "model.heads"),
             )
         bounds.fraction("model.dropout", self.dropout)
+        bounds.fraction("model.attention_dropout", self.attention_dropout)
         bounds.number("model.mask_fraction", self.mask_fraction)
         if not 0 < self.mask_fraction <= 1:
             raise InputError(
@@ -193,6 +198,11 @@ class Config:
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
+    @staticmethod
+    def from_older(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds `attention_dropout` to files of versions in which `dropout` was also this rate."""
+        return {"attention_dropout": saved.get("dropout", 0.1), **saved}
+
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
         """Refuses weights without a config.
@@ -268,6 +278,7 @@ class Layer(nnx.Module):
         self.ff_norm = LayerNorm(hidden)
         self.heads = config.heads
         self.dropout = config.dropout
+        self.attention_dropout = config.attention_dropout
 
     def __call__(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
@@ -282,24 +293,12 @@ class Layer(nnx.Module):
     def _attend(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
-        """Computes attention with matmuls and a float32 softmax.
-
-        Not with `jax.nn.dot_product_attention`: it does not support BERT's dropout of attention
-        probabilities, and its fast kernels support neither arbitrary masks nor heads of width 2
-        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one comparison
-        to a softmax that reads the scores anyway.
-        """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
-        scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
-        scores_BNST = scores_BNST / math.sqrt(d // self.heads)
-        # Not -inf: a row that is all padding would become NaN.
-        least = jnp.finfo(jnp.float32).min
-        scores_BNST = jnp.where(attended_BQS[:, None], scores_BNST, least)
-        share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
-        share_BNST = dropout(share_BNST, self.dropout, keys_B)
-        return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK).reshape(b, s, d)
+        rate = self.attention_dropout
+        seen_BSNK = attention.attend(q_BSNK, k_BSNK, v_BSNK, attended_BQS, rate=rate, keys_B=keys_B)
+        return seen_BSNK.reshape(b, s, d)
 
 
 class Head(nnx.Module):
