@@ -120,8 +120,8 @@ def attend(
         v_BSHK: values.
         visible_BQS: bool, the keys that a query sees; None is causal attention. Q is 1 if all
             queries see the same keys; these must come first, as in a sequence that ends in padding.
-            A query that sees no key gets some finite result.
-        rate: dropout rate of the attention probabilities.
+            A query that sees no key gets some finite result. Requires H to be N.
+        rate: dropout rate of the probabilities, with `visible_BQS`.
         keys_B: each example's random key for dropout; None is no dropout.
 
     Returns:
@@ -136,8 +136,8 @@ def attend(
             f"attention with {obstacle} is not fused and stores all its scores", stacklevel=1
         )
     if visible_BQS is None:
-        visible_BQS = _past(q_BSNK.shape[1], q_BSNK.shape[1], 0)
-    return _xla_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
+        return _causal_attention(q_BSNK, k_BSHK, v_BSHK)
+    return _visible_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
 
 
 def _obstacle(q_BSNK: jax.Array, visible_BQS: jax.Array | None, rate: float) -> str | None:
@@ -180,30 +180,37 @@ def _attend_by_cudnn(
     return call(query_seq_lengths=queries_B, key_value_seq_lengths=seen_B)
 
 
-def _past(queries: int, keys: int, start: int | jax.Array) -> jax.Array:
-    """Returns the keys that causal attention sees, bool [1, S, T]; see :func:`attend_cached`."""
-    return (jnp.arange(keys)[None] <= start + jnp.arange(queries)[:, None])[None]
-
-
-def _xla_attention(
-    q_BSNK: jax.Array,
-    k_BTHK: jax.Array,
-    v_BTHK: jax.Array,
-    visible_BQT: jax.Array,
-    rate: float = 0.0,
-    keys_B: jax.Array | None = None,
+def _causal_attention(
+    q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
 ) -> jax.Array:
-    """Computes attention with matmuls and a float32 softmax."""
+    """Computes causal attention with the first query at position `start` of the keys."""
     b, s, n, k = q_BSNK.shape
-    heads = k_BTHK.shape[2]
+    length, heads = k_BTHK.shape[1:3]
     q_BSHGK = q_BSNK.reshape(b, s, heads, n // heads, k)
     scores_BHGST = einsum_float32("bshgk,bthk->bhgst", q_BSHGK, k_BTHK) / math.sqrt(k)
-    # Not -inf: a row without a visible key would become NaN.
-    least = jnp.finfo(jnp.float32).min
-    scores_BHGST = jnp.where(visible_BQT[:, None, None], scores_BHGST, least)
+    past_ST = jnp.arange(length)[None] <= start + jnp.arange(s)[:, None]
+    scores_BHGST = jnp.where(past_ST[None, None, None], scores_BHGST, jnp.finfo(jnp.float32).min)
     share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
-    share_BHGST = dropout(share_BHGST, rate, keys_B)
     return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BTHK).reshape(b, s, n, k)
+
+
+def _visible_attention(
+    q_BSNK: jax.Array,
+    k_BSNK: jax.Array,
+    v_BSNK: jax.Array,
+    visible_BQS: jax.Array,
+    rate: float,
+    keys_B: jax.Array | None,
+) -> jax.Array:
+    """Computes attention to visible keys with matmuls and a float32 softmax."""
+    scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
+    scores_BNST = scores_BNST / math.sqrt(q_BSNK.shape[-1])
+    # Not -inf: a row that is all padding would become NaN.
+    least = jnp.finfo(jnp.float32).min
+    scores_BNST = jnp.where(visible_BQS[:, None], scores_BNST, least)
+    share_BNST = jax.nn.softmax(scores_BNST, -1).astype(q_BSNK.dtype)
+    share_BNST = dropout(share_BNST, rate, keys_B)
+    return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK)
 
 
 class Cache(NamedTuple):
@@ -247,8 +254,7 @@ def attend_cached(
         lax.dynamic_update_slice(cache.key, k_BSHK, at),
         lax.dynamic_update_slice(cache.value, v_BSHK, at),
     )
-    visible = _past(q_BSNK.shape[1], cache.key.shape[1], start)
-    return _xla_attention(q_BSNK, cache.key, cache.value, visible), cache
+    return _causal_attention(q_BSNK, cache.key, cache.value, start), cache
 
 
 def onward(
