@@ -30,8 +30,10 @@ from jaxtrain.ops.layers import (
     dropout,
     einsum_float32,
     gelu,
+    layer_norm,
     remat,
     split_keys,
+    take_positions,
 )
 
 PAD = 0
@@ -242,11 +244,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, any, width] to the same shape and dtype."""
-        wide = x.astype(jnp.float32)
-        centered = wide - wide.mean(-1, keepdims=True)
-        variance = jnp.square(centered).mean(-1, keepdims=True)
-        normal = centered * jax.lax.rsqrt(variance + bert_weights.NORM_EPS)
-        return (normal * _row(self.scale) + _row(self.bias)).astype(x.dtype)
+        return layer_norm(x, _row(self.scale), _row(self.bias), bert_weights.NORM_EPS)
 
 
 class Embeddings(nnx.Module):
@@ -367,7 +365,7 @@ class MaskedLanguageModel(nnx.Module):
     ) -> jax.Array:
         """Returns float32 logits [B, M, V] at these positions only."""
         x_BSD = self.encode(tokens_BS, keys_B, segments_BS)
-        x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
+        x_BMD = take_positions(x_BSD, positions_BM)
         return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
