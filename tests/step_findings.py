@@ -18,6 +18,7 @@ def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
         "convolutions": False,
         "moved_bytes": 1e12,
         "attention": {"forward": 0, "backward": 0},
+        "kernels": {"convolutions": 279, "other_convolutions": 0},
         "formula_bytes": 1,
         "traffic": [],
         "largest": [],

@@ -38,7 +38,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
         ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
         step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
-        ``largest``, ``traffic`` and ``attention`` (cuDNN attention calls per step, by direction).
+        ``largest``, ``traffic``, ``attention`` (cuDNN attention calls per step, by direction) and
+        ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
@@ -127,13 +128,14 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
         "largest": [dataclasses.asdict(one) for one in largest],
         "moved_bytes": hlo.moved_bytes(text),
         "attention": hlo.attention_calls(text),
+        "kernels": hlo.kernels(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
     }
 
 
 def _nothing() -> dict[str, Any]:
     """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
-    return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
+    return dict.fromkeys(("largest", "moved_bytes", "attention", "kernels", "traffic"))
 
 
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
