@@ -185,8 +185,8 @@ def kernels(text: str) -> dict[str, int]:
         text: ``compiled.as_text()``.
 
     Returns:
-        ``convolutions``: cuDNN's. ``other_convolutions``: by the compiler's own code, up to 30 times
-        as slow. ``matmuls``: of a library, or of code generated for tensor cores.
+        ``convolutions``: cuDNN's. ``other_convolutions``: by the compiler's own code, which may be
+        30 times as slow. ``matmuls``: of a library, or of code generated for tensor cores.
         ``other_matmuls``: in loops, for small or narrow arrays. ``transposes``: instructions that
         write at least 1 MiB in another order of dimensions than they read.
     """
