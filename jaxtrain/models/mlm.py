@@ -10,6 +10,7 @@ V vocabulary, Q either S or 1 (the same for every query).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from jaxtrain.models import bert_weights
 from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
+    Gathered,
     Remat,
     cross_entropy,
     dropout,
@@ -35,6 +37,7 @@ from jaxtrain.ops.layers import (
     split_keys,
     take_positions,
 )
+from jaxtrain.ops.per_device import Copies, copies
 
 PAD = 0
 # All pairs of positions are scored: 32,768 positions take 4 GiB per head.
@@ -256,10 +259,20 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(config.hidden)
         self.dropout = config.dropout
 
-    def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
+    def words(self, rows: int) -> Copies | None:
+        """Returns the token vectors for their two uses; None if each reads the parameter."""
+        return None if isinstance(self.word, Gathered) else copies(self.word[...], rows)
+
+    def __call__(
+        self, words: Copies | None, tokens_BS: jax.Array, keys_B: jax.Array | None
+    ) -> jax.Array:
         """Maps ids to [B, S, D]."""
         length = tokens_BS.shape[1]
-        x_BSD = jnp.take(self.word[...], tokens_BS, axis=0) + self.position[...][None, :length]
+        look_up = functools.partial(jnp.take, axis=0)
+        x_BSD = (
+            look_up(self.word[...], tokens_BS) if words is None else words.use(look_up, tokens_BS)
+        )
+        x_BSD = x_BSD + self.position[...][None, :length]
         return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
@@ -307,10 +320,15 @@ class Head(nnx.Module):
         self.norm = LayerNorm(config.hidden)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,)))
 
-    def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
+    def __call__(self, embeddings: Embeddings, words: Copies | None, x_BMD: jax.Array) -> jax.Array:
         """Maps [B, M, D] to float32 logits [B, M, V]; the output layer is the token embedding."""
         h_BMD = self.norm(gelu(self.dense(x_BMD)))
-        logits_BMV = einsum_float32("bmd,vd->bmv", h_BMD, embeddings.word[...])
+
+        def score(word_VD: jax.Array, h_BMD: jax.Array) -> jax.Array:
+            return einsum_float32("bmd,vd->bmv", h_BMD, word_VD)
+
+        word = embeddings.word
+        logits_BMV = score(word[...], h_BMD) if words is None else words.use(score, h_BMD)
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
@@ -331,6 +349,7 @@ class MaskedLanguageModel(nnx.Module):
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
+        words: Copies | None = None,
     ) -> jax.Array:
         """Maps ids to vectors [B, S, D]; without keys, without dropout.
 
@@ -346,7 +365,8 @@ class MaskedLanguageModel(nnx.Module):
                 f"sequence_length={self.sequence_length}: shorten it"
             )
         of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
-        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, of_embeddings)
+        embed = remat(Embeddings.__call__, self.remat)
+        x_BSD = embed(self.embeddings, words, tokens_BS, of_embeddings)
         layer_of = remat(Layer.__call__, self.remat)
         if segments_BS is None:
             attended_BQS = (tokens_BS != self.pad_id)[:, None, :]
@@ -364,9 +384,10 @@ class MaskedLanguageModel(nnx.Module):
         segments_BS: jax.Array | None = None,
     ) -> jax.Array:
         """Returns float32 logits [B, M, V] at these positions only."""
-        x_BSD = self.encode(tokens_BS, keys_B, segments_BS)
+        words = self.embeddings.words(tokens_BS.shape[0])
+        x_BSD = self.encode(tokens_BS, keys_B, segments_BS, words)
         x_BMD = take_positions(x_BSD, positions_BM)
-        return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
+        return remat(Head.__call__, self.remat)(self.head, self.embeddings, words, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the cross-entropy over predicted positions, in nats, and `accuracy`."""
