@@ -141,7 +141,10 @@ def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(
     assert len(found["largest"]) == 5
     # step.py accumulates the gradients of microbatches.
     ours = ("models/", "optim/muon.py", "training/step.py")
-    assert all(lines and lines[0].startswith(ours) for lines in found["largest"])
+    known = [lines[0] for lines in found["largest"] if lines]
+    assert all(line.startswith(ours) for line in known)
+    # One may be the compiler's: it pads the gradient of a masked LM's logits for a matmul.
+    assert len(known) >= 4
 
 
 def test_the_guide_has_the_memory_of_the_plan(
