@@ -54,6 +54,7 @@ def on_gpu(videos: str | None) -> list[Measurement]:
     depth_20 = ("--model.depth", "20", "--data.batch_size", "16")
     short, once = ("--seconds", "5"), ("--processes", "1")
     return [
+        _script("fused_attention.py"),  # first: it says whether the numbers of the others count
         _script("plan_vs_measured.py"),
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch", arguments=once),

@@ -476,7 +476,7 @@ def check_same_run(
         InputError: the data, the seed or the meaning of the parameters differ.
     """
     saved = addresses.scrubbed(dict(saved))
-    old = saved["config"]
+    old = {**saved["config"], "model": from_file.current(saved["config"]["model"])}
     if saved["fingerprint"] != fingerprint:
         raise InputError(
             f"{start_from} was trained on different data ({_data_of(old, saved['fingerprint'])}) "

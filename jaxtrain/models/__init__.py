@@ -93,6 +93,7 @@ member                   of       used for
 ``index_limits``         Config   synthetic batches for measuring
 ``usage``                Config   the command for a trained model, at the end of a run
 ``bare``                 Config   loading a trained model without its training-only parts
+``from_older``           Config   descriptions of models in files of older versions
 ``latent_shape``         Config   ``prepare latents``
 ``teacher``, a field     Config   latents in video batches, unless it is None
 ``remat``, a field       Config   ``plan --fit`` and ``bench sweep``, which try its other values
@@ -120,6 +121,8 @@ Of the config:
 - ``usage``: the command that uses a trained model; ``{run}`` in it stands for the run directory,
   ``{input}`` for an input file.
 - ``bare() -> Config``: the same network without its training-only parts.
+- ``from_older(saved) -> saved``, static: the fields of this version, from those in a file of any
+  version. Their values are not checked yet.
 - ``latent_shape``: shape of one example's latents, [L, h, w, C].
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``: convert
   parameters to the names and layout of the original implementation, and back. ``from_weights``

@@ -137,7 +137,7 @@ def settings(model: Any) -> dict[str, Any]:
         "max_position_embeddings": model.sequence_length,
         "type_vocab_size": _TOKEN_TYPES,
         "hidden_dropout_prob": model.dropout,
-        "attention_probs_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
         "initializer_range": INIT_STD,
         "pad_token_id": model.pad_id,
         "dtype": "float32",
@@ -162,11 +162,6 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     of_attention = content.get("attention_probs_dropout_prob", dropout)
     bounds.fraction(f"{source}: hidden_dropout_prob", dropout)
     bounds.fraction(f"{source}: attention_probs_dropout_prob", of_attention)
-    if of_attention != dropout:
-        raise InputError(
-            f"{source}: attention_probs_dropout_prob={of_attention} and hidden_dropout_prob="
-            f"{dropout} differ, but this model has one dropout for both: set both to one value"
-        )
     hidden = bounds.entry(content, "hidden_size", bounds.WIDTH, source)
     ff = bounds.entry(content, "intermediate_size", bounds.WIDTH, source)
     pad_id = content.get("pad_token_id") or 0  # null: BERT's own
@@ -180,6 +175,7 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         "ff": None if ff == 4 * hidden else ff,
         "pad_id": pad_id,
         "dropout": float(dropout),
+        "attention_dropout": float(of_attention),
     }
 
 

@@ -60,7 +60,17 @@ def model_config(saved: Any, source: str) -> Any:
         raise InputError(
             f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
         )
-    return _make(made, saved, source, "model")
+    return _make(made, current(saved), source, "model")
+
+
+def current(saved: Any) -> Any:
+    """Returns a model's description with the fields of this version (``from_older``)."""
+    said = saved.get("class") if isinstance(saved, Mapping) else None
+    if not isinstance(said, str):
+        return saved
+    made = config_class(config.OLDER_CLASSES.get(said, said))
+    translate = getattr(made, "from_older", None)
+    return saved if translate is None else translate(saved)
 
 
 def section(kind: type[T], saved: Any, source: str, name: str) -> T:

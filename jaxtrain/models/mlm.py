@@ -10,6 +10,7 @@ V vocabulary, Q either S or 1 (the same for every query).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -22,16 +23,21 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
+from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
+    Gathered,
     Remat,
     cross_entropy,
     dropout,
     einsum_float32,
     gelu,
+    layer_norm,
     remat,
     split_keys,
+    take_positions,
 )
+from jaxtrain.ops.per_device import Copies, copies
 
 PAD = 0
 # All pairs of positions are scored: 32,768 positions take 4 GiB per head.
@@ -62,7 +68,10 @@ class Config:
     ff: int | None = None
     """Width of the feed-forward layers. None uses 4 times `hidden`."""
     dropout: float = 0.1
-    """Dropout rate of embeddings, attention probabilities, and layer outputs, 0 to 1."""
+    """Dropout rate of embeddings and layer outputs, 0 to 1."""
+    attention_dropout: float = 0.0
+    """Dropout rate of attention probabilities, 0 to 1. BERT has 0.1. Above 0, GPUs cannot use
+    fused attention and store all its scores."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
@@ -95,6 +104,7 @@ class Config:
                 about=("model.hidden", "model.heads"),
             )
         bounds.fraction("model.dropout", self.dropout)
+        bounds.fraction("model.attention_dropout", self.attention_dropout)
         bounds.number("model.mask_fraction", self.mask_fraction)
         if not 0 < self.mask_fraction <= 1:
             raise InputError(
@@ -193,6 +203,11 @@ class Config:
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
+    @staticmethod
+    def from_older(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds `attention_dropout` to files of versions in which `dropout` was also this rate."""
+        return {"attention_dropout": saved.get("dropout", 0.1), **saved}
+
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
         """Refuses weights without a config.
@@ -232,11 +247,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, any, width] to the same shape and dtype."""
-        wide = x.astype(jnp.float32)
-        centered = wide - wide.mean(-1, keepdims=True)
-        variance = jnp.square(centered).mean(-1, keepdims=True)
-        normal = centered * jax.lax.rsqrt(variance + bert_weights.NORM_EPS)
-        return (normal * _row(self.scale) + _row(self.bias)).astype(x.dtype)
+        return layer_norm(x, _row(self.scale), _row(self.bias), bert_weights.NORM_EPS)
 
 
 class Embeddings(nnx.Module):
@@ -248,10 +259,20 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(config.hidden)
         self.dropout = config.dropout
 
-    def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
+    def words(self, rows: int) -> Copies | None:
+        """Returns the token vectors for their two uses; None if each reads the parameter."""
+        return None if isinstance(self.word, Gathered) else copies(self.word[...], rows)
+
+    def __call__(
+        self, words: Copies | None, tokens_BS: jax.Array, keys_B: jax.Array | None
+    ) -> jax.Array:
         """Maps ids to [B, S, D]."""
         length = tokens_BS.shape[1]
-        x_BSD = jnp.take(self.word[...], tokens_BS, axis=0) + self.position[...][None, :length]
+        look_up = functools.partial(jnp.take, axis=0)
+        x_BSD = (
+            look_up(self.word[...], tokens_BS) if words is None else words.use(look_up, tokens_BS)
+        )
+        x_BSD = x_BSD + self.position[...][None, :length]
         return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
@@ -268,6 +289,7 @@ class Layer(nnx.Module):
         self.ff_norm = LayerNorm(hidden)
         self.heads = config.heads
         self.dropout = config.dropout
+        self.attention_dropout = config.attention_dropout
 
     def __call__(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
@@ -282,24 +304,12 @@ class Layer(nnx.Module):
     def _attend(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
-        """Computes attention with matmuls and a float32 softmax.
-
-        Not with `jax.nn.dot_product_attention`: it does not support BERT's dropout of attention
-        probabilities, and its fast kernels support neither arbitrary masks nor heads of width 2
-        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one comparison
-        to a softmax that reads the scores anyway.
-        """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
-        scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
-        scores_BNST = scores_BNST / math.sqrt(d // self.heads)
-        # Not -inf: a row that is all padding would become NaN.
-        least = jnp.finfo(jnp.float32).min
-        scores_BNST = jnp.where(attended_BQS[:, None], scores_BNST, least)
-        share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
-        share_BNST = dropout(share_BNST, self.dropout, keys_B)
-        return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK).reshape(b, s, d)
+        rate = self.attention_dropout
+        seen_BSNK = attention.attend(q_BSNK, k_BSNK, v_BSNK, attended_BQS, rate=rate, keys_B=keys_B)
+        return seen_BSNK.reshape(b, s, d)
 
 
 class Head(nnx.Module):
@@ -310,10 +320,15 @@ class Head(nnx.Module):
         self.norm = LayerNorm(config.hidden)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,)))
 
-    def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
+    def __call__(self, embeddings: Embeddings, words: Copies | None, x_BMD: jax.Array) -> jax.Array:
         """Maps [B, M, D] to float32 logits [B, M, V]; the output layer is the token embedding."""
         h_BMD = self.norm(gelu(self.dense(x_BMD)))
-        logits_BMV = einsum_float32("bmd,vd->bmv", h_BMD, embeddings.word[...])
+
+        def score(word_VD: jax.Array, h_BMD: jax.Array) -> jax.Array:
+            return einsum_float32("bmd,vd->bmv", h_BMD, word_VD)
+
+        word = embeddings.word
+        logits_BMV = score(word[...], h_BMD) if words is None else words.use(score, h_BMD)
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
@@ -334,6 +349,7 @@ class MaskedLanguageModel(nnx.Module):
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
+        words: Copies | None = None,
     ) -> jax.Array:
         """Maps ids to vectors [B, S, D]; without keys, without dropout.
 
@@ -349,7 +365,8 @@ class MaskedLanguageModel(nnx.Module):
                 f"sequence_length={self.sequence_length}: shorten it"
             )
         of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
-        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, of_embeddings)
+        embed = remat(Embeddings.__call__, self.remat)
+        x_BSD = embed(self.embeddings, words, tokens_BS, of_embeddings)
         layer_of = remat(Layer.__call__, self.remat)
         if segments_BS is None:
             attended_BQS = (tokens_BS != self.pad_id)[:, None, :]
@@ -367,9 +384,10 @@ class MaskedLanguageModel(nnx.Module):
         segments_BS: jax.Array | None = None,
     ) -> jax.Array:
         """Returns float32 logits [B, M, V] at these positions only."""
-        x_BSD = self.encode(tokens_BS, keys_B, segments_BS)
-        x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
-        return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
+        words = self.embeddings.words(tokens_BS.shape[0])
+        x_BSD = self.encode(tokens_BS, keys_B, segments_BS, words)
+        x_BMD = take_positions(x_BSD, positions_BM)
+        return remat(Head.__call__, self.remat)(self.head, self.embeddings, words, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the cross-entropy over predicted positions, in nats, and `accuracy`."""

@@ -1,9 +1,10 @@
-"""Building blocks of causal language models: batches, norm, positions and attention.
+"""Attention, and building blocks of causal language models: batches, norm and positions.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
-N), K width of a head.
+N), K width of a head, T keys, Q either S or 1 (the same for every query).
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtrain.ops.layers import einsum_float32
+from jaxtrain.ops.layers import dropout, einsum_float32
 from jaxtrain.ops.per_device import platform
 
 IGNORED = -1
@@ -98,36 +99,88 @@ def rotate(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array
     return jnp.concatenate([first * cos + second * sin, second * cos - first * sin], axis=-1)
 
 
-def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
-    """Computes causal attention with scale `1 / sqrt(K)`; query head n uses head `n // (N / H)`.
+def attend(
+    q_BSNK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    visible_BQS: jax.Array | None = None,
+    *,
+    rate: float = 0.0,
+    keys_B: jax.Array | None = None,
+) -> jax.Array:
+    """Computes attention with scale `1 / sqrt(K)`; query head n uses head `n // (N / H)`.
 
     NVIDIA GPUs use cuDNN's fused attention for 16-bit arrays whose K is a multiple of 8 up to 128,
-    and otherwise warn. The fallback, and other platforms, use matmuls and a float32 softmax.
+    without dropout, and otherwise warn. The fallback, and other platforms, use matmuls and a
+    float32 softmax.
+
+    Args:
+        q_BSNK: queries.
+        k_BSHK: keys.
+        v_BSHK: values.
+        visible_BQS: bool, the keys that a query sees; None is causal attention. Q is 1 if all
+            queries see the same keys; these must come first, as in a sequence that ends in padding.
+            A query that sees no key gets some finite result. Requires H to be N.
+        rate: dropout rate of the probabilities, with `visible_BQS`.
+        keys_B: each example's random key for dropout; None is no dropout.
 
     Returns:
         [B, S, N, K], in the dtype of the queries.
     """
-    if platform() not in ("gpu", "cuda"):
-        return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
-    width, dtype = q_BSNK.shape[-1], q_BSNK.dtype
-    if dtype in (jnp.bfloat16, jnp.float16) and width % _HEAD_UNIT == 0 and width <= _LARGEST_HEAD:
-        return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK)
-    warnings.warn(
-        f"attention with heads of width {width} in {dtype} is not fused and stores all its scores: "
-        f"cuDNN needs bfloat16 and head widths that are multiples of {_HEAD_UNIT} up to "
-        f"{_LARGEST_HEAD}",
-        stacklevel=1,
+    rate = 0.0 if keys_B is None else rate
+    if platform() in ("gpu", "cuda"):
+        obstacle = _obstacle(q_BSNK, visible_BQS, rate)
+        if obstacle is None:
+            return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK, visible_BQS)
+        warnings.warn(
+            f"attention with {obstacle} is not fused and stores all its scores", stacklevel=1
+        )
+    if visible_BQS is None:
+        return _causal_attention(q_BSNK, k_BSHK, v_BSHK)
+    return _visible_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
+
+
+def _obstacle(q_BSNK: jax.Array, visible_BQS: jax.Array | None, rate: float) -> str | None:
+    """Returns why cuDNN's attention cannot be used; None if it can."""
+    length, _, width = q_BSNK.shape[1:]
+    dtype = q_BSNK.dtype
+    if dtype not in (jnp.bfloat16, jnp.float16) or width % _HEAD_UNIT or width > _LARGEST_HEAD:
+        return (
+            f"heads of width {width} in {dtype} (cuDNN needs bfloat16 and head widths that are "
+            f"multiples of {_HEAD_UNIT} up to {_LARGEST_HEAD})"
+        )
+    if rate:
+        return f"dropout {rate} of its probabilities (set model.attention_dropout to 0)"
+    if visible_BQS is not None and visible_BQS.shape[1] > 1 and length % 2:
+        return f"a mask of {length} x {length} (cuDNN needs an even length)"
+    return None
+
+
+def _attend_by_cudnn(
+    q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, visible_BQS: jax.Array | None
+) -> jax.Array:
+    """Computes attention without storing an array [B, N, S, S].
+
+    If all queries see the same keys, cuDNN gets their number, and otherwise a mask [B, 1, S, S] in
+    the dtype of the queries. It also takes the offsets of packed documents, but only on Hopper and
+    later.
+    """
+    call = functools.partial(
+        jax.nn.dot_product_attention, q_BSNK, k_BSHK, v_BSHK, implementation="cudnn"
     )
-    return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
+    if visible_BQS is None:
+        return call(is_causal=True)
+    if visible_BQS.shape[1] > 1:
+        return call(mask=visible_BQS[:, None])
+    # At least 1: the softmax over no keys, in a sequence of only padding, would be NaN.
+    seen_B = jnp.maximum(visible_BQS[:, 0].sum(-1, dtype=jnp.int32), 1)
+    # All queries count, so that the result for padding is defined. Computed from an array of the
+    # batch, and not a constant, which each device would have for the batch of all devices.
+    queries_B = jnp.where(seen_B > 0, q_BSNK.shape[1], 0).astype(jnp.int32)
+    return call(query_seq_lengths=queries_B, key_value_seq_lengths=seen_B)
 
 
-def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(
-        q_BSNK, k_BSHK, v_BSHK, is_causal=True, implementation="cudnn"
-    )
-
-
-def _xla_attention(
+def _causal_attention(
     q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
 ) -> jax.Array:
     """Computes causal attention with the first query at position `start` of the keys."""
@@ -139,6 +192,25 @@ def _xla_attention(
     scores_BHGST = jnp.where(past_ST[None, None, None], scores_BHGST, jnp.finfo(jnp.float32).min)
     share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
     return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BTHK).reshape(b, s, n, k)
+
+
+def _visible_attention(
+    q_BSNK: jax.Array,
+    k_BSNK: jax.Array,
+    v_BSNK: jax.Array,
+    visible_BQS: jax.Array,
+    rate: float,
+    keys_B: jax.Array | None,
+) -> jax.Array:
+    """Computes attention to visible keys with matmuls and a float32 softmax."""
+    scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
+    scores_BNST = scores_BNST / math.sqrt(q_BSNK.shape[-1])
+    # Not -inf: a row that is all padding would become NaN.
+    least = jnp.finfo(jnp.float32).min
+    scores_BNST = jnp.where(visible_BQS[:, None], scores_BNST, least)
+    share_BNST = jax.nn.softmax(scores_BNST, -1).astype(q_BSNK.dtype)
+    share_BNST = dropout(share_BNST, rate, keys_B)
+    return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK)
 
 
 class Cache(NamedTuple):
@@ -182,7 +254,7 @@ def attend_cached(
         lax.dynamic_update_slice(cache.key, k_BSHK, at),
         lax.dynamic_update_slice(cache.value, v_BSHK, at),
     )
-    return _xla_attention(q_BSNK, cache.key, cache.value, start), cache
+    return _causal_attention(q_BSNK, cache.key, cache.value, start), cache
 
 
 def onward(

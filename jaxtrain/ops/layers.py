@@ -1,6 +1,6 @@
-"""Building blocks that models share: rematerialization, float32 matmuls, dropout.
+"""Building blocks that models share: rematerialization, float32 matmuls, norms, dropout.
 
-Shapes: B examples, V vocabulary.
+Shapes: B examples, S positions, M chosen positions, D width, V vocabulary.
 """
 
 import functools
@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+
+from jaxtrain.ops.per_device import platform
 
 Remat = Literal["none", "block"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -133,6 +135,76 @@ def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """Normalizes the last dimension; statistics in float32.
+
+    On GPUs the backward pass gets the statistics from the forward pass. If the compiler derives
+    them again, it writes the products that the scale's gradient sums up, in float32: 2.5 times the
+    memory traffic.
+
+    Args:
+        x: [..., D].
+        scale: multiplies the result; as many dimensions as `x`, all but the last of size 1.
+        bias: is added to it; same shape as the scale.
+        eps: added to the variance.
+    """
+    normalize = _layer_norm if platform() == "cpu" else _layer_norm_with_statistics
+    return normalize(x, scale, bias, eps)
+
+
+def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    centered = wide - wide.mean(-1, keepdims=True)
+    variance = jnp.square(centered).mean(-1, keepdims=True)
+    normal = centered * lax.rsqrt(variance + eps)
+    return (normal * scale + bias).astype(x.dtype)
+
+
+_layer_norm_with_statistics = jax.custom_vjp(_layer_norm, nondiff_argnums=(3,))
+
+
+def _layer_norm_forward(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(-1, keepdims=True)
+    inverse = lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + eps)
+    mean, inverse = lax.optimization_barrier((mean, inverse))
+    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale)
+
+
+def _layer_norm_backward(
+    eps: float, kept: tuple[jax.Array, ...], grad: jax.Array
+) -> tuple[jax.Array, ...]:
+    del eps
+    x, mean, inverse, scale = kept
+    wide = grad.astype(jnp.float32)
+    normal = (x.astype(jnp.float32) - mean) * inverse
+    rows = tuple(range(x.ndim - 1))
+    of_scale, of_bias = (part.sum(rows, keepdims=True) for part in (wide * normal, wide))
+    scaled = wide * scale
+    along = (scaled * normal).mean(-1, keepdims=True)
+    of_x = inverse * (scaled - scaled.mean(-1, keepdims=True) - normal * along)
+    return of_x.astype(x.dtype), of_scale.astype(scale.dtype), of_bias.astype(scale.dtype)
+
+
+_layer_norm_with_statistics.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+def take_positions(x_BSD: jax.Array, positions_BM: jax.Array) -> jax.Array:
+    """Returns the vectors at these positions of each sequence, [B, M, D].
+
+    GPUs multiply by a matrix of zeros and ones, which is exact, and whose gradient is a matmul. The
+    gradient of indexing is a scatter, and XLA then stores all activations of the model with B as
+    the fastest dimension and transposes them before and after each layer.
+    """
+    if platform() == "cpu":
+        return jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
+    chosen_BMS = jax.nn.one_hot(positions_BM, x_BSD.shape[1], dtype=x_BSD.dtype)
+    exact = lax.Precision.HIGHEST  # float32 would be rounded to TF32
+    return jnp.einsum("bms,bsd->bmd", chosen_BMS, x_BSD, precision=exact)
 
 
 def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:

@@ -9,6 +9,7 @@ its own rows of the batch. The training step sets the mesh, and the planner the 
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -124,6 +125,76 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
         by_itself, mesh=mesh, in_specs=(over, whole), out_specs=(over, over), check_vma=False
     )(rows, shared)
     return of_rows, jax.tree.map(_sum, parts)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["mesh"])
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Copies of an array that is used several times, one for each device.
+
+    The gradients of all uses are added on each device, and their sum over devices is communicated
+    once. Without copies, the compiler may sum each use's gradient over the devices.
+
+    Attributes:
+        array: [devices, ...], split over the devices.
+        mesh: the devices.
+    """
+
+    array: jax.Array
+    mesh: jax.sharding.Mesh
+
+    def use(self, function: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
+        """Returns `function(array, *rows)`; the first axes of rows and result are split alike."""
+        over = PartitionSpec(self.mesh.axis_names)
+
+        def of_device(copies: jax.Array, *rows: jax.Array) -> jax.Array:
+            return function(copies[0], *rows)
+
+        found: jax.Array = jax.shard_map(
+            of_device,
+            mesh=self.mesh,
+            in_specs=(over,) * (1 + len(rows)),
+            out_specs=over,
+            check_vma=False,
+        )(self.array, *rows)
+        return found
+
+
+def copies(array: jax.Array, rows: int) -> Copies | None:
+    """Returns copies of an array; None on CPUs, or if the mesh is unknown or has one device.
+
+    Args:
+        array: each device has it in full.
+        rows: the size of the axis that is split over all devices; None is returned if it cannot be
+            split evenly.
+    """
+    mesh = _devices.get().mesh
+    if platform() == "cpu" or mesh is None or mesh.size == 1 or rows % mesh.size:
+        return None
+    return Copies(_copied(array, mesh), mesh)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _copied(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
+    return jax.shard_map(
+        lambda array: array[None],
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(mesh.axis_names),
+        check_vma=False,
+    )(array)
+
+
+def _copied_forward(array: jax.Array, mesh: jax.sharding.Mesh) -> tuple[jax.Array, None]:
+    return _copied(array, mesh), None
+
+
+def _copied_backward(mesh: jax.sharding.Mesh, _: None, grad: jax.Array) -> tuple[jax.Array]:
+    del mesh
+    return (_sum(grad),)
+
+
+_copied.defvjp(_copied_forward, _copied_backward)
 
 
 def _tied(gradients: Gradients) -> Gradients:

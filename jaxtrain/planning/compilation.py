@@ -39,7 +39,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
         step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
         ``largest``, ``traffic``, ``attention`` (cuDNN attention calls per step, by direction) and
-        ``work`` (class of operation -> FLOPs, bytes and calls, per step and device).
+        ``work`` (class of operation -> FLOPs, bytes and calls, per step and device) and ``kernels``
+        (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
@@ -129,13 +130,15 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
         "moved_bytes": hlo.moved_bytes(text),
         "work": operations.totals(operations.costs(text)),
         "attention": hlo.attention_calls(text),
+        "kernels": hlo.kernels(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
     }
 
 
 def _nothing() -> dict[str, Any]:
     """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
-    return dict.fromkeys(("largest", "moved_bytes", "work", "attention", "traffic"))
+    names = ("largest", "moved_bytes", "work", "attention", "kernels", "traffic")
+    return dict.fromkeys(names)
 
 
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:

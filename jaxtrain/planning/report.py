@@ -178,6 +178,8 @@ def _work(plan: Plan) -> str:
                 f"  cuDNN attention: {calls['forward']} forward calls, "
                 f"{calls['backward']} backward calls"
             )
+        if slow := compiled["kernels"]["other_convolutions"]:
+            lines.append(f"  {slow} convolutions without cuDNN: the step may be much slower")
     return "\n".join(lines)
 
 

@@ -34,6 +34,10 @@ _MESH = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
 )
 _ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha\w+)"')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+# The library or the code generator of a fusion, such as "__triton_nested_gemm_fusion".
+_KIND = re.compile(r'"fusion_backend_config":\{"kind":"(__[\w$]+)"')
+_LEAST_TRANSPOSE = 2**20
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -194,6 +198,60 @@ def attention_calls(text: str) -> dict[str, int]:
     for name, count in executions(text).items():
         for target in _ATTENTION.findall("\n".join(lines.get(name, ()))):
             found["backward" if target.endswith("Backward") else "forward"] += count
+    return found
+
+
+def kernels(text: str) -> dict[str, int]:
+    """Counts how the expensive operations of a step are computed, per step and device.
+
+    Args:
+        text: ``compiled.as_text()``.
+
+    Returns:
+        ``convolutions``: cuDNN's. ``other_convolutions``: by the compiler's own code, which may be
+        30 times as slow. ``matmuls``: of a library, or of code generated for tensor cores.
+        ``other_matmuls``: in loops, for small or narrow arrays. ``transposes``: instructions that
+        write at least 1 MiB in another order of dimensions than they read.
+    """
+    lines_of = computations(text)
+    names = ("convolutions", "other_convolutions", "matmuls", "other_matmuls", "transposes")
+    found = dict.fromkeys(names, 0)
+    for name, count in executions(text).items():
+        for line in lines_of.get(name, ()):
+            kernel = _kernel(line, lines_of)
+            if kernel is not None:
+                found[kernel] += count
+    return found
+
+
+def _kernel(line: str, lines_of: dict[str, list[str]]) -> str | None:
+    """Returns the entry of :func:`kernels` to which an instruction belongs."""
+    opcode = opcode_of(line)
+    target, kind = _TARGET.search(line), _KIND.search(line)
+    if target is not None:
+        if target[1].startswith("__cudnn$conv"):
+            return "convolutions"
+        return "matmuls" if target[1].startswith("__cublas") else None
+    inside = _opcodes(line, lines_of) if opcode == "fusion" else {opcode}
+    if "convolution" in inside:
+        of_cudnn = kind is not None and kind[1].startswith("__cudnn")
+        return "convolutions" if of_cudnn else "other_convolutions"
+    if "dot" in inside:
+        return "other_matmuls" if kind is None else "matmuls"
+    if kind is None and inside & {"transpose", "copy"}:
+        shape = line.partition(" = ")[2].partition(f" {opcode}(")[0]
+        large = sum(array.size for array in arrays(shape)) >= _LEAST_TRANSPOSE
+        return "transposes" if large else None
+    return None
+
+
+def _opcodes(line: str, lines_of: dict[str, list[str]]) -> set[str]:
+    """Returns the opcodes in the computations that an instruction calls, and in those they call."""
+    found: set[str] = set()
+    for match in _CALLED.finditer(line):
+        for part in match[1].split(", "):
+            for inner in lines_of.get(part.lstrip("%"), ()):
+                found |= {opcode_of(inner)} | _opcodes(inner, lines_of)
     return found
 
 

@@ -1,12 +1,15 @@
 """The benchmarks' shared parts: alternating sides, rows of results, time limits."""
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
 
+import fused_attention
+import jax
 import numpy as np
 import plan_vs_measured
 import pytest
@@ -15,6 +18,7 @@ import run_all
 import side_by_side
 
 from jaxtrain import config
+from jaxtrain.models import mlm
 from jaxtrain.planning import planner
 
 ROWS = {
@@ -152,3 +156,39 @@ def test_a_measurement_and_its_children_end_at_the_time_limit(tmp_path: Path) ->
     mark.unlink()
     time.sleep(0.5)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", fused_attention.KINDS)
+def test_the_check_of_fused_attention_finds_a_wrong_mask(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On a CPU, with jax's own implementation in place of cuDNN."""
+    call = jax.nn.dot_product_attention
+    changed: dict[str, Any] = {}
+
+    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+        return call(*arrays, implementation="xla", **(options | changed))
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    found = fused_attention.errors(kind, (3, 16, 2, 8))
+    assert all(fused <= 2 * plain + 1e-3 for fused, plain in found.values()), found
+    changed |= {"is_causal": kind != "causal", "mask": None}
+    found = fused_attention.errors(kind, (3, 16, 2, 8))
+    assert all(fused > 2 * plain + 1e-3 for fused, plain in found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attend", ["sequence", "document"])
+def test_the_check_of_fused_attention_compares_a_model(
+    monkeypatch: pytest.MonkeyPatch, attend: str
+) -> None:
+    call = jax.nn.dot_product_attention
+
+    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+        return call(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    small = dataclasses.replace(
+        mlm.Config.tiny(), sequence_length=32, hidden=32, layers=1, dropout=0.0
+    )
+    assert 0 < fused_attention.model_error(attend, small, 4) < 2e-2

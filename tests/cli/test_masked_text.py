@@ -150,9 +150,9 @@ def test_a_warm_start_requires_the_same_number_of_heads(folder: Path, tmp_path: 
     [
         ({"hidden_act": "relu"}, {}, r"this network is not BERT: hidden_act='relu' \(here 'gelu'"),
         (
-            {"attention_probs_dropout_prob": 0.3},
+            {"attention_probs_dropout_prob": 1.3},
             {},
-            r"=0.3 and hidden_dropout_prob=0.1 differ, but this model",
+            r"attention_probs_dropout_prob=1.3: use a fraction of at least 0 and below 1",
         ),
         ({"model_type": "gpt2"}, {}, r"unknown model_type 'gpt2'; use one of bert"),
         ({}, {"cls.predictions.bias": None}, r"missing: cls.predictions.bias"),

@@ -29,7 +29,7 @@ SIZES = {
 FLOATS = {
     "gpt": ("norm_eps",),
     "llama": ("dropout", "norm_eps", "rotary_base"),
-    "mlm": ("dropout", "mask_fraction"),
+    "mlm": ("dropout", "attention_dropout", "mask_fraction"),
     "video_ae": ("reconstruction_weight",),
 }
 

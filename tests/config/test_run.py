@@ -379,7 +379,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
         (  # the video model and the video data have a Config with other fields
             "from jaxtrain.data import video\nfrom jaxtrain.models import gpt, mlm, video_ae\n"
             "run = (\n    gpt,\n    mlm.Config(depth=3),\n)",
-            "Config has no field 'depth'; choose from attend, dropout, ff,",
+            "Config has no field 'depth'; choose from attend, attention_dropout, dropout,",
         ),
         (
             "import dataclasses\nfrom jaxtrain.models import gpt, mlm\n"

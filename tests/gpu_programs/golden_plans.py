@@ -28,6 +28,7 @@ class Allowed:
         sent: the largest ratio of the communication volume to that of the formula.
         attention: calls of cuDNN's attention per step, in each direction.
         in_guide: whether docs/guides/plan.md lists the memory that the config needs.
+        overrides: changes to the config.
     """
 
     kinds: frozenset[str]
@@ -35,14 +36,14 @@ class Allowed:
     sent: float
     attention: int
     in_guide: bool = False
+    overrides: tuple[str, ...] = ()
 
 
 ZERO = frozenset({"all-gather", "reduce-scatter"})
 CONFIGS = {
     "h100_16": Allowed(ZERO, 2, 1.1, 0, in_guide=True),  # forward and backward
-    # The tied embedding has two gradients. XLA adds the head's gradient to the scatter of the
-    # embedding's, so it is first all-reduced and then reduce-scattered (benchmarks/LOG.md).
-    "mlm_h200_8": Allowed(ZERO, 1, 1.55, 0),  # once per step
+    "mlm_h200_8": Allowed(ZERO, 1, 1.1, 8),  # once per step
+    "bert_base_h200_8": Allowed(ZERO, 1, 1.1, 12, overrides=("--model.attend", "document")),
     # Two microbatches; Muon's matrices are distributed over the devices.
     "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1, 20 * 2),
     "gpt_32gb_high": Allowed(frozenset(), 0, 0.0, 20 * 4),  # one GPU
@@ -54,7 +55,7 @@ COLLECTIVE = ("kind", "dtype", "axis", "crosses_nodes", "count", "wire_bytes")
 
 def summary(name: str) -> dict[str, Any]:
     """Returns the parts of a plan that must not change unnoticed."""
-    plan = Planner(name, [], None, None, None).compiled(())
+    plan = Planner(name, [*CONFIGS[name].overrides], None, None, None).compiled(())
     compiled = plan["compiled"]
     return {
         "config": name,
@@ -67,6 +68,7 @@ def summary(name: str) -> dict[str, Any]:
         "traffic": [{field: row[field] for field in COLLECTIVE} for row in compiled["traffic"]],
         "formula_bytes": compiled["formula_bytes"],
         "attention": compiled["attention"],
+        "kernels": compiled["kernels"],
         # Without the lines, so that an edit above them leaves the file as it is.
         "largest": [
             [re.sub(r":\d+", "", made_by) for made_by in one["made_by"]]
@@ -125,6 +127,13 @@ def test_attention_is_fused(pair: tuple[dict[str, Any], dict[str, Any]]) -> None
     assert found["attention"] == {"forward": calls, "backward": calls}
 
 
+def test_kernels_are_unchanged(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Every convolution is a call of cuDNN, and every large matmul a kernel for tensor cores."""
+    found, golden = pair
+    assert found["kernels"]["other_convolutions"] == 0
+    assert found["kernels"] == golden["kernels"]
+
+
 def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(
     pair: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -132,7 +141,10 @@ def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(
     assert len(found["largest"]) == 5
     # step.py accumulates the gradients of microbatches.
     ours = ("models/", "optim/muon.py", "training/step.py")
-    assert all(lines and lines[0].startswith(ours) for lines in found["largest"])
+    known = [lines[0] for lines in found["largest"] if lines]
+    assert all(line.startswith(ours) for line in known)
+    # One may be the compiler's: it pads the gradient of a masked LM's logits for a matmul.
+    assert len(known) >= 4
 
 
 def test_the_guide_has_the_memory_of_the_plan(

@@ -116,6 +116,18 @@ def test_files_of_older_versions_are_read() -> None:
         assert from_file.model_config(older, "x") == made.tiny(), name
 
 
+def test_older_masked_models_keep_their_dropout() -> None:
+    """One field was the rate of both; files of today have both."""
+    tiny = dataclasses.replace(mlm.Config.tiny(), dropout=0.2)
+    saved = config.to_dict(tiny)
+    assert from_file.make(saved, "x").attention_dropout == 0.0
+    del saved["attention_dropout"]
+    assert from_file.make(saved, "x") == dataclasses.replace(tiny, attention_dropout=0.2)
+    del saved["dropout"]
+    found = from_file.make(saved, "x")
+    assert (found.dropout, found.attention_dropout) == (0.1, 0.1)
+
+
 def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxtrain import models
 

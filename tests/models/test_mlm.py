@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
+from jaxtrain.ops import per_device
 from jaxtrain.training import state
 
 TINY = mlm.Config.tiny()
@@ -347,3 +349,19 @@ def test_a_sequence_longer_than_the_position_table_is_refused(parts: tuple[Any, 
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         dataclasses.replace(TINY, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:attention with heads")  # of width 8, in float32
+@pytest.mark.parametrize(("attend", "shard"), [("sequence", "optimizer"), ("document", "params")])
+def test_eight_gpus_match_a_cpu(attend: Any, shard: str) -> None:
+    """The step as it is traced for GPUs, except attention; with dropout and padding."""
+    model = dataclasses.replace(TINY, attend=attend, attention_dropout=0.1)
+    whole = jax.tree.map(lambda array: np.tile(array, (4,) + (1,) * (array.ndim - 1)), batch())
+    whole |= {"segments": np.where(whole["tokens"] == 0, 0, 1)} if attend == "document" else {}
+    alone = toy.stepper(model, shard=shard)
+    with per_device.tracing(platform="cuda"):
+        eight = toy.stepper(model, fsdp=8, shard=shard)
+    for _ in range(3):
+        wanted, found = alone(whole), eight(whole)
+        assert float(found["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)

@@ -1,7 +1,8 @@
-"""Tests rotary positions and causal attention."""
+"""Tests rotary positions and attention."""
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,23 +67,93 @@ def test_shared_heads_match_repeated_heads(heads: int) -> None:
         np.testing.assert_allclose(found[row], want, atol=1e-5)
 
 
+def visible(kind: str) -> np.ndarray:
+    """Returns which keys the queries of two sequences see, bool [2, Q, LENGTH]."""
+    if kind == "padding":
+        lengths = np.array([LENGTH - 3, LENGTH])
+        return (np.arange(LENGTH) < lengths[:, None])[:, None]
+    segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * LENGTH])
+    return segments[:, :, None] == segments[:, None]
+
+
+def hidden_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Computes attention of [S, N, K] queries to the keys that they see, in float64."""
+    scores = np.einsum("snk,tnk->nst", q, k) / math.sqrt(q.shape[-1])
+    share = np.exp(np.where(seen, scores, -np.inf))
+    return np.einsum("nst,tnk->snk", share / share.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("kind", ["padding", "documents"])
+def test_queries_see_only_visible_keys(kind: str) -> None:
+    q, k, v = (normal((2, LENGTH, 4, WIDTH), seed) for seed in (0, 1, 2))
+    found = attention.attend(q, k, v, jnp.asarray(visible(kind)))
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    for row, seen in enumerate(visible(kind)):
+        want = hidden_by_hand(*(x[row] for x in wide), seen)
+        np.testing.assert_allclose(found[row], want, atol=1e-5)
+
+
+def test_dropout_of_probabilities_depends_on_the_example_alone() -> None:
+    q = normal((2, LENGTH, 4, WIDTH))
+    keys, seen = jax.random.split(jax.random.key(0), 2), jnp.asarray(visible("padding"))
+    plain = attention.attend(q, q, q, seen)
+    dropped = attention.attend(q, q, q, seen, rate=0.5, keys_B=keys)
+    second = (array[1:] for array in (q, q, q, seen))
+    alone = attention.attend(*second, rate=0.5, keys_B=keys[1:])
+    np.testing.assert_allclose(dropped[1:], alone, rtol=1e-5, atol=1e-6)
+    assert np.abs(dropped - plain).max() > 0.1
+    np.testing.assert_array_equal(attention.attend(q, q, q, seen, rate=0.5), plain)
+
+
+@pytest.mark.parametrize("kind", ["causal", "padding", "documents"])
+def test_the_call_of_fused_attention_has_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With jax's own implementation in place of cuDNN, which benchmarks/fused_attention.py runs."""
+    call = jax.nn.dot_product_attention
+
+    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+        assert implementation == "cudnn"
+        return call(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    q, k, v = (normal((2, LENGTH, 4, WIDTH), seed) for seed in (0, 1, 2))
+    seen = None if kind == "causal" else jnp.asarray(visible(kind))
+
+    def loss(attend: Any, *arrays: jax.Array) -> jax.Array:
+        return (attend(*arrays, seen) * normal((2, LENGTH, 4, WIDTH), 3)).sum()
+
+    pairs = [
+        jax.value_and_grad(functools.partial(loss, attend), argnums=(0, 1, 2))(q, k, v)
+        for attend in (attention.attend, attention._attend_by_cudnn)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *pairs)
+
+
 def test_gpus_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = jnp.zeros(())
-    monkeypatch.setattr(attention, "_attend_by_cudnn", lambda q, k, v: fused)
+    monkeypatch.setattr(attention, "_attend_by_cudnn", lambda q, k, v, visible: fused)
 
-    def attend(q: jax.Array) -> jax.Array:
-        return attention.attend(q, q, q)
+    def attend(q: jax.Array, **options: Any) -> jax.Array:
+        return attention.attend(q, q, q, **options)
 
     q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
+    keys = jax.random.split(jax.random.key(0), 1)
+    every, padding = jnp.ones((1, 8, 8), bool), jnp.ones((1, 1, 8), bool)
     assert attend(q) is not fused
     with per_device.tracing(platform="cuda"):
         assert attend(q) is fused
+        assert attend(q, visible_BQS=every) is fused
+        assert attend(q, visible_BQS=padding, rate=0.5) is fused  # no keys: no dropout
+        assert attend(q[:, :7], visible_BQS=padding[..., :7]) is fused
         wide = jnp.zeros((1, 8, 2, 136), jnp.bfloat16)
-        for other, named in (
-            (q.astype(jnp.float32), "float32"),
-            (q[..., :60], "60"),
-            (wide, "136"),
+        for other, options, named in (
+            (q.astype(jnp.float32), {}, "float32"),
+            (q[..., :60], {}, "60"),
+            (wide, {}, "136"),
+            (q, {"visible_BQS": padding, "rate": 0.5, "keys_B": keys}, "attention_dropout"),
+            (q[:, :7], {"visible_BQS": every[:, :7, :7]}, "7 x 7"),
         ):
             with pytest.warns(UserWarning, match=rf"{named}\b.* is not fused"):
-                assert attend(other) is not fused
+                assert attend(other, **options) is not fused
     assert attend(q) is not fused

@@ -1,4 +1,4 @@
-"""Tests layers: rematerialization, GELU, dropout, cross-entropy and the wide product."""
+"""Tests layers: rematerialization, norm, GELU, dropout, cross-entropy and the wide product."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
-from jaxtrain.ops import convolution, layers
+from jaxtrain.ops import convolution, layers, per_device
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -191,3 +191,43 @@ def test_nothing_is_wrapped_where_nothing_is_gathered() -> None:
     assert "remat" not in program(linear)
     linear.kernel = Sharded(linear.kernel[...])
     assert "remat" in program(linear)
+
+
+# ---- layer norm and chosen positions: the versions for GPUs ------------------------------------
+
+
+def on_cpu_and_gpu(function: Any, *arrays: jax.Array) -> list[Any]:
+    """Computes a weighted sum and its gradients with what is traced for a CPU, and for a GPU."""
+    shape = jax.eval_shape(function, *arrays).shape
+    weights = jnp.asarray(np.random.default_rng(9).standard_normal(shape), jnp.float32)
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return (function(*arrays).astype(jnp.float32) * weights).sum()
+
+    found = []
+    for platform in ("cpu", "cuda"):
+        with per_device.tracing(platform=platform):
+            found.append(jax.value_and_grad(total, argnums=tuple(range(len(arrays))))(*arrays))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_layer_norm_for_gpus_has_the_same_numbers(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(3 * rng.standard_normal((4, 6, 32)) + 1, dtype)
+    scale, bias = (jnp.asarray(rng.standard_normal((1, 1, 32)), dtype) for _ in range(2))
+    cpu, gpu = on_cpu_and_gpu(lambda *a: layers.layer_norm(*a, 1e-12), x, scale, bias)
+    for left, right in zip(jax.tree.leaves(cpu), jax.tree.leaves(gpu), strict=True):
+        assert left.dtype == right.dtype
+        error = np.linalg.norm(np.asarray(left - right, np.float64)) / np.linalg.norm(left)
+        assert error < (1e-5 if dtype == "float32" else 1e-2)
+
+
+def test_chosen_positions_for_gpus_are_the_same() -> None:
+    """Also a position that is chosen twice."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((3, 8, 16)), jnp.float32)
+    positions = jnp.asarray([[0, 3, 7], [1, 2, 0], [5, 0, 0]])
+    cpu, gpu = on_cpu_and_gpu(lambda x: layers.take_positions(x, positions), x)
+    np.testing.assert_array_equal(cpu[0], gpu[0])
+    np.testing.assert_allclose(cpu[1][0], gpu[1][0], rtol=1e-6)

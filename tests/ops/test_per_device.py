@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain.ops import per_device
+from jaxtrain.xla import hlo
 
 ROWS = np.arange(48, dtype=np.float32).reshape(16, 3)
 SHARED = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -79,3 +80,47 @@ def test_sums_over_devices_keep_their_dtype() -> None:
 def test_cpus_get_no_barrier() -> None:
     with per_device.tracing(mesh=mesh()):
         assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()
+
+
+def test_the_gradients_of_two_uses_are_summed_over_devices_once() -> None:
+    rows = NamedSharding(mesh(), PartitionSpec(("data", "fsdp")))
+    whole = NamedSharding(mesh(), PartitionSpec())
+
+    def loss(table: jax.Array, numbers: jax.Array) -> jax.Array:
+        copied = per_device.copies(table, numbers.shape[0])
+
+        def look_up(table: jax.Array, numbers: jax.Array) -> jax.Array:
+            return table[numbers]
+
+        def score(table: jax.Array, rows: jax.Array) -> jax.Array:
+            return jnp.sin(rows) @ table.T
+
+        if copied is None:
+            return (score(table, look_up(table, numbers)) ** 2).sum()
+        return (copied.use(score, copied.use(look_up, numbers)) ** 2).sum()
+
+    def on_gpus(table: jax.Array, numbers: jax.Array) -> Any:
+        with per_device.tracing(platform="cuda", mesh=mesh()):
+            return jax.value_and_grad(loss)(table, numbers)
+
+    table, numbers = ROWS[:12], np.arange(16) % 12
+    jitted = jax.jit(on_gpus, in_shardings=(whole, rows), out_shardings=whole)
+    program = jitted.lower(table, numbers).compile()
+    sums = [one for one in hlo.collectives(program.as_text(), 8) if one.wire_bytes > 8]
+    assert [one.kind for one in sums] == ["all-reduce"]
+    wanted = jax.value_and_grad(loss)(jnp.asarray(table), jnp.asarray(numbers))
+    got = program(jax.device_put(table, whole), jax.device_put(numbers, rows))
+    for left, right in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-4)
+
+
+def test_there_are_copies_only_for_several_gpus_that_divide_the_rows() -> None:
+    table = jnp.asarray(ROWS)
+    assert per_device.copies(table, 16) is None
+    with per_device.tracing(mesh=mesh()):
+        assert per_device.copies(table, 16) is None
+    with per_device.tracing(platform="cuda", mesh=mesh()):
+        assert per_device.copies(table, 15) is None
+        found = per_device.copies(table, 16)
+    assert found is not None
+    assert found.array.shape == (8, *table.shape)

@@ -32,6 +32,7 @@ def findings(**more: Any) -> dict[str, Any]:
         "moved_bytes": 1e11,
         "work": {"matmul bf16": (1e15, 1e11, 10.0), "collective": (0.0, 1e9, 2.0)},
         "attention": {"forward": 40, "backward": 20},
+        "kernels": {"convolutions": 3, "other_convolutions": 2},
         "traffic": [
             {
                 "kind": "all-gather",
@@ -232,13 +233,20 @@ def test_the_text_contains_every_section() -> None:
         *("for 16 GPUs at 1 per GPU-hour", "start: ", "compilation: ", "steps: "),
         *("input per host, predicted", "88 workers on 96 cores", "to 1,998 clips/s by"),
         "cuDNN attention: 40 forward calls, 20 backward calls",
+        "2 convolutions without cuDNN",
     ):
         assert words in said, words
 
 
 def test_an_estimate_is_labeled_and_omits_what_it_cannot_predict() -> None:
     found = made(
-        estimate=True, traffic=None, moved_bytes=None, attention=None, largest=None, price=2.0
+        estimate=True,
+        traffic=None,
+        moved_bytes=None,
+        attention=None,
+        kernels=None,
+        largest=None,
+        price=2.0,
     )
     assert found["time"] is None
     assert found["run"]["money"] is None

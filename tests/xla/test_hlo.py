@@ -122,3 +122,49 @@ ENTRY main (x: f32[2]) -> f32[2] {
 }
 """.replace("LOOP", '"known_trip_count":{"n":"3"}')
     assert hlo.attention_calls(text) == {"forward": 4, "backward": 3}
+
+
+KERNELS = """
+%loop_fusion (p: f32[8,8]) -> f32[8,8] {
+  ROOT %convolution.1 = f32[1,8,8,4]{3,2,1,0} convolution(%p, %p), window={size=3x3}
+}
+
+%nested (p: bf16[8,8]) -> bf16[8,8] {
+  ROOT %dot.1 = bf16[8,8]{1,0} dot(%p, %p)
+}
+
+%matmul (p: bf16[8,8]) -> bf16[8,8] {
+  ROOT %nested.1 = bf16[8,8]{1,0} fusion(%p), kind=kCustom, calls=%nested
+}
+
+%turn (p: f32[1024,512]) -> f32[512,1024] {
+  ROOT %transpose.1 = f32[512,1024]{1,0} transpose(%p), dimensions={1,0}
+}
+
+%body (p: (s32[])) -> (s32[]) {
+  %conv.1 = (bf16[8]{0}, u8[0]{0}) custom-call(%x), custom_call_target="__cudnn$convForward"
+  %gemm.1 = bf16[8,8]{1,0} fusion(%x), kind=kCustom, calls=%matmul, CONFIG
+}
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %while.1 = (s32[]) while(%x), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %lost.1 = f32[1,8,8,4]{3,2,1,0} fusion(%x), kind=kLoop, calls=%loop_fusion
+  %other.1 = bf16[8,8]{1,0} fusion(%x), kind=kInput, calls=%nested
+  %gemm.2 = (bf16[8,8]{1,0}, s8[0]{0}) custom-call(%x), custom_call_target="__cublas$lt$matmul"
+  %turned.1 = f32[512,1024]{1,0} fusion(%x), kind=kInput, calls=%turn
+  %small.1 = f32[512,8]{1,0} transpose(%x), dimensions={1,0}
+  ROOT %copy.1 = f32[1024,1024]{0,1} copy(%x)
+}
+""".replace(
+    "CONFIG", 'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}'
+)
+
+
+def test_kernels_are_counted_in_loops_and_fusions() -> None:
+    assert hlo.kernels(KERNELS) == {
+        "convolutions": 3,
+        "other_convolutions": 1,
+        "matmuls": 4,
+        "other_matmuls": 1,
+        "transposes": 2,
+    }
