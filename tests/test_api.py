@@ -189,7 +189,10 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
     clips = Host(cores=26, source="clips")
 
     class Recorded:
-        def __init__(self, *arguments: object, host: Host) -> None:
+        said = ("an assumption",)
+
+        def __init__(self, *arguments: object, host: Host, calibration: Path | None) -> None:
+            assert calibration is None
             asked.append((*arguments, host))
 
         def compiled(self, changes: object) -> dict[str, object]:

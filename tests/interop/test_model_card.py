@@ -36,7 +36,7 @@ def test_the_validation_of_the_checkpoints_step_is_listed(tmp_path: Path) -> Non
         '{"step": 4, "nonfinite": {"val/loss": "x"}}',
     ],
 )
-def test_a_damaged_record_is_no_metric(tmp_path: Path, line: str) -> None:
+def test_a_damaged_record_is_not_a_metric(tmp_path: Path, line: str) -> None:
     assert metrics(tmp_path, line) == "No validation of these parameters is recorded."
 
 
