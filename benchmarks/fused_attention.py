@@ -24,7 +24,7 @@ from jaxtrain.models import mlm
 from jaxtrain.ops import attention, per_device
 
 KINDS = ("causal", "padding", "documents")
-# B, S, N, K: a layer of bert_base_h200_8, of mlm_h200_8, of gpt_h100_8, and a length that is no
+# B, S, N, K: a layer of bert_base_h200_8, of mlm_h200_8, of gpt_h100_8, and a length that is not a
 # multiple of cuDNN's blocks of 128, with which backward passes with a mask have had bugs
 # (pytorch#196678).
 SHAPES = ((32, 512, 12, 64), (96, 256, 8, 32), (4, 2048, 10, 128), (8, 192, 12, 64))
