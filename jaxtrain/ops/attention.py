@@ -122,7 +122,7 @@ def attend(
             queries see the same keys; these must come first, as in a sequence that ends in padding.
             A query that sees no key gets some finite result. Requires H to be N.
         rate: dropout rate of the probabilities, with `visible_BQS`.
-        keys_B: each example's random key for dropout; None turns it off.
+        keys_B: each example's random key for dropout; without keys, nothing is dropped.
 
     Returns:
         [B, S, N, K], in the dtype of the queries.
