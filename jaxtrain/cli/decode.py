@@ -18,7 +18,6 @@ from jaxtrain.data.video.reading import Picture
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
 from jaxtrain.interop import hub
-from jaxtrain.models.video_ae.timing import TIME_FACTOR
 from jaxtrain.storage import tensor_stream
 
 _LARGEST = 2**31 - 1  # largest number of frames, and of pixels per side
@@ -38,11 +37,13 @@ def main(arguments: list[str]) -> int:
     video_flags.check_crf(flags.crf)
     shape, about, rows = tensor_stream.read(flags.latents, encode.ARRAY)
     told = _told(about, flags.latents)
-    model = video.Autoencoder(hub.local(flags.source), flags.precision, command="decode")
+    model = video.Autoencoder(
+        hub.local(flags.source), flags.precision, command="decode", preview=flags.preview
+    )
     _check(model, shape, told, flags.latents)
     timing = model.model.timing
     wanted = timing.shown(told["frames"])
-    rate = _ratio(about["fps"]) * timing.growth / TIME_FACTOR
+    rate = _ratio(about["fps"]) * timing.growth / timing.factor
     progress = video_flags.Counter(wanted)
     with (
         command_line.cleaning_up(),
@@ -67,6 +68,16 @@ def main(arguments: list[str]) -> int:
         )
     terminal.out(f"wrote {progress.line()} of {size} to {flags.target}")
     return 0
+
+
+def _preview(text: str) -> tuple[int, int]:
+    """Parses ``--preview``."""
+    if not re.fullmatch(r"[0-9]{1,3}x[0-9]{1,3}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: use two numbers such as 1x2: frames per latent, divisor of height and width"
+        )
+    frames, shrink = text.split("x")
+    return int(frames), int(shrink)
 
 
 def _told(about: dict[str, str], path: Path) -> dict[str, int]:
@@ -124,6 +135,11 @@ def _check(
             f"{model.source} uses {model.model.latent_channels} channels per {factor}x{factor} "
             "pixels: pass the model that encoded the video"
         )
+    if shape[0]:
+        try:
+            model.model.timing.check_latents(shape[0])
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
     if shape[0] == 0 or model.model.timing.decoded(shape[0]) < model.model.timing.shown(
         told["frames"]
     ):
@@ -134,7 +150,7 @@ def _check(
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain decode SOURCE IN.safetensors OUT.mp4 [--crf N] [--precision TYPE]"
+    usage = "jaxtrain decode SOURCE IN.safetensors OUT.mp4 [--preview FxS] [--crf N]"
     parser = command_line.bare_parser("decode", usage, __doc__)
     add = parser.add_argument
     add(
@@ -150,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
         help="latents that jaxtrain encode wrote",
     )
     add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
+    add(
+        "--preview",
+        metavar="FxS",
+        type=_preview,
+        help="F frames per latent, 1/S of height and width: 1x2 is a small, fast preview",
+    )
     video_flags.add_crf(parser)
     command_line.add_precision(parser)
     return parser

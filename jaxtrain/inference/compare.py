@@ -86,7 +86,7 @@ class Meter:
                 f"--height {height} and --width {width}: use at least 16 for each (SSIM window: "
                 f"{quality.SSIM_WINDOW} pixels)"
             )
-        decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]
+        decoded = [model.model.timing.decoded(model.model.timing.latent_frames(frames)) for model in models]
         self.compared = min(frames, *decoded)
         self._sources = [model.source for model in models]
         self._programs = [_program(model, measures, self.compared) for model in models]

@@ -505,13 +505,13 @@ def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
         InputError: the values in a file do not match the model.
     """
     model = setup.run.model
-    frozen = model.frozen() if hasattr(model, "frozen") else {}
+    constants = model.constants() if hasattr(model, "constants") else {}
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
-    return with_values(setup.fresh_state(), params, frozen)
+    return with_values(setup.fresh_state(), params, constants)
 
 
 def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:

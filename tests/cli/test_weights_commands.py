@@ -21,10 +21,10 @@ from jaxtrain.models import mlm, video_ae
 
 FIXTURES = {
     "taehv_base": (
-        "TAEHV, patches of 1x1, 16 latent channels, first 3 frames dropped; 11,315,539 parameters "
+        "TAEHV, patches of 1x1, 16 latent channels per 4 frames, first 3 frames dropped; 11,315,539 parameters "
         "(encoder 1,470,928, decoder 9,844,611)"
     ),
-    "taehv_patch2_z32": "TAEHV, patches of 2x2, 32 latent channels, first 3 frames dropped; ",
+    "taehv_patch2_z32": "TAEHV, patches of 2x2, 32 latent channels per 4 frames, first 3 frames dropped; ",
     "taehv_super_patch2_z48": "TAEHV with the super decoder, patches of 2x2, 48 latent channels",
 }
 

@@ -106,7 +106,7 @@ def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
     code = jax.eval_shape(jitted("encode", graph), params, video)
     assert code.shape == (1, latents, 2, 2, 4)
     assert jax.eval_shape(jitted("decode", graph), params, code).shape == (1, decoded, 16, 16, 3)
-    assert timing.Timing().decoded(timing.latent_frames(frames)) == decoded
+    assert timing.Timing().decoded(timing.Timing().latent_frames(frames)) == decoded
 
 
 def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:

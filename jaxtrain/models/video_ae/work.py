@@ -9,7 +9,7 @@ channels, plus two matrices.
 from collections.abc import Sequence
 
 from jaxtrain.models.video_ae import blocks, network
-from jaxtrain.models.video_ae.timing import TIME_FACTOR, Timing, latent_frames
+from jaxtrain.models.video_ae.timing import Timing
 
 _CONV = 2 * 9
 
@@ -24,23 +24,25 @@ def forward(
     encoder_width: int,
     decoder_widths: Sequence[int],
     wide: bool,
+    pools: Sequence[int],
     grows: Sequence[int],
     space_ups: Sequence[int],
     timing: Timing,
 ) -> tuple[float, float]:
     """Returns the forward FLOPs for one clip: the full model's, and the first layer's."""
     colours = 3 * patch_size**2
-    latents = latent_frames(frames)
-    t, pixels = latents * TIME_FACTOR, height * width // patch_size**2
+    latents = timing.latent_frames(frames)
+    t, pixels = timing.encoded_frames(frames), height * width // patch_size**2
     w = encoder_width
     first = float(_CONV * t * pixels * colours * w)
     total = first
-    for pool in network.ENCODER_POOLS:
+    for pool in pools:
         t //= pool
         total += 2 * t * pixels * pool * w * w
         pixels //= 4
         total += _CONV * t * pixels * w * w * (1 + 4 * network.MEMORY_BLOCKS)
     total += _CONV * t * pixels * w * latent_channels
+    t = latents
     total += (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
     stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, space_ups, strict=True)
     for number, (w, following, grow, up) in enumerate(stages):
