@@ -145,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--trim",
         choices=("always", "odd_latents", "h3"),
-        help="which frames to drop; required if neither shapes nor a published name such as taehv "
-        "tell: always (Hunyuan, Wan, LTX), odd_latents (CogVideoX) or h3 (MiniMax H3)",
+        metavar="RULE",
+        help="always (Hunyuan, Wan, LTX), odd_latents (CogVideoX) or h3 (MiniMax H3), if "
+        "neither shapes nor a published file name such as taehv.pth decide",
     )
     add(
         "--patch-size",

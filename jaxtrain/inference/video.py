@@ -10,6 +10,8 @@ Shapes: H, W of an image, h, w of a latent, C channels; n frames of a latent.
 import collections
 import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.config import Precision
+from jaxtrain.config import Precision, to_dict
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.models.video_ae import streaming
@@ -98,6 +100,18 @@ class Autoencoder:
         arrays = self._trained.on_device(self._precision, device)
         other.module = self._trained.definition.module(arrays, {})
         return other
+
+    def devices(self) -> list[jax.Device]:
+        """Returns all devices of this process."""
+        return jax.local_devices()
+
+    def digest(self) -> str:
+        """Returns a checksum of the parameters and the model's config."""
+        found = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
+        for name in sorted(self._trained.params):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(self._trained.params[name]).data)
+        return found.hexdigest()[:16]
 
     @property
     def whole(self) -> bool:

@@ -160,7 +160,9 @@ def build(
         say: prints a line, such as the number of steps that follows from the epochs.
         position: where the run starts or resumes.
     """
-    definition = ModelDefinition(run.model.build)
+    freeze = getattr(run.model, "freeze", ())
+    definition = ModelDefinition(run.model.build, freeze)
+    trained = definition.trained(definition.params)
     rule = ShardingRule(mesh, run.mesh)
     parameters = parameter_count(definition.params)
     known = {
@@ -174,12 +176,14 @@ def build(
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
         say(line)
     say(f"{parameters:,} parameters; {rule_of_steps}")
+    if definition.frozen:
+        say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
-    for name, shape in rule.unsharded(definition.params).items():
+    for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
+    optimizer = optim.make(run.optim, total, trained, _groups(run), rule, run.precision)
     if run.optim.muon is not None:
-        say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
+        say(optim.muon_sentence(run.optim.muon, trained, _groups(run)))
     return StepSetup(
         run=run,
         definition=definition,

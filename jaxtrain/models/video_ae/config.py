@@ -92,6 +92,10 @@ class Config:
     """The LPIPS loss and metric; None turns it off."""
     adversary: Adversary | None = None
     """The discriminator and its loss; None turns it off."""
+    freeze: tuple[str, ...] = ()
+    """Parts that are not trained: encoder, decoder, or longer parameter paths such as
+    decoder.stages.0. They have no gradient, no weight decay and no optimizer state, and nothing of
+    them is communicated. encoder trains only the decoder, as the original's recipe does."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
     .pth) with the reference's names, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hugging Face
@@ -326,14 +330,22 @@ class Config:
         """Counts forward and backward pass of a clip: 3 x forward - first layer.
 
         Each of a layer's two gradients costs as much as its output; the first layer's input needs
-        none. `work.py` has the formula of the forward pass. LPIPS has two forward passes and one
+        none. `work.py` has the formula of the forward pass. A frozen encoder has only its forward
+        pass, a frozen decoder no gradients of its weights (2 x forward); other paths in `freeze`
+        count as trained. LPIPS has two forward passes and one
         backward pass without gradients of its weights (3); the discriminator has a forward and
         backward pass of its batch (3), and for the correction two forward passes and one backward
         pass without gradients of its weights (3).
         """
         forward, first = self.forward_flops()
         frames = self.timing.decoded(self.timing.latent_frames(self.frames))
-        total = 3 * forward - first
+        if "encoder" in self.freeze:
+            encoder = self.encoder_flops()
+            total = encoder + 3 * (forward - encoder)
+        else:
+            total = 3 * forward - first
+        if "decoder" in self.freeze:
+            total -= forward - self.encoder_flops()
         if self.perceptual is not None:
             total += 3 * frames * lpips.forward_flops(self.height, self.width)
         if self.adversary is not None:
@@ -345,8 +357,16 @@ class Config:
             total += 6 * windows * adversary.forward_flops(channels, high, wide)
         return total
 
+    def encoder_flops(self) -> float:
+        """Counts the encoder's part of the forward pass of one clip."""
+        return self._forward_flops().encoder
+
     def forward_flops(self) -> tuple[float, float]:
         """Counts the forward pass of one clip; returns it and its first layer's part."""
+        found = self._forward_flops()
+        return found.total, found.first
+
+    def _forward_flops(self) -> work.Forward:
         return work.forward(
             frames=self.frames,
             height=self.height,
