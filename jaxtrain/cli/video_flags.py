@@ -153,9 +153,7 @@ def process_folder(
     models = [model.on(device) for device in devices[:workers]]
     told = Counter(len(todo), "file")
 
-    def one(
-        worker: int, source: Path, target: Path, check: Callable[[], None]
-    ) -> dict[str, Any]:
+    def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
         return work(models[worker % len(models)], Job(source, target, check))
 
     with command_line.cleaning_up():

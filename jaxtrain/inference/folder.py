@@ -1,8 +1,8 @@
 """Processes a folder of files on all devices; a killed run resumes where it stopped.
 
 Each worker is a thread that takes the next file and writes its result, which appears when it is
-complete. Worker i uses device i modulo the number of devices, so a file's result does not depend on
-the number of workers or devices. OUT/manifest.jsonl has a line with the settings, and a line for
+complete. Worker i uses device i modulo the number of devices. A file's result does not depend on
+the worker, or on what else is processed. OUT/manifest.jsonl has a line with the settings, and a line for
 each file: its result with size and SHA-256, or why it failed. Lines are added as files are done,
 and sorted by name at the end.
 """
@@ -200,7 +200,9 @@ def _records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
         before = first["settings"]
         found = {str(record["source"]): record for record in rest}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}): choose another OUT, or remove it") from error
+        raise InputError(
+            f"{path} is damaged ({error}): choose another OUT, or remove it"
+        ) from error
     differ = [
         f"{name} {before.get(name)}, not {value}"
         for name, value in settings.items()

@@ -114,8 +114,8 @@ Of the config:
 - ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.config.param_groups`): parameters
   with their own optimizer and clipping, such as a discriminator's, and how ``optim.muon`` treats
   the others.
-- ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files when
-  a new run starts.
+- ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files
+  when a new run starts.
 - ``freeze``: a tuple of parts or dotted paths; parameters below them have no gradient and no
   optimizer state, and are replicated, so that nothing of them is communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid
@@ -128,9 +128,10 @@ Of the config:
   parameters to the names and layout of the original implementation, and back. ``from_weights``
   raises ``InputError`` that lists every missing, extra or misshapen array. They require
   ``guess(tensors, source) -> Config``, a class method, which infers the config from such a file;
-  optionally ``ambiguity(tensors, source) -> str | None``, a class method, which explains that such a
-  file fits several configs; and ``not_in_weights``, pairs (field, attribute with its effective value) that array shapes do not
-  determine: a run starts and resumes only from parameters trained with the same values.
+  optionally ``ambiguity(tensors, source) -> str | None``, a class method, which explains that such
+  a file fits several configs; and ``not_in_weights``, pairs (field, attribute with its effective
+  value) that array shapes do not determine: a run starts and resumes only from parameters trained
+  with the same values.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method: convert
   to the config.json of transformers (:mod:`jaxtrain.interop.huggingface`), and back. They require
   ``model_type``, the model's name in that file. If transformers uses other names than

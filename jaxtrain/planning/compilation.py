@@ -39,7 +39,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
         step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
         ``largest``, ``traffic`` and ``attention`` (cuDNN attention calls per step, by direction).
-        ``formula_bytes``, ``frozen`` (what ``model.freeze`` saves, or None), ``convolutions``, ``total`` (steps; None if that depends on the data),
+        ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
+        ``frozen`` (what ``model.freeze`` saves; None without it),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
 
@@ -166,9 +167,7 @@ def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)
     arguments = int(analysis.argument_size_in_bytes)
-    gradients = bytes_per_device(_trained(built)) * (
-        1 if built.run.optim.accumulate == 1 else 2
-    )
+    gradients = bytes_per_device(_trained(built)) * (1 if built.run.optim.accumulate == 1 else 2)
     return {
         "parameters": parameters,
         "optimizer": optimizer,

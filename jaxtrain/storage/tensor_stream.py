@@ -37,9 +37,7 @@ class Rows:
         markers: names of empty arrays that the file has, too.
     """
 
-    def __init__(
-        self, file: BinaryIO, name: str, dtype: str, markers: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, file: BinaryIO, name: str, dtype: str, markers: Sequence[str] = ()) -> None:
         self._file, self._name, self._markers = file, name, markers
         self._code, self._dtype = DTYPES[dtype]
         self._shape: tuple[int, ...] | None = None

@@ -176,9 +176,7 @@ def abstract_state(
     guarding = {name: _placed(leaf, whole) for name, leaf in shapes.guard.items()}
     where = definition.stored(rule)
     params = {name: _placed(leaf, where[name]) for name, leaf in shapes.params.items()}
-    return dataclasses.replace(
-        stored, guard=cast(Arrays, guarding), params=cast(Arrays, params)
-    )
+    return dataclasses.replace(stored, guard=cast(Arrays, guarding), params=cast(Arrays, params))
 
 
 def jit_init(

@@ -106,7 +106,7 @@ class EncoderStream:
         return self._ready.popleft() if self._ready else None
 
     def flush(self) -> jax.Array | None:
-        """Returns the next latent of the pending frames, padded with the last; None if none is left.
+        """Returns the next latent of the pending frames, padded with the last; None at the end.
 
         The next frame then starts a new video.
         """
