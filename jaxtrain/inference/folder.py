@@ -78,6 +78,10 @@ def jobs(source: Path, out: Path, suffixes: frozenset[str], target_suffix: str) 
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"OUT {out} is a file, but IN {source} is a folder: choose a folder")
+    if out.suffix.lower() in suffixes | {target_suffix} and not out.is_dir():
+        raise InputError(
+            f"IN {source} is a folder, but OUT {out} is named like a file: use a folder"
+        )
     if out.absolute().resolve().is_relative_to(source.resolve()):
         raise InputError(f"OUT {out} is inside IN {source}: choose a folder outside")
     found: dict[Path, Job] = {}

@@ -136,7 +136,7 @@ def encode(
             yield picture.pixels
             each_frame()
 
-    scale, shift = np.float32(storage.scale), np.float32(storage.shift)
+    scale, shift = (np.asarray(one, np.float32) for one in (storage.scale, storage.shift))
     changed = storage.scale != (1.0,) or storage.shift != (0.0,)
     found = (
         one * scale + shift if changed else one
@@ -207,7 +207,8 @@ class LatentFile:
     def _plain(self, latent_hwC: np.ndarray) -> np.ndarray:
         if self._scale == (1.0,) and self._shift == (0.0,):
             return latent_hwC
-        return (latent_hwC - np.float32(self._shift)) / np.float32(self._scale)
+        shift, scale = (np.asarray(one, np.float32) for one in (self._shift, self._scale))
+        return np.asarray((latent_hwC - shift) / scale)
 
     def _floats(self, name: str, plain: float) -> tuple[float, ...]:
         try:

@@ -118,6 +118,7 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     for out, message in (
         (source / "out", r"out is inside IN"),
         (source / "a/1.txt", r"is a file, but IN"),
+        (tmp_path / "x.up", r"IN .*in is a folder, but OUT .*x\.up is named like a file"),
     ):
         with pytest.raises(InputError, match=message):
             folder.jobs(source, out, TEXT, ".up")
