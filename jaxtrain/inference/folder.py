@@ -1,10 +1,10 @@
 """Processes a folder of files on all devices; a killed run resumes where it stopped.
 
 Each worker is a thread that takes the next file and writes its result, which appears when it is
-complete. Worker i uses device i modulo the number of devices. A file's result does not depend on
-the worker, or on what else is processed. OUT/manifest.jsonl has a line with the settings, and a line for
-each file: its result with size and SHA-256, or why it failed. Lines are added as files are done,
-and sorted by name at the end.
+complete. Worker i uses device i modulo the number of devices. A result does not depend on the
+worker, or on what else is processed. OUT/manifest.jsonl has a line with the settings, and a line
+for each file: its result with size and SHA-256, or why it failed. Lines are added as files are
+done, and sorted by name at the end.
 """
 
 import concurrent.futures
