@@ -65,8 +65,8 @@ class Storage:
         Raises:
             InputError: there is not.
         """
-        for name in ("scale", "shift"):
-            count = len(getattr(self, name))
+        for name, given in (("scale", self.scale), ("shift", self.shift)):
+            count = len(given)
             if count not in (1, channels):
                 raise InputError(
                     f"--{name} has {count} numbers, but the latents have {channels} channels: use "
@@ -121,9 +121,9 @@ def encode(
     }
     if storage.layout != "lhwc":
         about["layout"] = storage.layout
-    for name, plain in (("scale", (1.0,)), ("shift", (0.0,))):
-        if getattr(storage, name) != plain:
-            about[name] = ",".join(map(repr, getattr(storage, name)))
+    for name, given, plain in (("scale", storage.scale, 1.0), ("shift", storage.shift, 0.0)):
+        if given != (plain,):
+            about[name] = ",".join(map(repr, given))
     frames, first, off_s = 0, 0, 0.0
 
     def pixels() -> Iterator[np.ndarray]:

@@ -54,7 +54,7 @@ class Timing:
 
     @property
     def chunked(self) -> bool:
-        """Whether the encoder starts anew with every chunk of 17 frames."""
+        """Whether the encoder forgets its memory before each chunk of 17 frames."""
         return self.trim == "h3"
 
     @property
