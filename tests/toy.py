@@ -56,6 +56,7 @@ class Config:
     """The toy's config."""
 
     blocks: int = 2
+    freeze: tuple[str, ...] = ()
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return _Toy(self.blocks, rngs)
@@ -136,9 +137,9 @@ def stepper(
     mesh = mesh_of(data, fsdp)
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
     rule = ShardingRule(mesh, settings)
-    definition = ModelDefinition(model.build)
+    definition = ModelDefinition(model.build, getattr(model, "freeze", ()))
     schedule = optim.schedule(OPTIM, 100)
-    optimizer = optimizer or optim.make_optimizer(OPTIM, 100, definition.params)
+    optimizer = optimizer or optim.make_optimizer(OPTIM, 100, definition.trained(definition.params))
     target = abstract_state(definition, optimizer, rule)
     spec = model.batch_spec(batch_size)
     step = build_train_step(

@@ -490,6 +490,13 @@ def check_same_run(
             f"{start_from} was trained with seed {old['seed']}, and this run has seed "
             f"{settings['seed']}, so the order of examples would differ: omit --seed"
         )
+    frozen = [tuple(one["model"].get("freeze", ())) for one in (old, settings)]
+    if frozen[0] != frozen[1]:
+        raise InputError(
+            f"{start_from} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "
+            f"run has {' '.join(frozen[1]) or '()'}, so the optimizer states differ: pass the same "
+            f"--model.freeze, or start a new run with --model.init_from {start_from}"
+        )
     for difference in config.differences(old, settings):
         say(f"differs from the checkpoint: {difference}")
     for difference in config.differences(saved["versions"], versions):

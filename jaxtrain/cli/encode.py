@@ -1,27 +1,23 @@
-"""Encodes a video to latents: an array `latents` [L, h, w, C] in a .safetensors file.
+"""Encodes a video, or a folder of videos on all devices, to latents.
 
-SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
-Hugging Face Hub. The metadata of OUT records the model, and the number of
-frames, the size, the padding and the average frame rate of the video; jaxtrain
-decode turns OUT back into a video. If the decoder drops its first frames, an
-extra latent keeps the last frames.
+SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL. The
+metadata of a file has the frames, size, padding and average frame rate of the
+video, and the model; jaxtrain decode turns it back into a video. For a folder,
+OUT is a folder with manifest.jsonl; a killed command resumes.
 """
 
 import argparse
-import json
-from collections.abc import Iterator
+import math
 
-import numpy as np
-
-from jaxtrain import config, terminal
+from jaxtrain import terminal
 from jaxtrain.cli import command_line, video_flags
+from jaxtrain.data.video import files
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
+from jaxtrain.inference import latent_files
 from jaxtrain.inference import video as autoencoding
-from jaxtrain.interop import hub, weights
+from jaxtrain.interop import hub
 from jaxtrain.storage import atomic, tensor_stream
-
-ARRAY = "latents"
 
 
 def main(arguments: list[str]) -> int:
@@ -33,74 +29,109 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
-    if flags.target.suffix != ".safetensors":
+    storage = latent_files.Storage(flags.dtype, flags.layout, flags.scale, flags.shift)
+    if flags.video.is_dir():
+        return _folder(flags, storage)
+    video_flags.check_no_workers(flags.workers, flags.video)
+    if flags.target.suffix != storage.suffix:
         raise InputError(
-            f"{flags.target} does not end with .safetensors: latents are written in this format"
+            f"{flags.target} does not end with {storage.suffix}: latents are written in this format"
         )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
     model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     with command_line.cleaning_up():
-        _encode(model, video, flags)
+        _encode(model, video, storage, flags)
     return 0
 
 
-def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Namespace) -> None:
-    padding = model.padding(video.height, video.width)
-    about = {
-        "fps": str(video.rate),
-        "height": str(video.height),
-        "width": str(video.width),
-        "padding_bottom": str(padding.bottom),
-        "padding_right": str(padding.right),
-        "pixel_aspect": str(video.pixel_aspect),
-        weights.ABOUT: json.dumps(config.to_dict(model.model)),
-    }
+def _encode(
+    model: autoencoding.Autoencoder,
+    video: Video,
+    storage: latent_files.Storage,
+    flags: argparse.Namespace,
+) -> None:
     told = video_flags.Counter(video.frames)
-    frames, first, off_s = 0, 0, 0.0
-
-    def pixels() -> Iterator[np.ndarray]:
-        nonlocal frames, first, off_s
-        for picture in video.pictures():
-            first = first if frames else picture.pts
-            at_s = (picture.pts - first) * video.time_base
-            off_s = max(off_s, abs(float(at_s - frames / video.rate)))
-            frames += 1
-            yield picture.pixels
-            told.one()
-
-    with tensor_stream.writing(flags.target, ARRAY, flags.dtype, about) as rows:
-        for latent in autoencoding.fetched(model.encoded(pixels())):
-            rows.add(latent)
-            shape = (rows.count, *latent.shape)
-        about["frames"] = str(frames)
-    if off_s > 0.5 / video.rate:
+    found = latent_files.encode(model, video, flags.target, storage, told.one)
+    if found.off_s > 0.5 / video.rate:
         terminal.out(
             f"{flags.video} has a variable frame rate: only the average of {float(video.rate):.5g} "
-            f"frames per second is kept, so jaxtrain decode shifts frames by up to {off_s:.2g} s"
+            f"frames per second is kept, so jaxtrain decode shifts frames by up to "
+            f"{found.off_s:.2g} s"
         )
-    terminal.out(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))} in {flags.target}")
+    shape = "x".join(map(str, found.shape))
+    terminal.out(f"{told.line()} to latents {shape} in {flags.target}")
+
+
+def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
+    todo = video_flags.folder_jobs(flags.video, flags.target, files.SUFFIXES, storage.suffix)
+    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
+    storage.check(model.model.latent_channels)
+
+    def work(own: autoencoding.Autoencoder, job: video_flags.Job) -> dict[str, object]:
+        found = latent_files.encode(own, Video(job.source), job.target, storage, job.check)
+        return {"frames": found.frames, "shape": list(found.shape)}
+
+    settings = {
+        "weights": model.digest(),
+        "precision": flags.precision,
+        "dtype": storage.dtype,
+        "layout": storage.layout,
+        "scale": list(storage.scale),
+        "shift": list(storage.shift),
+    }
+    return video_flags.process_folder(model, todo, flags, settings, work, "encoded")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Parses one number, or one for each channel, separated by commas."""
+    try:
+        found = tuple(map(float, text.split(",")))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise argparse.ArgumentTypeError(f"{text!r}: use numbers such as 0.5 or 0.5,0.25")
+    return found
+
+
+def _scales(text: str) -> tuple[float, ...]:
+    found = _numbers(text)
+    if 0 in found:
+        raise argparse.ArgumentTypeError(f"{text!r}: use numbers other than 0")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain encode SOURCE IN OUT.safetensors [--dtype TYPE] [--precision TYPE]"
+    usage = "jaxtrain encode SOURCE IN OUT [--layout NAME] [--dtype TYPE] [--workers N]"
     parser = command_line.bare_parser("encode", usage, __doc__)
     add = parser.add_argument
+    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
+    add("video", metavar="IN", type=command_line.named_file, help="the video, or a folder")
+    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
     add(
-        "source",
-        metavar="SOURCE",
-        type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL",
+        "--layout",
+        choices=latent_files.LAYOUTS,
+        default="lhwc",
+        metavar="NAME",
+        help="lhwc, ncthw (diffusers), ntchw (its CogVideoX) or comfyui (default: lhwc)",
     )
-    add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
-    add(
-        "target", metavar="OUT", type=command_line.named_file, help="the .safetensors file to write"
-    )
+    for name, kind, default in (("scale", _scales, (1.0,)), ("shift", _numbers, (0.0,))):
+        add(
+            f"--{name}",
+            metavar="X",
+            type=kind,
+            default=default,
+            help="stores latents * X + shift; or X,X,... by channel"
+            if name == "scale"
+            else "likewise (default: 0)",
+        )
     add(
         "--dtype",
         choices=tuple(tensor_stream.DTYPES),
         default="float32",
-        help="type in which the latents are stored (default: float32)",
+        metavar="TYPE",
+        help="float32, bfloat16 or float16 (default: float32)",
     )
+    video_flags.add_workers(parser)
     command_line.add_precision(parser)
     return parser

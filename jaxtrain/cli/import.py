@@ -22,7 +22,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import network
+from jaxtrain.models.video_ae import network, timing
 from jaxtrain.storage import atomic, tensor_files
 from jaxtrain.training import state
 
@@ -58,6 +58,10 @@ def main(arguments: list[str]) -> int:
         model = video_ae.Config.guess(tensors, str(flags.source))
     model = _changed(model, flags)
     params = model.from_weights(tensors, str(flags.source))
+    if weights.ABOUT not in about and flags.trim is None:
+        unclear = video_ae.Config.ambiguity(tensors, str(flags.source))
+        if unclear:
+            raise InputError(unclear)
     weights.save(flags.target, model, params)
     terminal.out(f"{flags.source}: {described(model, params)}\nwrote {flags.target}")
     return 0
@@ -94,10 +98,16 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
         part: sum(array.size for name, array in params.items() if name.startswith(part))
         for part in ("encoder.", "decoder.")
     }
-    trim = "first 3 frames dropped only for an odd number of latents (CogVideoX)"
+    dropped = model.timing.growth - 1
+    trim = {
+        "always": f"first {dropped} frames dropped",
+        "odd_latents": f"first {dropped} frames dropped only for an odd number of latents "
+        "(CogVideoX)",
+        "h3": "chunks of 17 frames (MiniMax H3)",
+    }[model.trim]
     return (
         f"{kind}, patches of {model.patch_size}x{model.patch_size}, {model.latent_channels} latent "
-        f"channels, {trim if model.trim == 'odd_latents' else 'first 3 frames dropped'}; "
+        f"channels per {model.timing.factor} frames, {trim}; "
         f"{state.parameter_count(params):,} parameters "
         f"(encoder {counts['encoder.']:,}, decoder {counts['decoder.']:,})"
     )
@@ -113,6 +123,8 @@ def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Conf
     if "patch_size" in given:
         side = network.SPACE_FACTOR * given["patch_size"] * 2
         given |= {"height": side, "width": side}
+    if given.get("trim") == "h3":
+        given["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
     return dataclasses.replace(model, **given)
 
 
@@ -132,9 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
     add(
         "--trim",
-        choices=("always", "odd_latents"),
-        help="when to drop the first decoded frames; the weights do not record this, so the "
-        "default is odd_latents if the file's name contains taecvx, else always",
+        choices=("always", "odd_latents", "h3"),
+        metavar="RULE",
+        help="always (Hunyuan, Wan, LTX), odd_latents (CogVideoX) or h3 (MiniMax H3), if "
+        "neither shapes nor a published file name such as taehv.pth decide",
     )
     add(
         "--patch-size",

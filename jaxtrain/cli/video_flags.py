@@ -1,13 +1,21 @@
 """Flags, checks and progress lines that the video commands share."""
 
 import argparse
+import dataclasses
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jaxtrain import terminal
+from jaxtrain.cli import command_line
+from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
+from jaxtrain.inference import folder
+from jaxtrain.inference.video import Autoencoder
 
+_MOST_WORKERS = 1024
 _WORST_CRF = 51
 _PRINT_EVERY_S = 10.0
 
@@ -73,3 +81,97 @@ class Counter:
             return f"{self._first_s:.1f} s"
         rate = (self._done - 1) / busy_s
         return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A file of a folder.
+
+    Attributes:
+        source: the file.
+        target: the file to write.
+        check: raises if the command was stopped; called for each frame.
+    """
+
+    source: Path
+    target: Path
+    check: Callable[[], None]
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--workers``."""
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=int,
+        help="files of a folder at a time (default: by cores)",
+    )
+
+
+def check_no_workers(workers: int | None, source: Path) -> None:
+    """Checks that ``--workers`` is only given for a folder.
+
+    Raises:
+        InputError: it is given for a file.
+    """
+    if workers is not None:
+        raise InputError(f"--workers {workers} is for folders, and {source} is not one: omit it")
+
+
+def folder_jobs(
+    source: Path, target: Path, suffixes: frozenset[str], target_suffix: str
+) -> list[folder.Job]:
+    """Lists the files of a folder, and creates OUT; see :func:`folder.jobs`."""
+    return folder.jobs(source, target, suffixes, target_suffix)
+
+
+def process_folder(
+    model: Autoencoder,
+    todo: list[folder.Job],
+    flags: argparse.Namespace,
+    settings: dict[str, Any],
+    work: Callable[[Autoencoder, Job], dict[str, Any]],
+    what: str,
+) -> int:
+    """Processes the files of a folder on all devices; returns 1 if some failed.
+
+    Args:
+        model: the autoencoder.
+        todo: the files.
+        flags: of the command, with `target` and `workers`.
+        settings: all that a result depends on.
+        work: processes one file with the model on a worker's device.
+        what: "encoded" or "decoded".
+
+    Raises:
+        InputError: ``--workers`` is below 1, or OUT has results with other settings.
+    """
+    devices = model.devices()
+    if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
+        raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
+    workers = flags.workers or max(len(devices), worker_count.cores())
+    models = [model.on(device) for device in devices[:workers]]
+    told = Counter(len(todo), "file")
+
+    def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
+        return work(models[worker % len(models)], Job(source, target, check))
+
+    with command_line.cleaning_up():
+        found = folder.run(
+            todo,
+            flags.target,
+            settings,
+            one,
+            workers=workers,
+            say=terminal.out,
+            each_file=told.one,
+        )
+    counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
+    counts += [f"{found.skipped} already done"] if found.skipped else []
+    counts += [f"{len(found.failed)} failed"] if found.failed else []
+    place = f"{len(models)} device{'s' if len(models) > 1 else ''}"
+    terminal.out(
+        f"{', '.join(counts)} of {len(todo)} files on {place}; "
+        f"results and reasons: {flags.target / folder.MANIFEST}"
+    )
+    return 1 if found.failed else 0

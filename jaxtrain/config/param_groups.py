@@ -1,8 +1,14 @@
-"""Parameter groups: how a model's ``optimizer_groups()`` requests a special optimizer."""
+"""Parameter groups: how a model's ``optimizer_groups()`` requests a special optimizer.
+
+:func:`frozen` resolves ``model.freeze``, the parameters that have none.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Literal
+
+from jaxtrain.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,3 +56,34 @@ def apart(groups: Groups) -> dict[str, Group]:
 def roles(groups: Groups) -> dict[str, Role]:
     """Returns the groups with a role for ``optim.muon``."""
     return {name: one for name, one in groups.items() if isinstance(one, Role)}
+
+
+def frozen(freeze: Collection[str], names: Collection[str]) -> frozenset[str]:
+    """Returns the parameters that ``model.freeze`` excludes from training.
+
+    Args:
+        freeze: parts of the model, such as ``encoder``, or longer dotted paths.
+        names: dotted names of all parameters.
+
+    Raises:
+        InputError: a path has no parameters, or none is left to train.
+    """
+    found: set[str] = set()
+    for path in freeze:
+        below = {name for name in names if name == path or name.startswith(f"{path}.")}
+        if not below:
+            paths = {name.rsplit(".", cut)[0] for name in names for cut in range(name.count("."))}
+            parts = {name.split(".")[0] for name in names}
+            nearest = difflib.get_close_matches(path, sorted(paths | parts), n=1, cutoff=0)
+            raise InputError(
+                f"model.freeze={path}: the model has no parameters below this path; the nearest "
+                f"is {nearest[0]}, and its parts are {', '.join(sorted(parts))}",
+                about="model.freeze",
+            )
+        found |= below
+    if found and len(found) == len(names):
+        raise InputError(
+            f"model.freeze={' '.join(freeze)} leaves no parameter to train: drop one of the paths",
+            about="model.freeze",
+        )
+    return frozenset(found)

@@ -69,7 +69,7 @@ def inputs(subject: Subject) -> Iterator[Finding]:
         return
     if run.model.init_from is not None and not subject.resumes:
         yield ok(_source(subject))
-    if hasattr(run.model, "frozen") and (read := run.model.frozen()):
+    if hasattr(run.model, "constants") and (read := run.model.constants()):
         yield ok(f"the weights of the losses are present: {len(read)} arrays")
 
 

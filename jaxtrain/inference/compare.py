@@ -20,7 +20,7 @@ from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import intervals
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.models.video_ae import quality, timing
+from jaxtrain.models.video_ae import quality
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or
@@ -86,7 +86,9 @@ class Meter:
                 f"--height {height} and --width {width}: use at least 16 for each (SSIM window: "
                 f"{quality.SSIM_WINDOW} pixels)"
             )
-        decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]
+        decoded = [
+            model.model.timing.decoded(model.model.timing.latent_frames(frames)) for model in models
+        ]
         self.compared = min(frames, *decoded)
         self._sources = [model.source for model in models]
         self._programs = [_program(model, measures, self.compared) for model in models]

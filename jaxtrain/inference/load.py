@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,15 +43,18 @@ class TrainedModel:
     definition: state.ModelDefinition
     params: Mapping[str, np.ndarray]
 
-    def on_device(self, precision: str) -> state.Arrays:
-        """Returns the parameters on the first device.
+    def on_device(self, precision: str, device: jax.Device | None = None) -> state.Arrays:
+        """Returns the parameters on a device.
 
         Args:
             precision: type of the computation and of the returned parameters.
+            device: None for the first.
         """
-        return {
-            name: jnp.asarray(array, jnp.dtype(precision)) for name, array in self.params.items()
-        }
+        with jax.default_device(device):
+            return {
+                name: jnp.asarray(array, jnp.dtype(precision))
+                for name, array in self.params.items()
+            }
 
 
 def load(source: Path, command: str, method: str) -> TrainedModel:

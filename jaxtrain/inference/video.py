@@ -8,7 +8,10 @@ Shapes: H, W of an image, h, w of a latent, C channels; n frames of a latent.
 """
 
 import collections
+import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.config import Precision
+from jaxtrain.config import Precision, to_dict
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.models.video_ae import streaming
-from jaxtrain.models.video_ae.timing import TIME_FACTOR
+from jaxtrain.training import state
 
 _AHEAD = 2  # results by which the device may be ahead of the host
 
@@ -51,12 +54,13 @@ def even(height: int, width: int) -> Padding:
 
 
 class Autoencoder:
-    """A model and its parameters on the first device.
+    """A model and its parameters on one device.
 
     Args:
         source: a checkpoint, a run directory or a weights file.
         precision: precision of the computation.
         command: the command that uses the model, for messages.
+        preview: frames per latent of a smaller decoder, and what divides height and width.
 
     Attributes:
         model: its config.
@@ -64,22 +68,55 @@ class Autoencoder:
         module: the network.
 
     Raises:
-        InputError: no video autoencoder there, or jax does not see the GPU.
+        InputError: no video autoencoder there, it has no such preview, or jax does not see the GPU.
     """
 
     def __init__(
-        self, source: Path, precision: Precision = "float32", *, command: str = "reconstruct"
+        self,
+        source: Path,
+        precision: Precision = "float32",
+        *,
+        command: str = "reconstruct",
+        preview: tuple[int, int] | None = None,
     ) -> None:
         trained = load.load(source, command, "decode")
+        if preview is not None:
+            config = trained.config.preview(*preview)
+            trained = dataclasses.replace(
+                trained,
+                config=config,
+                definition=state.ModelDefinition(config.build),
+                params=config.fitted(trained.params),
+            )
+        self._trained, self._precision = trained, precision
         self.model, self.source = trained.config, trained.source
+        self._device: jax.Device | None = None
         self.module = trained.definition.module(trained.on_device(precision), {})
+
+    def on(self, device: jax.Device) -> "Autoencoder":
+        """Returns the same model with its parameters on a device."""
+        other = copy.copy(self)
+        other._device = device
+        arrays = self._trained.on_device(self._precision, device)
+        other.module = self._trained.definition.module(arrays, {})
+        return other
+
+    def devices(self) -> list[jax.Device]:
+        """Returns all devices of this process."""
+        return jax.local_devices()
+
+    def digest(self) -> str:
+        """Returns a checksum of the parameters and the model's config."""
+        found = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
+        for name in sorted(self._trained.params):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(self._trained.params[name]).data)
+        return found.hexdigest()[:16]
 
     @property
     def whole(self) -> bool:
         """Whether decoded videos have the size and length of the originals."""
-        timing = self.model.timing
-        same_size = self.module.space_up == self.module.space_factor
-        return bool(same_size and timing.growth == TIME_FACTOR)
+        return bool(self.model.whole)
 
     def require_whole(self) -> None:
         """Refuses a decoder that returns fewer or smaller frames.
@@ -99,26 +136,28 @@ class Autoencoder:
         factor = self.model.space_factor
         return Padding(-height % factor, -width % factor)
 
+    def _put(self, array: Any) -> jax.Array:
+        return jnp.asarray(array) if self._device is None else jax.device_put(array, self._device)
+
     def encoded(self, pictures: Iterable[np.ndarray]) -> Iterator[jax.Array]:
         """Encodes images uint8 [H, W, 3] of one size to latents [h, w, C], on the device."""
         stream = streaming.EncoderStream(self.module)
-        frames, latents, last = 0, 0, None
+        frames, last = 0, None
         for pixels in pictures:
             padded = self.padding(*pixels.shape[:2])(pixels)
-            last = jnp.asarray(padded)[None].astype(jnp.float32) / 255
+            last = self._put(padded)[None].astype(jnp.float32) / 255
             frames += 1
             latent = stream.push(last)
             if latent is not None:
-                latents += 1
                 yield latent[0]
         if last is None:
             return
-        needed = self.model.timing.needed(frames)
-        while latents < needed:
+        for _ in range(self.model.timing.filled(frames) - frames):
             latent = stream.push(last)
             if latent is not None:
-                latents += 1
                 yield latent[0]
+        while (latent := stream.flush()) is not None:
+            yield latent[0]
 
     def decoded(
         self, latents: Iterable[Any], *, height: int, width: int, count: int | None
@@ -135,7 +174,7 @@ class Autoencoder:
         size = {"height": -(-height * up // factor), "width": -(-width * up // factor)}
         pending: collections.deque[jax.Array] = collections.deque()
         for latent in latents:
-            pending.append(_pictures(stream.push(jnp.asarray(latent)[None]), **size))
+            pending.append(_pictures(stream.push(self._put(latent)[None]), **size))
             if len(pending) > _AHEAD:
                 yield from np.asarray(pending.popleft())
         while pending:

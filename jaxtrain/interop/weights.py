@@ -109,7 +109,15 @@ def load(
             )
         model = kind.guess(tensors, str(source))
     check(model)
-    return Weights(model, model.from_weights(tensors, str(source)), str(source))
+    params = model.from_weights(tensors, str(source))
+    if ABOUT not in about and hasattr(model, "ambiguity"):
+        unclear = model.ambiguity(tensors, str(source))
+        if unclear:
+            raise InputError(
+                f"{unclear}, to {invocation.program()} import {shlex.quote(str(source))} "
+                "OUT.safetensors"
+            )
+    return Weights(model, params, str(source))
 
 
 def model_at(source: Path) -> Any | None:
@@ -179,6 +187,8 @@ def params_for(
             from_file.check_not_in_weights(model, from_file.parse(about[ABOUT], str(source)), path)
         else:
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
+            unclear = hasattr(model, "ambiguity") and model.ambiguity(tensors, str(path))
+            notes += [str(unclear).replace("--trim", "--model.trim")] if unclear else []
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
     fitting = {

@@ -89,7 +89,8 @@ member                   of       used for
 ``formulas``             Config   lines at the start of a run
 ``problems``             Config   refusing a run before it starts
 ``optimizer_groups``     Config   parameters with an optimizer of their own; ``optim.muon``
-``frozen``               Config   state from files, such as the weights of a loss
+``constants``            Config   state from files, such as the weights of a loss
+``freeze``, a field      Config   parameters that are not trained
 ``index_limits``         Config   synthetic batches for measuring
 ``usage``                Config   the command for a trained model, at the end of a run
 ``bare``                 Config   loading a trained model without its training-only parts
@@ -114,8 +115,10 @@ Of the config:
 - ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.config.param_groups`): parameters
   with their own optimizer and clipping, such as a discriminator's, and how ``optim.muon`` treats
   the others.
-- ``frozen() -> {dotted path: array}``: values of non-parameter state that are read from files when
-  a new run starts.
+- ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files
+  when a new run starts.
+- ``freeze``: a tuple of parts or dotted paths; parameters below them have no gradient and no
+  optimizer state, and are replicated, so that nothing of them is communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid
   values. Synthetic batches stay below it.
 - ``usage``: the command that uses a trained model; ``{run}`` in it stands for the run directory,
@@ -128,8 +131,10 @@ Of the config:
   parameters to the names and layout of the original implementation, and back. ``from_weights``
   raises ``InputError`` that lists every missing, extra or misshapen array. They require
   ``guess(tensors, source) -> Config``, a class method, which infers the config from such a file;
-  and ``not_in_weights``, pairs (field, attribute with its effective value) that array shapes do not
-  determine: a run starts and resumes only from parameters trained with the same values.
+  optionally ``ambiguity(tensors, source) -> str | None``, a class method, which explains that such
+  a file fits several configs; and ``not_in_weights``, pairs (field, attribute with its effective
+  value) that array shapes do not determine: a run starts and resumes only from parameters trained
+  with the same values.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method: convert
   to the config.json of transformers (:mod:`jaxtrain.interop.huggingface`), and back. They require
   ``model_type``, the model's name in that file. If transformers uses other names than

@@ -42,6 +42,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``work`` (class of operation -> FLOPs, bytes and calls, per step and device) and ``kernels``
         (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
+        ``frozen`` (what ``model.freeze`` saves; None without it),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
 
@@ -72,11 +73,12 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "flops": work.product_flops(traced.jaxpr),
         "convolutions": work.has_convolutions(traced.jaxpr),
         "formula_bytes": traffic.formula_bytes(
-            built.target, built.rule, run.mesh, run.optim.accumulate
+            _trained(built), built.rule, run.mesh, run.optim.accumulate
         ),
+        "frozen": _frozen(built),
         "total": built.total if run.loop.epochs is None else None,
         "elements": parameter_count(built.definition.params),
-        "unsharded": built.rule.unsharded(built.definition.params),
+        "unsharded": built.rule.unsharded(_trained(built)),
         "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "compile_s": time.perf_counter() - began,
@@ -141,14 +143,36 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(names)
 
 
+def _trained(built: setup.StepSetup) -> dict[str, Any]:
+    """Returns the parameters that are trained: shapes and shardings."""
+    return built.definition.trained(built.target.params)
+
+
+def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
+    """Returns what ``model.freeze`` saves on each device; None if nothing is frozen."""
+    run, elements = built.run, parameter_count(_trained(built))
+    if not built.definition.frozen:
+        return None
+    free = dataclasses.replace(run, model=dataclasses.replace(run.model, freeze=()))
+    whole = setup.build_without_data(free, built.rule.mesh)
+    sent = [
+        traffic.formula_bytes(_trained(one), one.rule, run.mesh, run.optim.accumulate)
+        for one in (whole, built)
+    ]
+    return {
+        "paths": list(run.model.freeze),
+        "elements": parameter_count(built.definition.params) - elements,
+        "optimizer_bytes": bytes_per_device(whole.target.opt) - bytes_per_device(built.target.opt),
+        "sent_bytes": sent[0] - sent[1],
+    }
+
+
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
     """Returns bytes per device; those computed from shardings add up to the program's arguments."""
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)
     arguments = int(analysis.argument_size_in_bytes)
-    gradients = bytes_per_device(built.target.params) * (
-        1 if built.run.optim.accumulate == 1 else 2
-    )
+    gradients = bytes_per_device(_trained(built)) * (1 if built.run.optim.accumulate == 1 else 2)
     return {
         "parameters": parameters,
         "optimizer": optimizer,

@@ -99,6 +99,7 @@ def _heading(plan: Plan) -> str:
             break_on_hyphens=False,
         ),
         f"{compiled['elements']:,} parameters; {compiled['batch_of']}",
+        *_frozen(compiled.get("frozen")),
         *(
             f"not sharded: {name} {tuple(shape)}: mesh.fsdp divides none of its dimensions"
             for name, shape in compiled["unsharded"].items()
@@ -114,6 +115,17 @@ def _heading(plan: Plan) -> str:
             "bandwidth and communication are omitted.\n",
         )
     return "\n".join(lines)
+
+
+def _frozen(frozen: dict[str, Any] | None) -> list[str]:
+    """Describes what ``model.freeze`` saves."""
+    if not frozen:
+        return []
+    return [
+        f"frozen: {frozen['elements']:,} parameters ({' '.join(frozen['paths'])}): saves "
+        f"{frozen['optimizer_bytes'] / GIB:.3f} GiB of optimizer state and\n"
+        f"  {frozen['sent_bytes'] / GIB:.3f} GiB sent per step, on each device"
+    ]
 
 
 def memory(plan: Plan) -> str:

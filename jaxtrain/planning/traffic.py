@@ -1,14 +1,13 @@
 """Sums the communication volume of the compiled step, and computes the sharding's by formula."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxtrain import config
 from jaxtrain.planning.cards import Card
-from jaxtrain.sharding import AXES, ShardingRule
-from jaxtrain.training.state import State
+from jaxtrain.sharding import AXES, HasShape, ShardingRule
 from jaxtrain.xla.hlo import Collective
 
 _BF16 = 2
@@ -84,7 +83,7 @@ def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
 
 
 def formula_bytes(
-    target: State, rule: ShardingRule, settings: config.Mesh, accumulate: int
+    params: Mapping[str, HasShape], rule: ShardingRule, settings: config.Mesh, accumulate: int
 ) -> float:
     """Computes the bytes that a device sends per step, with parameters and gradients in bfloat16.
 
@@ -93,9 +92,15 @@ def formula_bytes(
     reduce-scatters their gradients; ``"optimizer"`` gathers once per step. In each microbatch, the
     gradients of unsharded parameters are all-reduced over all devices, and those of shards over
     ``data``.
+
+    Args:
+        params: the trained parameters; frozen ones are not communicated.
+        rule: where arrays are stored.
+        settings: the mesh.
+        accumulate: microbatches per step.
     """
     sharded = unsharded = 0
-    for array in target.params.values():
+    for array in params.values():
         size = int(np.prod(array.shape)) * _BF16
         if any(axis is not None for axis in rule(array).spec):
             sharded += size

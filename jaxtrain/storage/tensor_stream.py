@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,10 +34,11 @@ class Rows:
         file: an empty file.
         name: of the array.
         dtype: one of :data:`DTYPES`.
+        markers: names of empty arrays that the file has, too.
     """
 
-    def __init__(self, file: BinaryIO, name: str, dtype: str) -> None:
-        self._file, self._name = file, name
+    def __init__(self, file: BinaryIO, name: str, dtype: str, markers: Sequence[str] = ()) -> None:
+        self._file, self._name, self._markers = file, name, markers
         self._code, self._dtype = DTYPES[dtype]
         self._shape: tuple[int, ...] | None = None
         self.count = 0
@@ -57,7 +58,9 @@ class Rows:
         shape = [self.count, *(self._shape or ())]
         size = int(np.prod(shape)) * self._dtype.itemsize
         described = {"dtype": self._code, "shape": shape, "data_offsets": [0, size]}
-        header = json.dumps({"__metadata__": dict(about), self._name: described}).encode()
+        empty = {"dtype": self._code, "shape": [0], "data_offsets": [size, size]}
+        entries = {self._name: described, **dict.fromkeys(self._markers, empty)}
+        header = json.dumps({"__metadata__": dict(about), **entries}).encode()
         if len(header) > _HEADER_BYTES:
             raise ValueError(f"header has {len(header)} bytes, more than {_HEADER_BYTES}")
         self._file.seek(0)
@@ -65,7 +68,9 @@ class Rows:
 
 
 @contextlib.contextmanager
-def writing(path: Path, name: str, dtype: str, about: dict[str, str]) -> Iterator[Rows]:
+def writing(
+    path: Path, name: str, dtype: str, about: dict[str, str], markers: Sequence[str] = ()
+) -> Iterator[Rows]:
     """Yields a writer for the rows of an array; the file appears when the block ends without error.
 
     Args:
@@ -73,13 +78,14 @@ def writing(path: Path, name: str, dtype: str, about: dict[str, str]) -> Iterato
         name: of the array.
         dtype: one of :data:`DTYPES`.
         about: the metadata; read at the end of the block.
+        markers: names of empty arrays that the file has, too.
 
     Raises:
         InputError: the file cannot be written.
     """
     try:
         with atomic.appearing(path) as beside, open(beside, "wb") as file:
-            rows = Rows(file, name, dtype)
+            rows = Rows(file, name, dtype, markers)
             yield rows
             rows.close(about)
     except OSError as error:

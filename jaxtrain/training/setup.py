@@ -166,7 +166,9 @@ def build(
         say: prints a line, such as the number of steps that follows from the epochs.
         position: where the run starts or resumes.
     """
-    definition = ModelDefinition(run.model.build)
+    freeze = getattr(run.model, "freeze", ())
+    definition = ModelDefinition(run.model.build, freeze)
+    trained = definition.trained(definition.params)
     rule = ShardingRule(mesh, run.mesh)
     parameters = parameter_count(definition.params)
     known = {
@@ -184,15 +186,15 @@ def build(
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
         say(line)
     say(f"{parameters:,} parameters; {rule_of_steps}")
+    if definition.frozen:
+        say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
-    for name, shape in rule.unsharded(definition.params).items():
+    for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make_optimizer(
-        run.optim, total, definition.params, _groups(run), rule, run.precision
-    )
+    optimizer = optim.make_optimizer(run.optim, total, trained, _groups(run), rule, run.precision)
     if run.optim.muon is not None:
-        say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
-        unused = optim.without_effect(run.optim, definition.params, _groups(run))
+        say(optim.muon_sentence(run.optim.muon, trained, _groups(run)))
+        unused = optim.without_effect(run.optim, trained, _groups(run))
         if unused and "--optim.peak_lr" in config.as_typed(run):
             say(unused)
     return StepSetup(
@@ -541,13 +543,13 @@ def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
         InputError: the values in a file do not match the model.
     """
     model = setup.run.model
-    frozen = model.frozen() if hasattr(model, "frozen") else {}
+    constants = model.constants() if hasattr(model, "constants") else {}
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
-    return with_values(setup.fresh_state(), params, frozen)
+    return with_values(setup.fresh_state(), params, constants)
 
 
 def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:

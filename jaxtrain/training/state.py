@@ -6,8 +6,8 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxtrain.config import param_groups
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
 
 Arrays = dict[str, jax.Array]
+Leaf = TypeVar("Leaf")
 
 
 @functools.partial(
@@ -53,12 +55,22 @@ class State:
 class ModelDefinition:
     """A model without its arrays: converts arrays to a callable module and back.
 
+    Args:
+        build: makes the module.
+        freeze: dotted paths; parameters below them are not trained.
+
     Attributes:
         params: dotted path -> shape and dtype.
         extras: likewise, for non-parameter state.
+        frozen: dotted paths of the parameters that are not trained.
+
+    Raises:
+        InputError: a path in `freeze` has no parameters.
     """
 
-    def __init__(self, build: Callable[[nnx.Rngs], nnx.Module]) -> None:
+    def __init__(
+        self, build: Callable[[nnx.Rngs], nnx.Module], freeze: Collection[str] = ()
+    ) -> None:
         self._build = build
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         self._graph_type = type(abstract)
@@ -67,6 +79,7 @@ class ModelDefinition:
         self._extra_leaves = dict(nnx.to_flat_state(extras))
         self.params = _flatten(params)
         self.extras = _flatten(extras)
+        self.frozen = param_groups.frozen(freeze, self.params)
         for name, leaf in {**self.params, **self.extras}.items():
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 raise TypeError(
@@ -78,6 +91,21 @@ class ModelDefinition:
         """Returns initial parameters and extras in float32. Pure: call it under ``jax.jit``."""
         _, params, extras = _split(self._build(nnx.Rngs(key)))
         return _flatten(params), _flatten(extras)
+
+    def trained(self, params: Mapping[str, Leaf]) -> dict[str, Leaf]:
+        """Returns the parameters, or anything by their names, without the frozen ones."""
+        return {name: array for name, array in params.items() if name not in self.frozen}
+
+    def stored(self, rule: ShardingRule) -> dict[str, NamedSharding]:
+        """Returns the sharding of each parameter.
+
+        Frozen ones are replicated: they have no optimizer state, and nothing is gathered.
+        """
+        whole = replicated(rule.mesh)
+        return {
+            name: whole if name in self.frozen else rule(array)
+            for name, array in self.params.items()
+        }
 
     def module(
         self,
@@ -146,7 +174,9 @@ def abstract_state(
     whole = replicated(rule.mesh)
     stored = cast(State, jax.tree.map(lambda leaf: _placed(leaf, rule(leaf)), shapes))
     guarding = {name: _placed(leaf, whole) for name, leaf in shapes.guard.items()}
-    return dataclasses.replace(stored, guard=cast(Arrays, guarding))
+    where = definition.stored(rule)
+    params = {name: _placed(leaf, where[name]) for name, leaf in shapes.params.items()}
+    return dataclasses.replace(stored, guard=cast(Arrays, guarding), params=cast(Arrays, params))
 
 
 def jit_init(
@@ -226,7 +256,7 @@ def _initial(
         examples_seen=jnp.zeros((), jnp.uint32),
         params=params,
         extras=extras,
-        opt=optimizer.init(params),
+        opt=optimizer.init(definition.trained(params)),
         guard=skip_step.init(),
     )
 

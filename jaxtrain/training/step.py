@@ -64,7 +64,7 @@ def parameter_views(
     otherwise all are gathered once per step. Gradients are communicated in the compute dtype and
     constrained to the shards' layout, which makes the compiler emit a reduce-scatter.
     """
-    stored = {name: rule(array) for name, array in definition.params.items()}
+    stored = definition.stored(rule)
     dtype = jnp.dtype(precision)
 
     def cast_and_shard(params: Arrays) -> Arrays:
@@ -136,7 +136,7 @@ def build_train_step(
         total, weight, metrics = module.loss(batch, keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
-    gradients = _gradients(loss, view, rule.mesh, accumulate)
+    gradients = _gradients(loss, view, definition, rule.mesh, accumulate)
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         rows = jax.tree.leaves(batch)[0].shape[0]
@@ -144,7 +144,8 @@ def build_train_step(
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
         grads = jax.tree.map(lambda grad: grad * share, grads)
-        updates, opt = optimizer.update(grads, state.opt, state.params)
+        trained = definition.trained(state.params)
+        updates, opt = optimizer.update(grads, state.opt, trained)
         loss = sums.loss / sums.weight
         bad, guarded, norms = detect(state.guard, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
@@ -157,7 +158,7 @@ def build_train_step(
         following = State(
             step=state.step + 1,
             examples_seen=state.examples_seen,
-            params=cast(Arrays, optax.apply_updates(state.params, updates)),
+            params={**state.params, **cast(Arrays, optax.apply_updates(trained, updates))},
             extras=extras,
             opt=opt,
             guard=state.guard,
@@ -241,22 +242,26 @@ def _platform(mesh: jax.sharding.Mesh) -> str:
 def _gradients(
     loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
     view: ParameterViews,
+    definition: ModelDefinition,
     mesh: jax.sharding.Mesh,
     accumulate: int,
 ) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
     """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
 
     Sums are accumulated and divided once, so the result equals that of the full batch even if
-    microbatches have different weights.
+    microbatches have different weights. Frozen parameters have no gradient.
     """
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
     def one(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
+        def of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+            return loss({**prepared, **trained}, extras, batch, positions_B)
+
         with per_device.tracing(mesh=mesh):
-            (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
-        return view.reduce_scatter(grads), sums, extras
+            value_and_grad = jax.value_and_grad(of_trained, has_aux=True)
+            (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
+        return view.reduce_scatter(grads), sums, following
 
     def whole(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
@@ -282,7 +287,8 @@ def _gradients(
             more, added, extras = one(prepared, extras, microbatch, of_rows)
             return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
 
-        carry = (view.reduce_scatter(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
+        zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
+        carry = (view.reduce_scatter(zero_grads), zeros, extras)
         (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
         return grads, sums, extras
 

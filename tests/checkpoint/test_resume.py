@@ -515,6 +515,17 @@ def test_a_resume_with_other_clip_groups_prints_the_original_flags(
         check_same_run(saved, now, print)
 
 
+def test_a_resume_with_other_frozen_parts_is_refused() -> None:
+    """The checkpoint's optimizer state has other parameters; older ones froze nothing."""
+    run = config.load("h100_8", ["--model.freeze", "encoder"])
+    now, saved = described(run, "same"), described(run, "same")
+    check_same_run(saved, now, print)
+    model = {k: v for k, v in saved["config"]["model"].items() if k != "freeze"}
+    saved["config"] = saved["config"] | {"model": model}
+    with pytest.raises(InputError, match=r"model\.freeze=\(\), and this run has encoder, so"):
+        check_same_run(saved, now, print)
+
+
 def test_different_versions_are_printed() -> None:
     saved, now = described(RUN, "same"), described(RUN, "same")
     saved["versions"] = saved["versions"] | {"grain": "0.0.1"}

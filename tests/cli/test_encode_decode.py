@@ -248,3 +248,139 @@ def test_latents_do_not_accumulate_on_the_device(place: Path) -> None:
     for number, array in enumerate(autoencoding.fetched(arrays())):
         assert array[0] == number
         assert len(requested) <= number + 3
+
+
+LAYOUTS = {  # name of the array, shape for latents [4, 3, 5, 4], axes to [L, h, w, C]
+    "ncthw": ("latents", (1, 4, 4, 3, 5), (1, 2, 3, 0)),
+    "ntchw": ("latents", (1, 4, 4, 3, 5), (0, 2, 3, 1)),
+    "comfyui": ("latent_tensor", (1, 4, 4, 3, 5), (1, 2, 3, 0)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_other_programs_have_the_same_latents(
+    place: Path, layout: str, tmp_path: Path
+) -> None:
+    suffix = ".latent" if layout == "comfyui" else ".safetensors"
+    target = tmp_path / f"z{suffix}"
+    scaled = ("--scale", "2,1,0.5,4", "--shift", "0.25")
+    typed = (place / "weights.safetensors", place / "clip.mp4", target, "--layout", layout)
+    assert run("encode", *typed, *scaled) == 0
+    name, shape, axes = LAYOUTS[layout]
+    arrays = safetensors.numpy.load_file(target)
+    assert arrays.pop(name).shape == shape
+    stored = safetensors.numpy.load_file(target)[name][0].transpose(axes)
+    plain = safetensors.numpy.load_file(place / "z.safetensors")["latents"]
+    expected = plain * np.float32([2, 1, 0.5, 4]) + np.float32(0.25)
+    np.testing.assert_allclose(stored, expected, rtol=1e-6)
+    # ComfyUI's LoadLatent multiplies by 1 / 0.18215 without this array.
+    assert {key: array.shape for key, array in arrays.items()} == (
+        {"latent_format_version_0": (0,)} if layout == "comfyui" else {}
+    )
+    for source, out in ((target, "a.mp4"), (place / "z.safetensors", "b.mp4")):
+        assert run("decode", place / "weights.safetensors", source, tmp_path / out) == 0
+    found, same = (small_autoencoder.read(tmp_path / out) for out in ("a.mp4", "b.mp4"))
+    assert np.abs(found.astype(int) - same).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--scale", "1,2"), r"--scale has 2 numbers, but the latents have 4 channels: use 1 or 4"),
+        (("--scale", "0"), r"'0': use numbers other than 0"),
+        (("--shift", "x"), r"'x': use numbers such as 0\.5 or 0\.5,0\.25"),
+        (("--layout", "comfyui"), r"z\.safetensors does not end with \.latent"),
+        (("--workers", "2"), r"--workers 2 is for folders, and .*clip\.mp4 is not one: omit it"),
+    ],
+)
+def test_unusable_flags_of_encode(
+    place: Path, tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    typed = (place / "weights.safetensors", place / "clip.mp4", tmp_path / "z.safetensors")
+    with pytest.raises(InputError, match=message):
+        encode.main([*map(str, typed), *flags])
+
+
+def test_a_folder_is_encoded_and_decoded(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, videos = place / "weights.safetensors", tmp_path / "in"
+    (videos / "inner").mkdir(parents=True)
+    for name in ("a.mp4", "inner/b.mp4"):
+        (videos / name).write_bytes((place / "clip.mp4").read_bytes())
+    bad = sample_videos.garble(sample_videos.write(tmp_path / "g.mp4", sample_videos.busy(30)))
+    bad.rename(videos / "bad.mp4")
+    assert run("encode", weights, videos, tmp_path / "z", "--workers", 2) == 1
+    printed = capsys.readouterr().out
+    assert "2 encoded, 1 failed of 3 files on 2 devices" in printed
+    assert "bad.mp4" in printed
+    for name in ("a", "inner/b"):
+        found = (tmp_path / f"z/{name}.safetensors").read_bytes()
+        assert found == (place / "z.safetensors").read_bytes()
+    assert run("encode", weights, videos, tmp_path / "z", "--workers", 1) == 1
+    assert "2 already done, 1 failed of 3 files" in capsys.readouterr().out
+    assert run("decode", weights, tmp_path / "z", tmp_path / "out", "--workers", 1) == 0
+    assert run("decode", weights, place / "z.safetensors", tmp_path / "one.mp4") == 0
+    for name in ("a", "inner/b"):
+        assert (tmp_path / f"out/{name}.mp4").read_bytes() == (tmp_path / "one.mp4").read_bytes()
+    with pytest.raises(InputError, match=r"other settings \(crf 16, not 20\)"):
+        decode.main([*map(str, (weights, tmp_path / "z", tmp_path / "out")), "--crf", "20"])
+
+
+def test_a_preview_by_flag_equals_the_preview_of_the_reference_s_rule(
+    place: Path, tmp_path: Path
+) -> None:
+    weights = place / "weights.safetensors"
+    typed = (weights, place / "z.safetensors", tmp_path / "out.mp4", "--preview", "2x2")
+    assert run("decode", *typed) == 0
+    switches = {"time_upscale": (True, False), "space_upscale": (True, True, False)}
+    config = small_autoencoder.config(**switches)
+    tensors = safetensors.numpy.load_file(weights)
+    from jaxtrain.interop import weights as files
+
+    files.save(tmp_path / "p.safetensors", config, config.from_weights(tensors, "weights"))
+    again = (tmp_path / "p.safetensors", place / "z.safetensors", tmp_path / "same.mp4")
+    assert run("decode", *again) == 0
+    assert (tmp_path / "out.mp4").read_bytes() == (tmp_path / "same.mp4").read_bytes()
+    assert small_autoencoder.read(tmp_path / "out.mp4").shape == (5, 10, 18, 3)
+
+
+@pytest.mark.parametrize(
+    ("preview", "message"),
+    [
+        ("3x2", r"3x2: this decoder makes 1 or 2 or 4 frames .* by 1 or 2 or 4 or 8: .* is 2x2"),
+        ("1x16", r"the nearest is 1x8"),
+        ("1", r"'1': use two numbers such as 1x2"),
+    ],
+)
+def test_other_previews_are_refused(
+    place: Path, tmp_path: Path, preview: str, message: str
+) -> None:
+    typed = (place / "weights.safetensors", place / "z.safetensors", tmp_path / "o.mp4")
+    with pytest.raises(InputError, match=message):
+        decode.main([*map(str, typed), "--preview", preview])
+
+
+@pytest.mark.parametrize("frames", [1, 5, 6, 17, 22, 23])
+def test_h3_gives_as_many_frames_as_went_in(tmp_path: Path, frames: int) -> None:
+    weights = small_autoencoder.save(tmp_path / "w.safetensors", trim="h3", frames=5)
+    images = sample_videos.busy(frames, height=16, width=24)
+    sample_videos.write(tmp_path / "v.mp4", images)
+    assert run("encode", weights, tmp_path / "v.mp4", tmp_path / "z.safetensors") == 0
+    latents = safetensors.numpy.load_file(tmp_path / "z.safetensors")["latents"]
+    count = {1: 2, 5: 2, 6: 7, 17: 7, 22: 7, 23: 12}[frames]
+    assert len(latents) == count
+    video = np.stack([one.pixels for one in reading.Video(tmp_path / "v.mp4").pictures()])
+    made = small_autoencoder.module(weights)
+    filled = np.pad(video, ((0, 17 * (count + 3) // 5 - frames), *[(0, 0)] * 3), mode="edge")
+    whole = np.asarray(made.encode(filled[None].astype(np.float32) / 255))[0]
+    np.testing.assert_allclose(latents, whole, atol=1e-5)
+    assert run("decode", weights, tmp_path / "z.safetensors", tmp_path / "o.mp4") == 0
+    assert len(small_autoencoder.read(tmp_path / "o.mp4")) == frames
+
+
+def test_latents_that_h3_did_not_make_are_refused(place: Path, tmp_path: Path) -> None:
+    weights = small_autoencoder.save(tmp_path / "w.safetensors", trim="h3", frames=5)
+    typed = (weights, place / "z.safetensors", tmp_path / "o.mp4")
+    with pytest.raises(InputError, match=r"z\.safetensors: 4 latents: .* nearest is 2 or 7"):
+        decode.main([*map(str, typed)])

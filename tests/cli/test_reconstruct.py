@@ -103,9 +103,9 @@ def test_no_frame_is_lost_and_no_latent_wasted(rule: Any, growth: int) -> None:
     for frames in range(1, 60):
         needed = rules.needed(frames)
         assert rules.decoded(needed) >= rules.shown(frames)
-        assert needed >= timing.latent_frames(frames)
-        assert needed <= timing.latent_frames(frames) + 1
-        if needed > timing.latent_frames(frames):
+        assert needed >= rules.latent_frames(frames)
+        assert needed <= rules.latent_frames(frames) + 1
+        if needed > rules.latent_frames(frames):
             assert rules.decoded(needed - 1) < rules.shown(frames)
     assert timing.Timing(4, rule).needed(13) == 4
 

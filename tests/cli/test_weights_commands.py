@@ -15,16 +15,21 @@ from small_state import make_state, meta_of
 
 from jaxtrain import config, main, versions
 from jaxtrain.checkpoint import saver
+from jaxtrain.errors import InputError
 from jaxtrain.inference import video
 from jaxtrain.interop import weights
 from jaxtrain.models import mlm, video_ae
 
 FIXTURES = {
     "taehv_base": (
-        "TAEHV, patches of 1x1, 16 latent channels, first 3 frames dropped; 11,315,539 parameters "
-        "(encoder 1,470,928, decoder 9,844,611)"
+        "TAEHV, patches of 1x1, 16 latent channels per 4 frames, first 3 frames dropped; "
+        "11,315,539 parameters (encoder 1,470,928, decoder 9,844,611)"
     ),
-    "taehv_patch2_z32": "TAEHV, patches of 2x2, 32 latent channels, first 3 frames dropped; ",
+    "taehv_patch2_z32": (
+        "TAEHV, patches of 2x2, 32 latent channels per 4 frames, first 3 frames dropped; "
+    ),
+    "taehv_patch4_z128_time8": "128 latent channels per 8 frames, first 7 frames dropped; ",
+    "taehv_h3": "24 latent channels per 4 frames, chunks of 17 frames (MiniMax H3); ",
     "taehv_super_patch2_z48": "TAEHV with the super decoder, patches of 2x2, 48 latent channels",
 }
 
@@ -47,8 +52,9 @@ def published(checkout: Path, name: str, to: Path) -> dict[str, np.ndarray]:
 def test_import_and_export_change_nothing(
     checkout: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tensors = published(checkout, name, tmp_path / "theirs.safetensors")
-    assert run("import", tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors") == 0
+    theirs = tmp_path / ("taeh3.safetensors" if name == "taehv_h3" else "taehv.safetensors")
+    tensors = published(checkout, name, theirs)
+    assert run("import", theirs, tmp_path / "ours.safetensors") == 0
     assert FIXTURES[name] in capsys.readouterr().out
     assert run("export", tmp_path / "ours.safetensors", tmp_path / "out.safetensors") == 0
     found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
@@ -70,6 +76,32 @@ def test_the_trim_rule_comes_from_the_file_name_or_a_flag(
     assert weights.load(target).model.trim == "odd_latents"
     assert run("import", tmp_path / "taecvx.safetensors", target, "--trim", "always") == 0
     assert weights.load(target).model.trim == "always"
+
+
+@pytest.mark.parametrize(
+    ("fixture", "rule", "family"),
+    [("taehv_base", "odd_latents", "CogVideoX"), ("taehv_h3", "h3", "MiniMax H3")],
+)
+def test_a_file_that_fits_two_variants_is_refused_with_both(
+    checkout: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fixture: str,
+    rule: str,
+    family: str,
+) -> None:
+    source, target = tmp_path / "model.safetensors", tmp_path / "ours.safetensors"
+    published(checkout, fixture, source)
+    printed = error(capsys, "import", source, target)
+    assert "model.safetensors fits two variants" in printed
+    assert "--trim always (Hunyuan, Wan and others)" in printed
+    assert f"--trim {rule} ({family})" in printed
+    assert not target.exists()
+    with pytest.raises(InputError, match=rf"--trim {rule} .*import .*model\.safetensors OUT"):
+        weights.load(source, lambda: "video_ae")
+    for given in ("always", rule):
+        assert run("import", source, target, "--trim", given) == 0
+        assert weights.load(target).model.trim == given
 
 
 def test_our_own_file_keeps_its_model(tmp_path: Path) -> None:
@@ -105,7 +137,7 @@ def test_a_mismatch_is_named(
 ) -> None:
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     tensors = published(checkout, "taehv_base", source)
-    printed = error(capsys, "import", source, target, "--patch-size", 4)
+    printed = error(capsys, "import", source, target, "--trim", "always", "--patch-size", 4)
     assert "misshapen: encoder.0.weight (64, 3, 3, 3) instead of (64, 48, 3, 3)" in printed
     del tensors["decoder.1.bias"]
     tensors["head"] = np.zeros(3, np.float32)

@@ -33,7 +33,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cogvideox": {"trim": "odd_latents"},
     "patch2": {"patch_size": 2, "latent_channels": 32},
     "super": {"decoder": "super", "patch_size": 2, "latent_channels": 48},
+    "time8": {
+        "patch_size": 4,
+        "latent_channels": 128,
+        "time_downscale": (True, True, True),
+        "time_upscale": (True, True, True),
+    },
+    "h3": {"patch_size": 2, "latent_channels": 24, "trim": "h3"},
+    "preview": {"time_upscale": (False, False), "space_upscale": (True, True, False)},
 }
+NAMES = {"cogvideox": "taecvx.pth", "h3": "taeh3.pth"}
 COUNTS = {"base": 11_315_539, "patch2": 11_372_012}
 
 
@@ -113,33 +122,47 @@ class Network(nn.Module):
         self.config = config
         e, z, colours = config.encoder_width, config.latent_channels, 3 * config.patch_size**2
         layers: list[nn.Module] = [conv(colours, e), nn.ReLU()]
-        for stride in (2, 2, 1):
+        for stride in config.pools:
             layers += [Pool(e, stride), conv(e, e, stride=2, bias=False)]
             layers += [Narrow(e) for _ in range(3)]
         self.encoder = nn.Sequential(*layers, conv(e, z))
         f = config.widths
         if config.decoder == "super":
             layers = [nn.Conv2d(z, f[0], 1, bias=False)]
-            for this, following, stride in zip(f, f[1:], (1, 2, 2), strict=False):
+            for this, following, stride in zip(f, f[1:], config.grows, strict=False):
                 layers += [*(Wide(this) for _ in range(3)), conv(this, 4 * following), nn.ReLU()]
                 layers += [nn.PixelShuffle(2), Grow(following, stride)]
         else:
             layers = [Clamp(), conv(z, f[0]), nn.ReLU()]
-            for this, following, stride in zip(f, f[1:], (1, 2, 2), strict=False):
-                layers += [*(Narrow(this) for _ in range(3)), nn.Upsample(scale_factor=2)]
+            sizes = zip(f, f[1:], config.grows, config.space_ups, strict=False)
+            for this, following, stride, up in sizes:
+                layers += [*(Narrow(this) for _ in range(3)), nn.Upsample(scale_factor=up)]
                 layers += [Grow(this, stride), conv(this, following, bias=False)]
             layers.append(nn.ReLU())
         self.decoder = nn.Sequential(*layers, conv(f[3], colours))
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
-        missing = -video.shape[1] % 4
+        h3 = self.config.trim == "h3"
+        missing = -video.shape[1] % (17 if h3 else 2 ** sum(self.config.time_downscale))
         filled = torch.cat([video, video[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
-        return run(self.encoder, functional.pixel_unshuffle(filled, self.config.patch_size))
+        pixels = functional.pixel_unshuffle(filled, self.config.patch_size)
+        if not h3:
+            return run(self.encoder, pixels)
+        black = torch.zeros_like(pixels[:, :3])
+        chunks = [torch.cat([black, chunk], 1) for chunk in pixels.split(17, 1)]
+        return torch.cat([run(self.encoder, chunk) for chunk in chunks], 1)[:, :-3]
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         found = functional.pixel_shuffle(run(self.decoder, latents), self.config.patch_size)
         even = latents.shape[1] % 2 == 0
-        return found if self.config.trim == "odd_latents" and even else found[:, 3:]
+        if self.config.trim == "h3":
+            missing = -found.shape[1] % 20
+            filled = torch.cat(
+                [found, torch.zeros_like(found[:, :1]).expand(-1, missing, -1, -1, -1)], 1
+            )
+            return torch.cat([chunk[:, 3:] for chunk in filled.split(20, 1)], 1)[:, :-12]
+        dropped = 2 ** sum(self.config.time_upscale) - 1
+        return found if self.config.trim == "odd_latents" and even else found[:, dropped:]
 
 
 def run(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +179,8 @@ def command(*arguments: Any) -> int:
 def config_of(variant: str) -> video_ae.Config:
     fields = VARIANTS[variant]
     side = 16 * fields.get("patch_size", 1)
-    return video_ae.Config(frames=9, height=side, width=2 * side, **fields)
+    frames = 5 if fields.get("trim") == "h3" else 9
+    return video_ae.Config(frames=frames, height=side, width=2 * side, **fields)
 
 
 def loaded(model: Network, path: Path) -> Network:
@@ -168,7 +192,7 @@ def loaded(model: Network, path: Path) -> Network:
 def both_ways(config: video_ae.Config, module: Any, model: Network) -> None:
     """Runs the same video through our network and PyTorch's: latents and frames must be equal."""
     rng = np.random.default_rng(0)
-    for frames in (9, 8):
+    for frames in (22, 5) if config.trim == "h3" else (9, 8):
         video = rng.random((1, frames, config.height, config.width, 3)).astype(np.float32)
         with torch.no_grad():
             latents = model.encode(torch.from_numpy(video).permute(0, 1, 4, 2, 3))
@@ -206,22 +230,27 @@ def test_weights_saved_by_pytorch_are_imported(
     config = config_of(variant)
     torch.manual_seed(0)
     model = Network(config).eval()
-    name = "taecvx.pth" if variant == "cogvideox" else "theirs.pth"
+    name = NAMES.get(variant, "taehv.pth")
     saved = {"state_dict": model.state_dict(), "epoch": 3} if wrapped else model.state_dict()
     torch.save(saved, tmp_path / name)
     assert command("import", tmp_path / name, tmp_path / "ours.safetensors") == 0
     assert f"{config.latent_channels} latent channels" in capsys.readouterr().out
     found = weights.load(tmp_path / "ours.safetensors").model
-    for field in ("patch_size", "latent_channels", "decoder", "trim"):
+    for field in ("patch_size", "latent_channels", "decoder", "trim", "pools", "grows"):
         assert getattr(found, field) == getattr(config, field)
-    both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
+    if variant != "preview":  # shapes do not tell the size of a preview's frames
+        both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
+    assert command("export", tmp_path / "ours.safetensors", tmp_path / "back.pth") == 0
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    model.load_state_dict(back, strict=True)
+    assert [*back] == [*model.state_dict()]
 
 
 def test_half_precision_is_converted_to_float32(tmp_path: Path) -> None:
     config = config_of("base")
     model = Network(config).to(torch.bfloat16)
-    torch.save(model.state_dict(), tmp_path / "half.pth")
-    assert command("import", tmp_path / "half.pth", tmp_path / "ours.safetensors") == 0
+    torch.save(model.state_dict(), tmp_path / "taehv.pth")
+    assert command("import", tmp_path / "taehv.pth", tmp_path / "ours.safetensors") == 0
     found = weights.load(tmp_path / "ours.safetensors").params
     assert {str(array.dtype) for array in found.values()} == {"float32"}
     head = model.encoder[0].weight.detach().float().numpy().transpose(2, 3, 1, 0)

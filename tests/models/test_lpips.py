@@ -99,9 +99,9 @@ def test_lpips_is_a_loss_and_a_metric_without_trained_parameters(weights: Path) 
     definition = state.ModelDefinition(made.build)
     params, extras = definition.init(jax.random.key(0))
     params = toy.stirred(params)
-    assert set(made.frozen()) == set(extras)
+    assert set(made.constants()) == set(extras)
     assert not any(name.startswith("lpips") for name in params)
-    extras = {name: jnp.asarray(array) for name, array in made.frozen().items()}
+    extras = {name: jnp.asarray(array) for name, array in made.constants().items()}
     clips = batch(made)
 
     def loss(params: Any, extras: Any) -> Any:
@@ -149,5 +149,5 @@ def test_sections_refuse_meaningless_settings(weights: Path) -> None:
         dataclasses.replace(model(weights), height=16)
     gone = dataclasses.replace(model(weights).perceptual, weights="gone.safetensors")
     with pytest.raises(InputError, match=r"gone.safetensors does not exist"):
-        dataclasses.replace(model(weights), perceptual=gone).frozen()
+        dataclasses.replace(model(weights), perceptual=gone).constants()
     assert config.to_dict(model(weights))["perceptual"]["weight"] == 0.5

@@ -106,7 +106,7 @@ def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
     code = jax.eval_shape(jitted("encode", graph), params, video)
     assert code.shape == (1, latents, 2, 2, 4)
     assert jax.eval_shape(jitted("decode", graph), params, code).shape == (1, decoded, 16, 16, 3)
-    assert timing.Timing().decoded(timing.latent_frames(frames)) == decoded
+    assert timing.Timing().decoded(timing.Timing().latent_frames(frames)) == decoded
 
 
 def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:
@@ -264,9 +264,10 @@ def test_large_samples_are_scaled_down() -> None:
         {},
         {"patch_size": 2, "trim": "odd_latents"},
         {"decoder": "super"},
+        {"time_downscale": (True,) * 3, "time_upscale": (True,) * 3, "frames": 8},
         {"time_upscale": (False, True), "space_upscale": (True, False, True)},
     ],
-    ids=["base", "patches", "super", "preview"],
+    ids=["base", "patches", "super", "time8", "preview"],
 )
 def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
     """Compares the forward pass. XLA does not count multiplications with the zero padding.
@@ -275,9 +276,9 @@ def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
     """
     size = {"height": 128, "width": 128, "frames": 4}
     widths = {"encoder_width": 64, "decoder_widths": None}
-    config = dataclasses.replace(TINY, **size, **widths, **changes)
+    config = dataclasses.replace(TINY, **(size | widths | changes))
     module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
-    video = jax.ShapeDtypeStruct((1, 4, 128, 128, 3), jnp.float32)
+    video = jax.ShapeDtypeStruct((1, config.frames, 128, 128, 3), jnp.float32)
     graph, params = nnx.split(module)
     run = jax.jit(lambda p, v: nnx.merge(graph, p).decode(nnx.merge(graph, p).encode(v)))
     counts = run.lower(params, video).cost_analysis()
@@ -296,6 +297,11 @@ def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
         ({"patch_size": 2, "height": 24}, r"multiples of 16: the nearest are 32 and 16"),
         ({"patch_size": 0}, r"model.patch_size=0"),
         ({"decoder": "super", "time_upscale": (True, False)}, r"only the base decoder"),
+        ({"trim": "h3", "frames": 20}, r"model.frames=20: .* 17 n \+ 5 .*: use 17 or 22"),
+        ({"trim": "h3", "frames": 3}, r"model.frames=3: .*: use 5$"),
+        ({"time_upscale": (True,) * 3}, r"makes 8 frames of a latent, .* of 4: switch off 1 of"),
+        ({"time_upscale": (True,)}, r"model.time_upscale=\(True,\): use 2 or 3 switches"),
+        ({"trim": "h3", "frames": 5, "time_upscale": (True, False)}, r"4 encoded and 2 decoded"),
         ({"decoder_widths": (8, 8, 8)}, r"model.decoder_widths=\(8, 8, 8\): use four"),
         ({"reconstruction_weight": 0.0}, r"model.reconstruction_weight=0.0"),
     ],

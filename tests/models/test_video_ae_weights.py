@@ -21,6 +21,9 @@ FIXTURES = (
     "taehv_cogvideox_even",
     "taehv_patch2_z32",
     "taehv_super_patch2_z48",
+    "taehv_patch4_z128_time8",  # the first 16 of the 21 frames that the reference was given
+    "taehv_h3",
+    "taehv_preview_time1_space4",
 )
 _TRIM = {True: "odd_latents", False: "always"}
 
@@ -61,6 +64,7 @@ class Reference:
             self.arrays = {key: file[key] for key in file}
         given = json.loads(str(self.arrays["kwargs"]))
         self.shapes: dict[str, list[int]] = json.loads(str(self.arrays["params"]))
+        self.trim = "h3" if given.get("is_h3") else _TRIM[given["is_cogvideox"]]
         _, frames, height, width, _ = self.arrays["video_nthwc"].shape
         self.config = video_ae.Config(
             frames=frames,
@@ -69,7 +73,10 @@ class Reference:
             patch_size=given.get("patch_size", 1),
             latent_channels=given.get("latent_channels", 16),
             decoder=given.get("arch_variant", "base"),
-            trim=_TRIM[given["is_cogvideox"]],
+            trim=self.trim,
+            time_downscale=tuple(given.get("encoder_time_downscale", (True, True, False))),
+            time_upscale=tuple(given.get("decoder_time_upscale", (True, True))),
+            space_upscale=tuple(given.get("decoder_space_upscale", (True, True, True))),
         )
         self.tensors = reference_values(self.shapes)
         self.params = self.config.from_weights(self.tensors, path.name)
@@ -102,11 +109,14 @@ def streamed(module: video_ae.VideoAutoencoder, video: np.ndarray) -> tuple[Any,
     encoder = streaming.EncoderStream(module)
     latents = [encoder.push(jnp.asarray(video[:, i])) for i in range(video.shape[1])]
     ready = [number for number, latent in enumerate(latents, 1) if latent is not None]
-    assert ready == list(range(4, video.shape[1] + 1, 4))
-    last = encoder.flush()
-    assert (last is None) == (video.shape[1] % 4 == 0)
-    assert encoder.flush() is None
-    code = [latent for latent in (*latents, last) if latent is not None]
+    factor = module.timing.factor
+    if module.timing.chunked:  # 3 of a chunk's 5 latents wait for the next chunk
+        assert ready == [1, 5, 18, 19, 20, 21, 22]
+    else:
+        assert ready == list(range(factor, video.shape[1] + 1, factor))
+    last = list(iter(encoder.flush, None))
+    assert len(last) == (0 if module.timing.chunked else -(-video.shape[1] // factor) - len(ready))
+    code = [latent for latent in (*latents, *last) if latent is not None]
     decoder = streaming.DecoderStream(module, latents=len(code))
     frames = [decoder.push(latent) for latent in code]
     return jnp.stack(code, axis=1), jnp.concatenate(frames, axis=1)
@@ -137,9 +147,9 @@ def test_exported_names_shapes_and_values_are_those_imported(reference: Referenc
 
 
 def test_the_config_is_inferred_from_the_weights(reference: Reference) -> None:
-    name = "taecvx.pth" if reference.config.trim == "odd_latents" else "weights.pth"
+    name = {"odd_latents": "taecvx.pth", "h3": "taeh3.pth"}.get(reference.trim, "weights.pth")
     guessed = video_ae.Config.guess(reference.tensors, name)
-    for field in ("patch_size", "latent_channels", "decoder", "trim"):
+    for field in ("patch_size", "latent_channels", "decoder", "trim", "pools", "grows"):
         assert getattr(guessed, field) == getattr(reference.config, field)
     with pytest.raises(InputError, match=r"x\.pth does not have weights of TAEHV: .* 1 arrays: a"):
         video_ae.Config.guess({"a": np.zeros(3)}, "x.pth")

@@ -71,7 +71,9 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
     sharded = sum(size for name, size in sizes.items() if name not in whole)
     rest = sum(size for name, size in sizes.items() if name in whole)
     expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert traffic.formula_bytes(target, rule, settings, accumulate=2) == pytest.approx(expected)
+    assert traffic.formula_bytes(target.params, rule, settings, accumulate=2) == pytest.approx(
+        expected
+    )
     assert jax.device_count() == 8
 
 

@@ -4,14 +4,16 @@ Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.models.video_ae import augment, network, quality, samples, timing
+from jaxtrain.models.video_ae import augment, network, quality, samples
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
@@ -35,6 +37,7 @@ class VideoAutoencoder(nnx.Module):
             width=config.encoder_width,
             latent_channels=config.latent_channels,
             patch_size=config.patch_size,
+            pools=config.pools,
             rngs=rngs,
         )
         self.decoder = _DECODERS[config.decoder](
@@ -56,8 +59,12 @@ class VideoAutoencoder(nnx.Module):
         self.adversary = _adversary(config, rngs)
 
     def encode(self, video_BTHW3: jax.Array) -> jax.Array:
-        """Maps [B, T, H, W, 3] in [0, 1] to latents [B, ceil(T / 4), H / 8P, W / 8P, C]."""
-        return self.encoder(timing.pad_time(video_BTHW3.astype(self._dtype)), self.remat)
+        """Maps [B, T, H, W, 3] in [0, 1] to latents [B, ceil(T / 4), H / 8P, W / 8P, C].
+
+        With other `time_downscale` or `trim`, their number differs: see :class:`timing.Timing`.
+        """
+        chunks = self.timing.chunks(video_BTHW3.astype(self._dtype))
+        return self.timing.joined(self.encoder(chunks, self.remat), video_BTHW3.shape[0])
 
     def decode(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Maps latents [B, L, h, w, C] to [B, 4 L - 3, 8P h, 8P w, 3], not clamped.
@@ -65,13 +72,17 @@ class VideoAutoencoder(nnx.Module):
         With other `time_upscale`, `space_upscale` or `trim`, the size differs: see
         :class:`timing.Timing`.
         """
-        first = self.timing.dropped(latents_BLHWC.shape[1])
-        return self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
+        count = latents_BLHWC.shape[1]
+        self.timing.check_latents(count)
+        first = self.timing.dropped(count)
+        frames = self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
+        later = [number - first for number in self.timing.dropped_later(range(count))]
+        return without(frames, later)
 
     def encode_next(
         self, video_BTHW3: jax.Array, memory: list[Memory]
     ) -> tuple[jax.Array, list[Memory]]:
-        """Encodes the next frames of a video, a multiple of 4; returns latents and new memory."""
+        """Encodes the next groups of frames of a video; returns latents and new memory."""
         return self.encoder.step(video_BTHW3.astype(self._dtype), memory)
 
     def decode_next(
@@ -223,6 +234,14 @@ class _Seen(NamedTuple):
     encoded: jax.Array
     decoded: jax.Array
     taught: jax.Array | None
+
+
+def without(frames_BTHWC: jax.Array, dropped: Sequence[int]) -> jax.Array:
+    """Returns the frames except those with these numbers."""
+    if not dropped:
+        return frames_BTHWC
+    kept = np.delete(np.arange(frames_BTHWC.shape[1]), dropped)
+    return frames_BTHWC[:, kept]
 
 
 def _adversary(config: Config, rngs: nnx.Rngs) -> Seraena | None:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -58,23 +58,27 @@ class Config:
     patch_size: int = 1
     """Side of the square patches that become channels before the first layer (pixels)."""
     latent_channels: int = 16
-    """Channels of a latent, which stands for 4 frames of 8x8 patches."""
+    """Channels of a latent: numbers per group of frames and 8x8 patches."""
     encoder_width: int = 64
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
     """Kind of decoder. base: the ordinary one; super: a larger one with depthwise convolutions."""
     decoder_widths: tuple[int, int, int, int] | None = None
-    """Channels of the decoder's stages, from 1/8 size to full size. None uses those of the
-    reference implementation: 256, 128, 64, 64, or 512, 256, 128, 64 for super."""
-    time_upscale: tuple[bool, bool] = (True, True)
-    """Whether the decoder doubles the number of frames in its second stage, and in its third.
-    Otherwise it makes previews with fewer frames, and cannot be trained."""
+    """Channels of the decoder's stages, from 1/8 size to full size. None uses the reference's: 256,
+    128, 64, 64, or 512, 256, 128, 64 for super."""
+    time_downscale: tuple[bool, bool, bool] = (True, True, False)
+    """Whether the encoder halves the number of frames in each of its stages. All three for 8 frames
+    per latent, as LTX-2's models have (taeltx)."""
+    time_upscale: tuple[bool, ...] = (True, True)
+    """Whether the decoder doubles the frames: two switches for its second and third stage, or three
+    for all. If it makes fewer frames than went in, it is for previews and cannot be trained."""
     space_upscale: tuple[bool, bool, bool] = (True, True, True)
     """Whether the decoder doubles height and width in each of its stages. If not, it makes smaller
     previews, and cannot be trained."""
     trim: timing.Trim = "always"
-    """When to drop the first three decoded frames: always, or only if the number of latents is odd
-    (odd_latents), as weights for CogVideoX (taecvx) require."""
+    """Which frames to drop. always: the first decoded frames (3 of 4 per latent); odd_latents: the
+    same, but only if the number of latents is odd, as weights for CogVideoX (taecvx) require; h3:
+    encodes in chunks of 17 frames, as weights for MiniMax H3 (taeh3) require."""
     remat: blocks.VideoRemat = "none"
     """Activation checkpointing: what the backward pass recomputes. ends: full-size activations
     (between the first layer and the first halving, and between the last doubling and the last
@@ -88,6 +92,10 @@ class Config:
     """The LPIPS loss and metric; None turns it off."""
     adversary: Adversary | None = None
     """The discriminator and its loss; None turns it off."""
+    freeze: tuple[str, ...] = ()
+    """Parts that are not trained: encoder, decoder, or longer parameter paths such as
+    decoder.stages.0. They have no gradient, no weight decay and no optimizer state, and nothing of
+    them is communicated. encoder trains only the decoder, as the original's recipe does."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
     .pth) with the names of the reference implementation, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on
@@ -108,19 +116,41 @@ class Config:
             )
         for channels in widths or ():
             bounds.whole("model.decoder_widths", channels, _MOST_CHANNELS)
-        for name, count in (("time_upscale", 2), ("space_upscale", 3)):
-            if len(getattr(self, name)) != count:
+        for name, counts in (
+            ("time_downscale", (3,)),
+            ("time_upscale", (2, 3)),
+            ("space_upscale", (3,)),
+        ):
+            if len(getattr(self, name)) not in counts:
                 raise InputError(
-                    f"model.{name}={getattr(self, name)}: use {count} switches",
+                    f"model.{name}={getattr(self, name)}: use {' or '.join(map(str, counts))} "
+                    "switches",
                     about=f"model.{name}",
                 )
-        if self.decoder == "super" and not all((*self.time_upscale, *self.space_upscale)):
+        frames = self.timing
+        if frames.growth > frames.factor:
+            raise InputError(
+                f"model.time_upscale={self.time_upscale} makes {frames.growth} frames of a latent, "
+                f"but model.time_downscale={self.time_downscale} makes a latent of "
+                f"{frames.factor}: switch off {(frames.growth // frames.factor).bit_length() - 1} "
+                "of the switches of model.time_upscale",
+                about=("model.time_upscale", "model.time_downscale"),
+            )
+        if frames.chunked and (frames.growth, frames.factor) != (timing.TIME_FACTOR,) * 2:
+            raise InputError(
+                f"model.trim=h3 has {timing.TIME_FACTOR} frames per latent, not {frames.factor} "
+                f"encoded and {frames.growth} decoded (model.time_downscale, model.time_upscale): "
+                "set --model.trim always, or the defaults of both",
+                about=("model.trim", "model.time_downscale", "model.time_upscale"),
+            )
+        if self.decoder == "super" and not self.whole:
             raise InputError(
                 f"model.time_upscale={self.time_upscale} and model.space_upscale="
                 f"{self.space_upscale}: only the base decoder has these switches; omit them with "
                 "model.decoder=super",
                 about=("model.time_upscale", "model.space_upscale", "model.decoder"),
             )
+        frames.check_clip(self.frames)
         factor = self.space_factor
         if self.height % factor or self.width % factor:
             raise InputError(
@@ -146,7 +176,7 @@ class Config:
             self._check_adversary(self.adversary)
 
     def _check_adversary(self, settings: Adversary) -> None:
-        decoded = self.timing.decoded(timing.latent_frames(self.frames))
+        decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
         if decoded < settings.frames:
             raise InputError(
                 f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
@@ -169,7 +199,17 @@ class Config:
     @property
     def timing(self) -> timing.Timing:
         """Returns how frames map to latents."""
-        return timing.Timing(math.prod(self.grows), self.trim)
+        return timing.Timing(math.prod(self.grows), self.trim, math.prod(self.pools))
+
+    @property
+    def whole(self) -> bool:
+        """Whether decoded clips have the size and length of the originals; previews do not."""
+        return all(self.space_upscale) and self.timing.growth == self.timing.factor
+
+    @property
+    def pools(self) -> tuple[int, ...]:
+        """Returns the frames that each stage of the encoder merges."""
+        return tuple(2 if down else 1 for down in self.time_downscale)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -179,7 +219,8 @@ class Config:
     @property
     def grows(self) -> tuple[int, ...]:
         """Returns the factor of the number of frames of each stage of the decoder."""
-        return (1, *(2 if up else 1 for up in self.time_upscale))
+        first = (1,) * (3 - len(self.time_upscale))
+        return (*first, *(2 if up else 1 for up in self.time_upscale))
 
     @property
     def space_ups(self) -> tuple[int, ...]:
@@ -205,12 +246,13 @@ class Config:
     def problems(self) -> list[str]:
         """Returns why this model cannot be trained: a decoder for previews, or missing files."""
         found: list[str] = []
-        if not all((*self.time_upscale, *self.space_upscale)):
+        if not self.whole:
             found.append(
                 Problem(
                     f"model.time_upscale={self.time_upscale} and model.space_upscale="
                     f"{self.space_upscale}: this decoder makes previews that are smaller than the "
-                    "input and cannot be compared with it: set all of them to True to train",
+                    f"input (model.time_downscale={self.time_downscale}) and cannot be compared "
+                    "with it: set all of them to True to train",
                     "model.time_upscale",
                     "model.space_upscale",
                 )
@@ -229,7 +271,7 @@ class Config:
                     )
         return found
 
-    def frozen(self) -> dict[str, np.ndarray]:
+    def constants(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS, by dotted path in the module.
 
         Raises:
@@ -281,21 +323,29 @@ class Config:
     def latent_shape(self) -> tuple[int, int, int, int]:
         """Returns the shape of a clip's latents, [L, h, w, C]."""
         factor = self.space_factor
-        latents = timing.latent_frames(self.frames)
+        latents = self.timing.latent_frames(self.frames)
         return latents, self.height // factor, self.width // factor, self.latent_channels
 
     def flops_per_example(self) -> float:
         """Counts forward and backward pass of a clip: 3 x forward - first layer.
 
         Each of a layer's two gradients costs as much as its output; the first layer's input needs
-        none. `work.py` has the formula of the forward pass. LPIPS has two forward passes and one
+        none. `work.py` has the formula of the forward pass. A frozen encoder has only its forward
+        pass, a frozen decoder no gradients of its weights (2 x forward); other paths in `freeze`
+        count as trained. LPIPS has two forward passes and one
         backward pass without gradients of its weights (3); the discriminator has a forward and
         backward pass of its batch (3), and for the correction two forward passes and one backward
         pass without gradients of its weights (3).
         """
         forward, first = self.forward_flops()
-        frames = self.timing.decoded(timing.latent_frames(self.frames))
-        total = 3 * forward - first
+        frames = self.timing.decoded(self.timing.latent_frames(self.frames))
+        if "encoder" in self.freeze:
+            encoder = self.encoder_flops()
+            total = encoder + 3 * (forward - encoder)
+        else:
+            total = 3 * forward - first
+        if "decoder" in self.freeze:
+            total -= forward - self.encoder_flops()
         if self.perceptual is not None:
             total += 3 * frames * lpips.forward_flops(self.height, self.width)
         if self.adversary is not None:
@@ -307,8 +357,16 @@ class Config:
             total += 6 * windows * adversary.forward_flops(channels, high, wide)
         return total
 
+    def encoder_flops(self) -> float:
+        """Counts the encoder's part of the forward pass of one clip."""
+        return self._forward_flops().encoder
+
     def forward_flops(self) -> tuple[float, float]:
         """Counts the forward pass of one clip; returns it and its first layer's part."""
+        found = self._forward_flops()
+        return found.total, found.first
+
+    def _forward_flops(self) -> work.Forward:
         return work.forward(
             frames=self.frames,
             height=self.height,
@@ -318,6 +376,7 @@ class Config:
             encoder_width=self.encoder_width,
             decoder_widths=self.widths,
             wide=self.decoder == "super",
+            pools=self.pools,
             grows=self.grows,
             space_ups=self.space_ups,
             timing=self.timing,
@@ -358,10 +417,66 @@ class Config:
         if fields.get("decoder_widths") == _DECODER_WIDTHS[fields["decoder"]]:
             del fields["decoder_widths"]
         side = network.SPACE_FACTOR * int(fields["patch_size"]) * 2
+        factor = 2 ** sum(fields["time_downscale"])
+        frames = timing.Timing(factor, fields["trim"], factor).decoded(2)
         try:
-            return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
+            return cls(frames=frames, height=side, width=side, **fields)
         except InputError as error:
             raise InputError(f"{source} does not have weights of TAEHV: {error}") from error
+
+    @classmethod
+    def ambiguity(cls, tensors: Mapping[str, np.ndarray], source: str) -> str | None:
+        """Explains which values of ``trim`` fit the reference's weights; None if one does."""
+        return weights.ambiguity(cls.guess(tensors, source), source)
+
+    def preview(self, frames: int, shrink: int) -> "Config":
+        """Returns this network with a decoder for previews, which needs no other weights.
+
+        The last doublings are switched off, so that frames are evenly spaced in time and the
+        largest are never computed.
+
+        Args:
+            frames: frames per latent.
+            shrink: divides height and width.
+
+        Raises:
+            InputError: the decoder cannot; names what it can.
+        """
+        most, halvings = self.timing.growth, sum(self.space_upscale)
+        counts = [2**n for n in range(most.bit_length())]
+        shrinks = [2**n for n in range(halvings + 1)]
+        asked = f"a preview of {frames}x{shrink}"
+        if self.decoder == "super":
+            raise InputError(f"{asked}: model.decoder=super has no previews, only base has")
+        if self.trim == "h3" and frames != most:
+            raise InputError(f"{asked}: model.trim=h3 has {most} frames per latent: use {most}x2")
+        if frames not in counts or shrink not in shrinks:
+            raise InputError(
+                f"{asked}: this decoder makes {_listed(counts)} frames per latent and divides "
+                f"height and width by {_listed(shrinks)}: the nearest is "
+                f"{min(counts, key=lambda n: abs(n - frames))}x"
+                f"{min(shrinks, key=lambda n: abs(n - shrink))}"
+            )
+        return dataclasses.replace(
+            self,
+            time_upscale=_last_off(self.time_upscale, (most // frames).bit_length() - 1),
+            space_upscale=_last_off(self.space_upscale, shrink.bit_length() - 1),
+        )
+
+    def fitted(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the parameters of a decoder for previews from those of the full one.
+
+        As in the reference, a growing layer keeps the outputs of the last frames.
+        """
+        kept = {
+            f"decoder.stages.{number}.grow.kernel": grow for number, grow in enumerate(self.grows)
+        }
+        sides = self.widths[1:] if self.decoder == "super" else self.widths[:-1]
+        wide = dict(zip(kept, sides, strict=True))
+        return {
+            name: array[:, -kept[name] * wide[name] :] if name in kept else array
+            for name, array in params.items()
+        }
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -374,3 +489,14 @@ class Config:
             encoder_width=8,
             decoder_widths=(16, 8, 8, 8),
         )
+
+
+def _last_off(switches: tuple[bool, ...], count: int) -> Any:
+    """Switches off the last `count` of those that are on."""
+    on = [number for number, switch in enumerate(switches) if switch]
+    off = on[len(on) - count :]
+    return tuple(switch and number not in off for number, switch in enumerate(switches))
+
+
+def _listed(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))

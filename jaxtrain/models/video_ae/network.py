@@ -1,6 +1,6 @@
 """The networks of the video autoencoder: TAEHV's (github.com/madebyollin/taehv).
 
-The encoder shrinks space by 8 and time by 4. :class:`Decoder` is the base decoder,
+The encoder shrinks space by 8 and time by 4 or 8. :class:`Decoder` is the base decoder,
 :class:`WideDecoder` the larger one that the reference calls "super". A call processes all frames of
 a clip at once. ``step`` processes the next group of frames (those of one latent) with the memory
 that the groups before it left, so a video of any length needs only the memory of one group.
@@ -21,7 +21,6 @@ from jaxtrain.models.video_ae.blocks import Memory, relu
 SPACE_FACTOR = 8
 """Width and height, in pixels (or patches), of the square that one latent represents."""
 MEMORY_BLOCKS = 3
-ENCODER_POOLS = (2, 2, 1)
 
 
 _Halving = tuple[jax.Array, jax.Array]
@@ -54,16 +53,22 @@ class Encoder(nnx.Module):
     """Encodes a video into latents."""
 
     def __init__(
-        self, *, width: int, latent_channels: int, patch_size: int, rngs: nnx.Rngs
+        self,
+        *,
+        width: int,
+        latent_channels: int,
+        patch_size: int,
+        pools: tuple[int, ...],
+        rngs: nnx.Rngs,
     ) -> None:
         self.width = width
         self.patch_size = patch_size
         self.head = blocks.Conv(3 * patch_size**2, width, rngs=rngs)
-        self.stages = nnx.List([EncoderStage(width, pool, rngs=rngs) for pool in ENCODER_POOLS])
+        self.stages = nnx.List([EncoderStage(width, pool, rngs=rngs) for pool in pools])
         self.tail = blocks.Conv(width, latent_channels, rngs=rngs)
 
     def __call__(self, video_BTHW3: jax.Array, remat: blocks.VideoRemat) -> jax.Array:
-        """[B, T, H, W, 3] in [0, 1], T a multiple of 4 -> [B, T / 4, H / 8 P, W / 8 P, latents]."""
+        """[B, T, H, W, 3] in [0, 1] -> [B, T / 4, H / 8 P, W / 8 P, latents], or T / 8."""
         x = blocks.run(self.stages[0].blocks, self._opened(video_BTHW3, remat), remat)
         for stage in self.stages[1:]:
             x = blocks.run(stage.blocks, stage.halved(x), remat)

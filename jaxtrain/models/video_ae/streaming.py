@@ -1,4 +1,4 @@
-"""Encodes and decodes videos of any length with the memory of four frames.
+"""Encodes and decodes videos of any length with the memory of a few frames.
 
 Three ways give the same numbers. :meth:`VideoAutoencoder.encode` and ``decode`` process a complete
 clip at once. :func:`encode_in_turn` and :func:`decode_in_turn` also take a complete clip, but
@@ -8,6 +8,7 @@ compute one latent after another inside one compiled function. :class:`EncoderSt
 Shapes: B videos, T frames, H height, W width; L latents.
 """
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,27 +17,31 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.models.video_ae import VideoAutoencoder, timing
+from jaxtrain.models.video_ae import VideoAutoencoder
+from jaxtrain.models.video_ae.autoencoder import without
 from jaxtrain.models.video_ae.blocks import Memory
+from jaxtrain.models.video_ae.timing import H3_BLACK
 
 
 def encode_in_turn(module: VideoAutoencoder, video_BTHW3: jax.Array) -> jax.Array:
-    """Computes ``module.encode``, one group of four frames at a time."""
-    video = timing.pad_time(video_BTHW3)
-    b, t, h, w, _ = video.shape
-    groups = video.reshape(b, t // timing.TIME_FACTOR, timing.TIME_FACTOR, h, w, 3)
+    """Computes ``module.encode``, one group of frames at a time."""
+    chunks = module.timing.chunks(video_BTHW3)
+    b, t, h, w, _ = chunks.shape
+    factor = module.timing.factor
+    groups = chunks.reshape(b, t // factor, factor, h, w, 3)
 
     def body(memory: list[Memory], group: jax.Array) -> tuple[list[Memory], jax.Array]:
         latent, following = module.encode_next(group, memory)
         return following, latent[:, 0]
 
     _, latents = jax.lax.scan(body, module.before_encoding(b, h, w), jnp.moveaxis(groups, 1, 0))
-    return jnp.moveaxis(latents, 0, 1)
+    return module.timing.joined(jnp.moveaxis(latents, 0, 1), video_BTHW3.shape[0])
 
 
 def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Array:
     """Computes ``module.decode``, one latent at a time."""
     b, count, h, w, _ = latents_BLHWC.shape
+    module.timing.check_latents(count)
 
     def body(memory: list[Memory], latent: jax.Array) -> tuple[list[Memory], jax.Array]:
         frames, following = module.decode_next(latent[:, None], memory)
@@ -46,21 +51,30 @@ def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Ar
     _, frames = jax.lax.scan(body, start, jnp.moveaxis(latents_BLHWC, 1, 0))
     frames = jnp.moveaxis(frames, 0, 1)
     joined = frames.reshape(b, -1, *frames.shape[3:])
-    return joined[:, module.timing.dropped(count) :]
+    timing = module.timing
+    return without(joined, [*range(timing.dropped(count)), *timing.dropped_later(range(count))])
 
 
 class EncoderStream:
-    """Takes frames one by one and returns a latent after every fourth."""
+    """Takes frames one by one and returns a latent for every group of frames.
+
+    With ``trim="h3"``, the last three latents of a chunk are returned during the next chunk,
+    because those of the last chunk are dropped.
+    """
 
     def __init__(self, module: VideoAutoencoder) -> None:
         self._module = module
         self._step = _jitted(module, "encode_next")
         self._waiting: list[jax.Array] = []
+        self._ready: collections.deque[jax.Array] = collections.deque()
+        self._held: list[jax.Array] = []
         self._shape: tuple[int, ...] | None = None
+        self._last: jax.Array | None = None
         self._memory: list[Memory] | None = None
+        self._groups = 0  # of this chunk, or of the video
 
     def push(self, frame_BHW3: jax.Array) -> jax.Array | None:
-        """Adds a frame, in [0, 1]; returns the latent [B, h, w, C] that it completes, or None.
+        """Adds a frame, in [0, 1]; returns the next latent [B, h, w, C] that is ready, or None.
 
         Raises:
             ValueError: the frame's shape differs from that of the first frame.
@@ -71,26 +85,47 @@ class EncoderStream:
                 f"this frame has shape {frame_BHW3.shape}, the first one {self._shape}: a stream "
                 "takes frames of one shape"
             )
-        self._waiting.append(frame_BHW3)
-        if len(self._waiting) < timing.TIME_FACTOR:
-            return None
+        timing, module = self._module.timing, self._module
         if self._memory is None:
             b, h, w, _ = frame_BHW3.shape
-            self._memory = self._module.before_encoding(b, h, w)
-        latent, self._memory = self._step(jnp.stack(self._waiting, axis=1), self._memory)
-        self._waiting.clear()
-        return latent[:, 0]
+            self._memory = module.before_encoding(b, h, w)
+            if timing.chunked:
+                self._waiting = [jnp.zeros_like(frame_BHW3)] * H3_BLACK
+                self._ready.extend(self._held)  # not the last chunk
+                self._held.clear()
+        self._waiting.append(frame_BHW3)
+        self._last = frame_BHW3
+        if len(self._waiting) == timing.factor:
+            latent, self._memory = self._step(jnp.stack(self._waiting, axis=1), self._memory)
+            self._waiting.clear()
+            self._groups += 1
+            held = timing.chunked and self._groups > timing.latent_frames(1)
+            (self._held if held else self._ready).append(latent[:, 0])
+            if self._groups == timing.groups_per_chunk:
+                self._memory, self._groups = None, 0
+        return self._ready.popleft() if self._ready else None
 
     def flush(self) -> jax.Array | None:
-        """Returns the latent of the pending frames, padded with the last; None if none is pending.
+        """Returns the next latent of the pending frames, padded with the last; None at the end.
 
         The next frame then starts a new video.
         """
-        latent = None
-        while self._waiting:
-            latent = self.push(self._waiting[-1])
-        self._memory = self._shape = None
+        latent = self._ready.popleft() if self._ready else None
+        while latent is None and self._is_pending():
+            assert self._last is not None
+            latent = self.push(self._last)
+        if not self._ready and not self._is_pending():
+            self._waiting.clear()
+            self._held.clear()
+            self._memory, self._shape, self._last, self._groups = None, None, None, 0
         return latent
+
+    def _is_pending(self) -> bool:
+        """Whether frames were pushed of which a latent is missing."""
+        timing = self._module.timing
+        if timing.chunked:
+            return self._memory is not None and self._groups < timing.latent_frames(1)
+        return bool(self._waiting)
 
 
 class DecoderStream:
@@ -110,16 +145,18 @@ class DecoderStream:
         self._step = _jitted(module, "decode_next")
         self._dropped = module.timing.dropped(latents)
         self._memory: list[Memory] | None = None
+        self._count = 0
 
     def push(self, latent_BHWC: jax.Array) -> jax.Array:
         """Decodes the next latent to [B, T, H, W, 3], not clamped: first 1 frame, then 4 each."""
-        first = 0
+        number, self._count = self._count, self._count + 1
         if self._memory is None:
             b, h, w, _ = latent_BHWC.shape
             self._memory = self._module.before_decoding(b, h, w)
-            first = self._dropped
         frames, self._memory = self._step(latent_BHWC[:, None], self._memory)
-        return frames[:, first:]
+        if number == 0:
+            return frames[:, self._dropped :]
+        return without(frames, self._module.timing.dropped_later(range(number, number + 1)))
 
 
 def _jitted(module: VideoAutoencoder, method: str) -> Callable[..., Any]:

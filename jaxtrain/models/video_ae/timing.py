@@ -1,9 +1,10 @@
 """Converts between numbers of frames and latents, and matches decoded frames to originals.
 
-T frames are padded to a multiple of 4 by repeating the last one and become L = ceil(T / 4) latents.
-A decoder makes ``growth`` frames of each latent (4 in training). The first ``growth - 1`` frames
-are dropped, because the first latent has no past: decoded frame i then reconstructs frame i of the
-padded clip. The reference (TAEHV) keeps these frames in one case, see :data:`Trim`.
+T frames are padded to a multiple of ``factor`` (4 or 8) by repeating the last one and become L =
+ceil(T / factor) latents. A decoder makes ``growth`` frames of each latent (``factor`` in training).
+The first ``growth - 1`` frames are dropped, because the first latent has no past: decoded frame i
+then reconstructs frame i of the padded clip. Two families of weights have other rules, see
+:data:`Trim`.
 """
 
 import dataclasses
@@ -16,35 +17,99 @@ import jax.numpy as jnp
 from jaxtrain.errors import InputError
 
 TIME_FACTOR = 4
-"""Frames per latent."""
+"""Frames per latent of most models."""
 
-Trim = Literal["always", "odd_latents"]
-"""When the first decoded frames are dropped: always, or, for the latents of CogVideoX, only if the
-number of latents is odd. CogVideoX models encode 4 n + 1 frames as n + 1 latents."""
+Trim = Literal["always", "odd_latents", "h3"]
+"""Which frames the decoder's output keeps. always: all but the first ``growth - 1``; odd_latents:
+the same if the number of latents is odd, else all, for the latents of CogVideoX, whose models
+encode 4 n + 1 frames as n + 1 latents.
 
+h3: for MiniMax H3. T frames are padded to 17 n. Each chunk of 17 is encoded by itself, with 3 black
+frames in front, to 5 latents; the last 3 latents of the video are dropped. Decoding keeps the
+memory between chunks, and drops the first 3 of every 20 frames, so 5 n - 3 latents become 17 n - 12
+frames."""
 
-def latent_frames(frames: int) -> int:
-    """Returns the number of latents of `frames` frames; the last group is padded."""
-    return math.ceil(frames / TIME_FACTOR)
-
-
-def pad_time(video_BTHWC: jax.Array) -> jax.Array:
-    """Repeats the last frame until T is a multiple of 4."""
-    missing = -video_BTHWC.shape[1] % TIME_FACTOR
-    return jnp.pad(video_BTHWC, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)), mode="edge")
+H3_CHUNK = 17
+"""Frames per chunk of ``trim="h3"``."""
+H3_BLACK = 3
+"""Black frames in front of a chunk."""
+_H3_LATENTS = (H3_CHUNK + H3_BLACK) // TIME_FACTOR
+_H3_DROPPED = 3  # latents at the end of a video
+_H3_SHOWN = H3_CHUNK - _H3_DROPPED * TIME_FACTOR  # frames of a last chunk
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The numbers of frames that a decoder makes and drops.
+    """How an encoder and a decoder map frames to latents and back.
 
     Attributes:
-        growth: frames that the decoder makes of each latent: 4, 2 or 1.
-        trim: when the first decoded frames are dropped.
+        growth: frames that the decoder makes of each latent; fewer than `factor` in a preview.
+        trim: which decoded frames are kept.
+        factor: frames per latent of the encoder.
     """
 
     growth: int = TIME_FACTOR
     trim: Trim = "always"
+    factor: int = TIME_FACTOR
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the encoder forgets its memory before each chunk of 17 frames."""
+        return self.trim == "h3"
+
+    @property
+    def groups_per_chunk(self) -> int | None:
+        """Returns the latents after which the encoder forgets; None if it never does."""
+        return _H3_LATENTS if self.chunked else None
+
+    def latent_frames(self, frames: int) -> int:
+        """Returns the number of latents of `frames` frames; the last group is padded."""
+        if self.chunked:
+            return _H3_LATENTS * math.ceil(frames / H3_CHUNK) - _H3_DROPPED
+        return math.ceil(frames / self.factor)
+
+    def encoded_frames(self, frames: int) -> int:
+        """Returns the frames that the encoder processes for a clip, padding included."""
+        if self.chunked:
+            return (H3_CHUNK + H3_BLACK) * math.ceil(frames / H3_CHUNK)
+        return self.latent_frames(frames) * self.factor
+
+    def pad_time(self, video_BTHWC: jax.Array) -> jax.Array:
+        """Repeats the last frame until T is a multiple of `factor`, or of 17 for H3."""
+        missing = -video_BTHWC.shape[1] % (H3_CHUNK if self.chunked else self.factor)
+        return jnp.pad(video_BTHWC, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)), mode="edge")
+
+    def chunks(self, video_BTHWC: jax.Array) -> jax.Array:
+        """Pads a clip in time and, for H3, splits it into clips of 3 black and 17 frames."""
+        video = self.pad_time(video_BTHWC)
+        if not self.chunked:
+            return video
+        b, t, *hwc = video.shape
+        each = video.reshape(b * t // H3_CHUNK, H3_CHUNK, *hwc)
+        return jnp.pad(each, ((0, 0), (H3_BLACK, 0), (0, 0), (0, 0), (0, 0)))
+
+    def joined(self, latents_BLHWC: jax.Array, clips: int) -> jax.Array:
+        """Joins the latents of the chunks of `clips` clips."""
+        if not self.chunked:
+            return latents_BLHWC
+        whole = latents_BLHWC.reshape(clips, -1, *latents_BLHWC.shape[2:])
+        return whole[:, :-_H3_DROPPED]
+
+    def check_latents(self, latents: int) -> None:
+        """Checks that a decoder can take this number of latents.
+
+        Raises:
+            InputError: H3's frames of the last chunk would be black; names the nearest numbers.
+        """
+        if not self.chunked or latents % _H3_LATENTS == _H3_LATENTS - _H3_DROPPED:
+            return
+        below = (latents + _H3_DROPPED) // _H3_LATENTS * _H3_LATENTS - _H3_DROPPED
+        nearest = f"{below} or {below + _H3_LATENTS}" if below > 0 else f"{below + _H3_LATENTS}"
+        raise InputError(
+            f"{latents} latents: model.trim=h3 decodes 5 n - 3 latents, as its encoder makes them; "
+            f"the nearest is {nearest}",
+            about="model.trim",
+        )
 
     def dropped(self, latents: int | None) -> int:
         """Returns the number of decoded frames that are dropped at the start.
@@ -66,24 +131,47 @@ class Timing:
                 return 0
         return self.growth - 1
 
+    def dropped_later(self, latents: range) -> list[int]:
+        """Returns which frames of latents after the first are dropped, counted from 0 in `latents`.
+
+        Args:
+            latents: numbers of successive latents of a video.
+        """
+        if not self.chunked:
+            return []
+        frames = range(latents.start * self.growth, latents.stop * self.growth)
+        period = H3_CHUNK + H3_BLACK
+        late = [i for i in frames if i >= period and i % period < H3_BLACK]
+        return [i - frames.start for i in late]
+
     def decoded(self, latents: int) -> int:
         """Returns the number of frames that `latents` latents are decoded to."""
-        return latents * self.growth - self.dropped(latents)
+        later = len(self.dropped_later(range(latents)))
+        return latents * self.growth - self.dropped(latents) - later
 
     def shown(self, frames: int) -> int:
         """Returns the number of decoded frames to show for a video of `frames` frames."""
-        return math.ceil(frames * self.growth / TIME_FACTOR)
+        return math.ceil(frames * self.growth / self.factor)
 
     def needed(self, frames: int) -> int:
         """Returns the number of latents needed to decode :meth:`shown` frames.
 
-        That is :func:`latent_frames`, plus one where dropping the first frames would leave too few;
-        the extra latent encodes the last frame, repeated.
+        That is :meth:`latent_frames`, plus what is missing where dropping frames would leave too
+        few; the extra latents encode the last frame, repeated.
         """
-        latents = latent_frames(frames)
+        if self.chunked:
+            return self.latent_frames(frames + H3_CHUNK - _H3_SHOWN)
+        latents = self.latent_frames(frames)
         while self.decoded(latents) < self.shown(frames):
             latents += 1
         return latents
+
+    def filled(self, frames: int) -> int:
+        """Returns the frames to encode for :meth:`needed` latents, the last one repeated."""
+        needed = self.needed(frames)
+        if self.chunked:
+            return self.decoded(needed)  # the rest of the last chunk only gives dropped latents
+        return needed * self.factor
 
     def target(self, video_BTHWC: jax.Array) -> jax.Array:
         """Returns the frames that a decoded clip should equal: frame i for decoded frame i.
@@ -91,11 +179,28 @@ class Timing:
         Raises:
             InputError: this decoder makes fewer frames than were encoded.
         """
-        if self.growth != TIME_FACTOR:
+        if self.growth != self.factor:
             raise InputError(
                 f"a decoder that makes {self.growth} frames of a latent (model.time_upscale) has "
-                f"no frame for each of the {TIME_FACTOR} that went in: use both switches to train "
+                f"no frame for each of the {self.factor} that went in: use all switches to train "
                 "and to compare"
             )
-        filled = pad_time(video_BTHWC)
-        return filled[:, : self.decoded(filled.shape[1] // TIME_FACTOR)]
+        filled = self.pad_time(video_BTHWC)
+        return filled[:, : self.decoded(self.latent_frames(video_BTHWC.shape[1]))]
+
+    def check_clip(self, frames: int) -> None:
+        """Checks that no decoded frame of a clip is past its end.
+
+        Raises:
+            InputError: H3 would be compared with repeated frames; names the nearest number.
+        """
+        if not self.chunked or frames >= self.decoded(self.latent_frames(frames)):
+            return
+        above = self.decoded(self.latent_frames(frames))
+        below = frames - frames % H3_CHUNK
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise InputError(
+            f"model.frames={frames}: model.trim=h3 decodes {above} frames of {frames}; the nearest "
+            f"that work are 17 n + 5 to 17 n + 17: use {nearest}",
+            about=("model.frames", "model.trim"),
+        )

@@ -145,7 +145,8 @@ def from_reference(
     if complaints:
         raise InputError(
             f"{source} does not fit this model; {'; '.join(complaints)}. Its shape is set by "
-            "--model.patch_size, --model.latent_channels, and --model.decoder"
+            "--model.patch_size, --model.latent_channels, --model.decoder, --model.time_downscale, "
+            "and --model.time_upscale"
         )
     return found
 
@@ -155,7 +156,8 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
 
     Args:
         tensors: the reference's name -> array.
-        name: the file's name, which alone identifies weights for CogVideoX, as in the reference.
+        name: the file's name, which alone identifies weights for CogVideoX and H3, as in the
+            reference.
 
     Raises:
         InputError: the weights do not belong to this network.
@@ -173,13 +175,85 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
         "latent_channels": tail.shape[0],
         "encoder_width": head.shape[0],
         "decoder": "super" if wide else "base",
-        "trim": "odd_latents" if "taecvx" in Path(name).name else "always",
+        "trim": _trim_by_name(name) or "always",
     }
+    found["time_downscale"] = tuple(
+        _strides(tensors, name, [f"encoder.{2 + 5 * number}.conv.weight" for number in range(3)], 1)
+    )
+    first = 7 if wide else 3 + 4
+    grows = [f"decoder.{first + (7 if wide else 6) * number}.conv.weight" for number in range(3)]
+    switches = tuple(_strides(tensors, name, grows, 0))
+    found["time_upscale"] = switches if switches[0] else switches[1:]
     reference = {one.ours: one.reference for one in table(wide=wide)}
     inside = (*(f"decoder.stages.{number}.out" for number in range(3)), "decoder.tail")
     kernels = [tensors.get(reference[f"{layer}.kernel"]) for layer in inside]
     if all(kernel is not None and kernel.ndim == 4 for kernel in kernels):
         found["decoder_widths"] = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
+    return found
+
+
+def ambiguity(config: Any, name: str) -> str | None:
+    """Explains which values of ``trim`` fit weights of these shapes; None if only one does.
+
+    Args:
+        config: the config that :func:`guess` found.
+        name: the file's name.
+    """
+    named = _trim_by_name(name)
+    if named not in (None, "always") or config.time_downscale != (True, True, False):
+        return None
+    other = _SAME_SHAPES.get(config.latent_channels)
+    if other is None or (named and config.latent_channels == _NAMED_CHANNELS):
+        return None
+    trim, family = other
+    return (
+        f"{name} fits two variants of TAEHV with {config.latent_channels} latent channels, which "
+        f"its shapes do not tell apart: pass --trim always (Hunyuan, Wan and others) or "
+        f"--trim {trim} ({family})"
+    )
+
+
+# Published weights with shapes of another variant, by latent channels.
+_SAME_SHAPES = {16: ("odd_latents", "CogVideoX"), 24: ("h3", "MiniMax H3")}
+_NAMED_CHANNELS = 16  # of ordinary weights with a known name; none has 24
+_NAMES = {
+    "taecvx": "odd_latents",
+    "taeh3": "h3",
+    **dict.fromkeys(("taehv", "taew2_1", "taew2_2", "taeos1_3", "taeltx"), "always"),
+}
+
+
+def _trim_by_name(name: str) -> str | None:
+    """Returns the value of ``trim`` of published weights, by the name of their file."""
+    file = Path(name).name
+    return next((trim for part, trim in _NAMES.items() if part in file), None)
+
+
+def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[bool]:
+    """Returns for each of these layers whether it merges or makes two frames.
+
+    Args:
+        tensors: the reference's name -> array.
+        name: the file's name.
+        layers: pooling or growing layers.
+        axis: of the larger dimension.
+
+    Raises:
+        InputError: a layer has another shape.
+    """
+    found = []
+    for layer in layers:
+        kernel = tensors.get(layer)
+        if kernel is None or kernel.ndim != 4 or not kernel.size:
+            found.append(False)  # from_reference lists it
+            continue
+        frames, rest = divmod(kernel.shape[axis], kernel.shape[1 - axis])
+        if rest or frames not in (1, 2):
+            raise InputError(
+                f"{name} does not have weights of TAEHV: {layer} has shape {kernel.shape}, whose "
+                "first two dimensions are not 1:1, 1:2 or 2:1"
+            )
+        found.append(frames == 2)
     return found
 
 

@@ -7,11 +7,20 @@ channels, plus two matrices.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxtrain.models.video_ae import blocks, network
-from jaxtrain.models.video_ae.timing import TIME_FACTOR, Timing, latent_frames
+from jaxtrain.models.video_ae.timing import Timing
 
 _CONV = 2 * 9
+
+
+class Forward(NamedTuple):
+    """FLOPs of a forward pass: all of it, the encoder's part, and the first layer's."""
+
+    total: float
+    encoder: float
+    first: float
 
 
 def forward(
@@ -24,23 +33,25 @@ def forward(
     encoder_width: int,
     decoder_widths: Sequence[int],
     wide: bool,
+    pools: Sequence[int],
     grows: Sequence[int],
     space_ups: Sequence[int],
     timing: Timing,
-) -> tuple[float, float]:
-    """Returns the forward FLOPs for one clip: the full model's, and the first layer's."""
+) -> Forward:
+    """Returns the forward FLOPs for one clip."""
     colours = 3 * patch_size**2
-    latents = latent_frames(frames)
-    t, pixels = latents * TIME_FACTOR, height * width // patch_size**2
+    latents = timing.latent_frames(frames)
+    t, pixels = timing.encoded_frames(frames), height * width // patch_size**2
     w = encoder_width
     first = float(_CONV * t * pixels * colours * w)
     total = first
-    for pool in network.ENCODER_POOLS:
+    for pool in pools:
         t //= pool
         total += 2 * t * pixels * pool * w * w
         pixels //= 4
         total += _CONV * t * pixels * w * w * (1 + 4 * network.MEMORY_BLOCKS)
     total += _CONV * t * pixels * w * latent_channels
+    t, encoder = latents, total
     total += (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
     stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, space_ups, strict=True)
     for number, (w, following, grow, up) in enumerate(stages):
@@ -55,4 +66,5 @@ def forward(
             total += _CONV * (t * grow - dropped) * after * w * following
         t, pixels = t * grow, after
     kept = t - timing.dropped(latents)
-    return total + _CONV * kept * pixels * decoder_widths[-1] * colours, first
+    total += _CONV * kept * pixels * decoder_widths[-1] * colours
+    return Forward(total, encoder, first)

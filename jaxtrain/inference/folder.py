@@ -1,0 +1,261 @@
+"""Processes a folder of files on all devices; a killed run resumes where it stopped.
+
+Each worker is a thread that takes the next file and writes its result, which appears when it is
+complete. Worker i uses device i modulo the number of devices. A result does not depend on the
+worker, or on what else is processed. OUT/manifest.jsonl has a line with the settings, and a line
+for each file: its result with size and SHA-256, or why it failed. Lines are added as files are
+done, and sorted by name at the end.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.data import folders
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic, lock
+
+MANIFEST = "manifest.jsonl"
+_MOST_MANIFEST = 2**30
+
+Record = dict[str, Any]
+Work = Callable[[int, Path, Path, Callable[[], None]], Record]
+"""(worker, source, target, stop check) -> what the manifest states about the result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A file to process.
+
+    Attributes:
+        name: its path in the folder.
+        source: the file.
+        target: the file to write.
+    """
+
+    name: str
+    source: Path
+    target: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What happened to the files of a folder.
+
+    Attributes:
+        done: files that were processed.
+        skipped: files that an earlier run had processed.
+        failed: name -> reason.
+    """
+
+    done: int
+    skipped: int
+    failed: dict[str, str]
+
+
+class _StoppedError(Exception):
+    """Another worker failed, or the user stopped the command."""
+
+
+def jobs(source: Path, out: Path, suffixes: frozenset[str], target_suffix: str) -> list[Job]:
+    """Lists the files below a folder, and creates the folders of their results.
+
+    Args:
+        source: the folder.
+        out: the folder of the results.
+        suffixes: of the files to process, in lower case.
+        target_suffix: of the results.
+
+    Raises:
+        InputError: there are none, two have the same result, or OUT is inside the source.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"OUT {out} is a file, but IN {source} is a folder: choose a folder")
+    if out.suffix.lower() in suffixes | {target_suffix} and not out.is_dir():
+        raise InputError(
+            f"IN {source} is a folder, but OUT {out} is named like a file: use a folder"
+        )
+    if out.absolute().resolve().is_relative_to(source.resolve()):
+        raise InputError(f"OUT {out} is inside IN {source}: choose a folder outside")
+    found: dict[Path, Job] = {}
+    for path in folders.files(source):
+        if path.suffix.lower() not in suffixes:
+            continue
+        inside = path.relative_to(source)
+        target = (out / inside).with_suffix(target_suffix)
+        if target in found:
+            raise InputError(
+                f"{path} and {found[target].source} would both become {target}: rename one"
+            )
+        found[target] = Job(inside.as_posix(), path, target)
+    if not found:
+        raise InputError(f"{source} has no files that end with {', '.join(sorted(suffixes))}")
+    try:
+        for target in found:
+            target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"OUT {error.filename} cannot be created: {error.strerror}") from error
+    return sorted(found.values(), key=lambda job: job.name)
+
+
+def run(
+    todo: Sequence[Job],
+    out: Path,
+    settings: Mapping[str, Any],
+    work: Work,
+    *,
+    workers: int,
+    say: Callable[[str], None],
+    each_file: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Processes files, except those that an earlier run with the same settings has done.
+
+    Args:
+        todo: the files, from :func:`jobs`.
+        out: the folder of the results.
+        settings: all that a result depends on, for JSON.
+        work: processes one file; calls its last argument often. An `InputError` is recorded, and
+            the other files are processed.
+        workers: number of threads.
+        say: receives a line for each file that failed.
+        each_file: called after each file.
+
+    Raises:
+        InputError: OUT has results with other settings.
+        RunAgain: another process is using OUT.
+    """
+    lock.hold(out, say)
+    path = out / MANIFEST
+    records = _records(path, settings)
+    open_jobs = [job for job in todo if not _is_done(job, records.get(job.name))]
+    for job in open_jobs:
+        for left in job.target.parent.glob(f".{_escaped(job.target.name)}.*{job.target.suffix}"):
+            left.unlink(missing_ok=True)  # of a killed run
+    failed: dict[str, str] = {}
+    stopped, numbers, local = threading.Event(), iter(range(workers)), threading.local()
+    guard = threading.Lock()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise _StoppedError
+
+    def start() -> None:
+        with guard:
+            local.number = next(numbers)
+
+    def one(job: Job) -> Record:
+        check()
+        try:
+            found = work(local.number, job.source, job.target, check)
+        except InputError as error:
+            return {"source": job.name, "error": str(error)}
+        return {
+            "source": job.name,
+            "target": job.target.relative_to(out).as_posix(),
+            **_identity(job.source),
+            **found,
+            "bytes": job.target.stat().st_size,
+            "sha256": _digest(job.target),
+        }
+
+    pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=start)
+    with _appending(path, settings, fresh=not records) as add:
+        try:
+            waiting = [pool.submit(one, job) for job in open_jobs]
+            for future in concurrent.futures.as_completed(waiting):
+                record = future.result()
+                records[record["source"]] = record
+                add(record)
+                if "error" in record:
+                    failed[record["source"]] = record["error"]
+                    say(f"failed: {record['error']}")
+                each_file()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+    lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
+    atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    return Outcome(len(open_jobs) - len(failed), len(todo) - len(open_jobs), failed)
+
+
+def _settings_line(settings: Mapping[str, Any]) -> Record:
+    return {"settings": dict(settings)}
+
+
+def _records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
+    """Reads the manifest of an earlier run; {} if there is none.
+
+    Raises:
+        InputError: it has other settings, or is damaged.
+    """
+    try:
+        if not path.exists():
+            return {}
+        atomic.drop_torn_line(path)
+        lines = atomic.read_regular(path, _MOST_MANIFEST).decode().splitlines()
+        first, *rest = [atomic.parse_json(line) for line in lines] or [_settings_line(settings)]
+        before = first["settings"]
+        found = {str(record["source"]): record for record in rest}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is damaged ({error}): choose another OUT, or remove it"
+        ) from error
+    differ = [
+        f"{name} {before.get(name)}, not {value}"
+        for name, value in settings.items()
+        if before.get(name) != value
+    ]
+    if differ:
+        raise InputError(
+            f"{path.parent} has results with other settings ({'; '.join(differ)}): use the same "
+            "settings, or another OUT"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _appending(
+    path: Path, settings: Mapping[str, Any], *, fresh: bool
+) -> Iterator[Callable[[Record], None]]:
+    """Yields a function that appends a record to the manifest."""
+    if fresh:
+        atomic.write_whole(path, f"{json.dumps(_settings_line(settings))}\n")
+    with open(atomic.open_own(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as file:
+
+        def add(record: Record) -> None:
+            file.write(f"{json.dumps(record)}\n")
+            file.flush()
+
+        yield add
+
+
+def _is_done(job: Job, record: Record | None) -> bool:
+    """Whether the result exists with the recorded size, and the source is unchanged."""
+    if record is None or "error" in record:
+        return False
+    try:
+        same = all(record.get(name) == value for name, value in _identity(job.source).items())
+        return same and job.target.stat().st_size == record.get("bytes")
+    except OSError:
+        return False
+
+
+def _identity(source: Path) -> Record:
+    status = source.stat()
+    return {"source_bytes": status.st_size, "source_mtime_ns": status.st_mtime_ns}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

@@ -1,0 +1,191 @@
+"""Folders: what is done is not done again, and what failed is listed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_videos
+import small_autoencoder
+
+from jaxtrain.errors import InputError
+from jaxtrain.inference import folder
+
+TEXT = frozenset((".txt",))
+
+
+def texts(place: Path, count: int = 5) -> Path:
+    for number in range(count):
+        inside = place / "in" / ("a" if number % 2 else "b")
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / f"{number}.txt").write_text(str(number))
+    return place / "in"
+
+
+class Upper:
+    """Writes "<content>!", and records what it was called with."""
+
+    def __init__(self, *broken: str) -> None:
+        self.seen: list[str] = []
+        self.workers: set[int] = set()
+        self.broken = broken
+
+    def __call__(
+        self, worker: int, source: Path, target: Path, check: Callable[[], None]
+    ) -> dict[str, Any]:
+        check()
+        self.seen.append(source.name)
+        self.workers.add(worker)
+        if source.name in self.broken:
+            raise InputError(f"{source} is broken")
+        target.write_text(f"{source.read_text()}!")
+        return {"length": 2}
+
+
+def process(place: Path, work: Upper, workers: int = 2, **settings: Any) -> folder.Outcome:
+    todo = folder.jobs(place / "in", place / "out", TEXT, ".up")
+    return folder.run(
+        todo,
+        place / "out",
+        settings or {"mode": 1},
+        work,
+        workers=workers,
+        say=lambda line: None,
+    )
+
+
+def manifest(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "out/manifest.jsonl").read_text().splitlines()]
+
+
+def test_each_file_is_processed_once_and_listed(tmp_path: Path) -> None:
+    texts(tmp_path)
+    work = Upper()
+    assert process(tmp_path, work) == folder.Outcome(5, 0, {})
+    assert sorted(work.seen) == [f"{number}.txt" for number in range(5)]
+    assert work.workers <= {0, 1}
+    settings, *records = manifest(tmp_path)
+    assert settings == {"settings": {"mode": 1}}
+    assert [one["source"] for one in records] == [
+        "a/1.txt",
+        "a/3.txt",
+        *(f"b/{n}.txt" for n in (0, 2, 4)),
+    ]
+    assert records[0]["target"] == "a/1.up"
+    assert (records[0]["length"], records[0]["bytes"]) == (2, 2)
+    assert (tmp_path / "out/a/1.up").read_text() == "1!"
+    again = Upper()
+    assert process(tmp_path, again) == folder.Outcome(0, 5, {})
+    assert again.seen == []
+    assert manifest(tmp_path) == [settings, *records]
+
+
+def test_changed_missing_and_failed_files_are_processed_again(tmp_path: Path) -> None:
+    texts(tmp_path)
+    found = process(tmp_path, Upper("2.txt"))
+    assert (found.done, found.failed) == (4, {"b/2.txt": f"{tmp_path}/in/b/2.txt is broken"})
+    assert {"source": "b/2.txt", "error": f"{tmp_path}/in/b/2.txt is broken"} in manifest(tmp_path)
+    (tmp_path / "in/a/1.txt").write_text("longer")
+    (tmp_path / "out/a/3.up").unlink()
+    (tmp_path / "out/b/0.up").write_text("torn by something else")
+    work = Upper()
+    assert process(tmp_path, work) == folder.Outcome(4, 1, {})
+    assert sorted(work.seen) == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert not [one for one in manifest(tmp_path) if "error" in one]
+
+
+def test_other_settings_and_a_damaged_manifest_are_refused(tmp_path: Path) -> None:
+    texts(tmp_path)
+    process(tmp_path, Upper())
+    with pytest.raises(InputError, match=r"other settings \(mode 1, not 2\): use the same"):
+        process(tmp_path, Upper(), mode=2)
+    path = tmp_path / "out/manifest.jsonl"
+    path.write_text(path.read_text() + '{"source": "b/9')  # killed while writing
+    assert process(tmp_path, Upper()).skipped == 5
+    path.write_text("nonsense\n")
+    with pytest.raises(InputError, match=r"manifest\.jsonl is damaged"):
+        process(tmp_path, Upper())
+
+
+def test_unusable_folders_are_refused(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+    for out, message in (
+        (source / "out", r"out is inside IN"),
+        (source / "a/1.txt", r"is a file, but IN"),
+        (tmp_path / "x.up", r"IN .*in is a folder, but OUT .*x\.up is named like a file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            folder.jobs(source, out, TEXT, ".up")
+    with pytest.raises(InputError, match=r"has no files that end with \.mp4"):
+        folder.jobs(source, tmp_path / "out", frozenset((".mp4",)), ".up")
+    (source / "a/1.log").write_text("")
+    with pytest.raises(InputError, match=r"1\.txt and .*1\.log would both become"):
+        folder.jobs(source, tmp_path / "out", TEXT | {".log"}, ".up")
+
+
+def test_another_error_stops_all_workers(tmp_path: Path) -> None:
+    texts(tmp_path, 50)
+
+    class Bad(Upper):
+        def __call__(self, *arguments: Any) -> dict[str, Any]:
+            if self.seen:
+                raise RuntimeError("bug")
+            return super().__call__(*arguments)
+
+    work = Bad()
+    with pytest.raises(RuntimeError, match="bug"):
+        process(tmp_path, work)
+    assert len(work.seen) < 50
+    assert process(tmp_path, Upper()).done >= 48
+
+
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "jaxtrain", *map(str, arguments)]
+
+
+@pytest.mark.slow
+def test_twenty_videos_on_four_devices_killed_and_resumed(tmp_path: Path, checkout: Path) -> None:
+    weights = small_autoencoder.save(tmp_path / "w.safetensors")
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for number in range(20):
+        images = sample_videos.busy(9 + number % 3, height=16, width=24)
+        sample_videos.write(videos / f"{number:02}.mp4", images)
+    out, manifest = tmp_path / "out", tmp_path / "out/manifest.jsonl"
+    typed = command("encode", weights, videos, out, "--workers", 4)
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(checkout)}
+    with subprocess.Popen(typed, env=environment) as killed:
+        began = time.monotonic()
+        while time.monotonic() - began < 300:
+            if manifest.exists() and len(manifest.read_text().splitlines()) > 4:
+                break
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+    before = len(manifest.read_text().splitlines()) - 1
+    assert 4 <= before < 20, before
+    again = subprocess.run(typed, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"{before} already done of 20 files on 4 devices" in again.stdout
+    assert len(list(out.glob("*.safetensors"))) == 20
+    assert not list(out.glob(".*.safetensors"))
+    # One by one, on as many devices: XLA's sums on CPUs depend on its number of threads.
+    script = (
+        "import pathlib, sys; from jaxtrain import main\n"
+        "weights, videos, to = map(pathlib.Path, sys.argv[1:])\n"
+        "for one in sorted(videos.iterdir()):\n"
+        "    target = to / f'{one.stem}.safetensors'\n"
+        "    assert main.main(['encode', *map(str, (weights, one, target))]) == 0\n"
+    )
+    single = tmp_path / "single"
+    single.mkdir()
+    typed = [sys.executable, "-c", script, *map(str, (weights, videos, single))]
+    subprocess.run(typed, env=environment, check=True)
+    for path in sorted(single.iterdir()):
+        assert (out / path.name).read_bytes() == path.read_bytes(), path

@@ -1,0 +1,167 @@
+"""Frozen parameters: no gradient, no decay, no optimizer state, no communication."""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from jaxtrain import config
+from jaxtrain.config import param_groups
+from jaxtrain.errors import InputError
+from jaxtrain.models import video_ae
+from jaxtrain.optim import build as optim
+from jaxtrain.planning import compilation, report, traffic
+from jaxtrain.sharding import HasShape
+from jaxtrain.training import setup
+from jaxtrain.training.state import ModelDefinition, bytes_per_device
+
+FROZEN = toy.Config(freeze=("blocks.0",))
+STEPS = 50
+
+
+def changed(stepper: toy.Stepper, batch: dict[str, np.ndarray]) -> dict[str, bool]:
+    """Runs 50 steps; returns for each parameter whether any bit differs."""
+    before = stepper.params()
+    for _ in range(STEPS):
+        stepper(batch)
+    return {
+        name: before[name].tobytes() != array.tobytes() for name, array in stepper.params().items()
+    }
+
+
+@pytest.mark.parametrize("shard", ["params", "optimizer", "none"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_parameters_keep_every_bit(shard: str, accumulate: int) -> None:
+    assert toy.OPTIM.weight_decay > 0
+    stepper = toy.stepper(FROZEN, fsdp=4, shard=shard, accumulate=accumulate)
+    found = changed(stepper, toy.random_batch(stepper.spec))
+    assert found == {name: not name.startswith("blocks.0.") for name in found}
+
+
+@pytest.mark.slow
+def test_decoder_only_training_leaves_the_encoder_as_it_was() -> None:
+    tiny = dataclasses.replace(video_ae.Config.tiny(), freeze=("encoder",))
+    stepper = toy.stepper(tiny, fsdp=2, batch_size=2)
+    batch = {
+        "video": np.random.default_rng(0).integers(0, 256, stepper.spec["video"].shape, np.uint8),
+        "augment": np.tile(np.float32([1, 1, 1, 0, 0]), (2, 1)),
+        "weight": np.ones(2, np.float32),
+    }
+    found = changed(stepper, batch)
+    assert found == {name: name.startswith("decoder.") for name in found}
+    assert not [name for name in optimized(stepper.target.opt) if "encoder" in name]
+
+
+def optimized(opt: Any) -> set[str]:
+    """Returns the names of the parameters in an optimizer's state."""
+    paths = jax.tree_util.tree_flatten_with_path(opt)[0]
+    return {str(key.key) for path, _ in paths for key in path if hasattr(key, "key")}
+
+
+def test_frozen_parameters_have_no_optimizer_state() -> None:
+    stepper = toy.stepper(FROZEN, fsdp=4)
+    names = {name for name in optimized(stepper.target.opt) if name.startswith("blocks.")}
+    assert names == {name for name in stepper.definition.params if name.startswith("blocks.1.")}
+    whole = toy.stepper(toy.Config(), fsdp=4)
+    arrays = [bytes_per_device(one.target.opt) for one in (stepper, whole)]
+    assert arrays[0] < 0.55 * arrays[1]
+
+
+def test_the_others_have_the_gradients_of_full_training() -> None:
+    recording = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, _, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+    )
+    found = []
+    for model in (FROZEN, toy.Config()):
+        stepper = toy.stepper(model, optimizer=recording)
+        stepper(toy.random_batch(stepper.spec))
+        found.append(stepper.state.opt)
+    assert all(name.startswith("blocks.1.") for name in found[0])
+    for name, grad in found[0].items():
+        np.testing.assert_allclose(grad, found[1][name], rtol=1e-5, atol=1e-7)
+
+
+def kinds(stepper: toy.Stepper) -> dict[str, int]:
+    text = stepper.compiled.as_text()
+    names = re.findall(r"= .+? (all-gather|all-reduce|reduce-scatter)(?:-start)?\(", text)
+    return {kind: names.count(kind) for kind in ("all-gather", "all-reduce", "reduce-scatter")}
+
+
+def test_nothing_of_a_frozen_block_is_communicated() -> None:
+    """A step with one of two blocks frozen gathers as much as a step of one block."""
+    frozen, one = (toy.stepper(model, fsdp=4) for model in (FROZEN, toy.Config(blocks=1)))
+    assert kinds(frozen)["all-gather"] == kinds(one)["all-gather"] > 0
+    both = kinds(toy.stepper(toy.Config(), fsdp=4))["all-gather"]
+    assert kinds(frozen)["all-gather"] < both
+    names = [name for name in frozen.target.params if name.startswith("blocks.0.")]
+    assert all(not any(frozen.target.params[name].sharding.spec) for name in names)
+
+
+def test_the_plan_states_what_freezing_saves() -> None:
+    run = config.named("h100_16")
+    built = {}
+    for freeze in ((), ("encoder",)):
+        model = dataclasses.replace(run.model, freeze=freeze)
+        mesh = config.Mesh(data=1, fsdp=4, shard="params")
+        small = dataclasses.replace(run, model=model, mesh=mesh)
+        built[freeze] = setup.build_without_data(small, toy.mesh_of(1, 4))
+    assert compilation._frozen(built[()]) is None
+    found = compilation._frozen(built["encoder",])
+    assert found is not None
+    assert found["elements"] == 1_470_928
+    # Two float32 numbers per element, over 4 devices; small arrays are not sharded.
+    assert found["optimizer_bytes"] == pytest.approx(2 * 4 * 1_470_928 / 4, rel=0.1)
+    sent = [sent_bytes(one) for one in built.values()]
+    assert found["sent_bytes"] == sent[0] - sent[1] > 0
+    (line,) = report._frozen(found)
+    assert line.startswith("frozen: 1,470,928 parameters (encoder): saves 0.003 GiB of optimizer")
+    assert report._frozen(None) == []
+
+
+def sent_bytes(built: setup.StepSetup) -> float:
+    params: dict[str, HasShape] = built.definition.trained(built.target.params)
+    return traffic.formula_bytes(params, built.rule, built.run.mesh, built.run.optim.accumulate)
+
+
+def test_paths_without_parameters_are_refused_with_the_nearest() -> None:
+    names = ModelDefinition(video_ae.Config.tiny().build).params
+    frozen = param_groups.frozen(("decoder.stages.0", "encoder.head"), names)
+    assert all(name.startswith(("decoder.stages.0.", "encoder.head.")) for name in frozen)
+    assert param_groups.frozen(("encoder.head.bias",), names) == {"encoder.head.bias"}
+    with pytest.raises(InputError, match=r"freeze=encodr: .* nearest is encoder, .* decoder, enc"):
+        param_groups.frozen(("encodr",), names)
+    with pytest.raises(InputError, match=r"freeze=enc: the model has no parameters below"):
+        param_groups.frozen(("enc",), names)  # a path, not the beginning of a name
+    with pytest.raises(InputError, match=r"freeze=encoder decoder leaves no parameter to train"):
+        param_groups.frozen(("encoder", "decoder"), names)
+
+
+def test_averages_exist_only_of_trained_parameters() -> None:
+    definition = ModelDefinition(FROZEN.build, FROZEN.freeze)
+    settings = dataclasses.replace(toy.OPTIM, average=config.Average())
+    made = optim.make_optimizer(settings, 100, definition.trained(definition.params))
+    state = jax.eval_shape(
+        lambda: made.init(definition.trained(definition.init(jax.random.key(0))[0]))
+    )
+    assert not [name for name in optimized(state) if name.startswith("blocks.0.")]
+
+
+def test_frozen_parts_need_fewer_operations() -> None:
+    full = video_ae.Config.tiny()
+    forward, first = full.forward_flops()
+    encoder = full.encoder_flops()
+    assert 0 < first < encoder < forward
+    counts = {
+        freeze: dataclasses.replace(full, freeze=freeze).flops_per_example()
+        for freeze in ((), ("encoder",), ("decoder",))
+    }
+    assert counts[()] == 3 * forward - first
+    assert counts["encoder",] == encoder + 3 * (forward - encoder)
+    assert counts["decoder",] == 3 * encoder - first + 2 * (forward - encoder)
