@@ -297,7 +297,7 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
             raise ValueError("fps and pixel_aspect must be above 0")
         told = {name: _number(name, about[name]) for name in names}
         if min(told[name] for name in names[:3]) < 1:
-            raise ValueError("frames, height and width must be above 0")
+            raise ValueError("frames, height, and width must be above 0")
         if min(told[name] for name in names[3:]) < 0:
             raise ValueError("padding_bottom and padding_right must not be below 0")
     except (ValueError, ZeroDivisionError) as error:
