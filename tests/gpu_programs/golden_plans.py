@@ -69,6 +69,8 @@ def summary(name: str) -> dict[str, Any]:
         "formula_bytes": compiled["formula_bytes"],
         "attention": compiled["attention"],
         "kernels": compiled["kernels"],
+        "counted_flops": sum(flops for flops, _, _ in compiled["work"].values())
+        / (compiled["flops"] / plan["devices"]),
         # Without the lines, so that an edit above them leaves the file as it is.
         "largest": [
             [re.sub(r":\d+", "", made_by) for made_by in one["made_by"]]
@@ -132,6 +134,14 @@ def test_kernels_are_unchanged(pair: tuple[dict[str, Any], dict[str, Any]]) -> N
     found, golden = pair
     assert found["kernels"]["other_convolutions"] == 0
     assert found["kernels"] == golden["kernels"]
+
+
+def test_the_instructions_account_for_the_flops_of_the_trace(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """Times from measured rates rest on these FLOPs; XLA leaves out work whose result is unused."""
+    found, _ = pair
+    assert 0.95 < found["counted_flops"] < 1.01
 
 
 def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(
