@@ -100,7 +100,7 @@ def test_splits_and_columns_are_selected_by_name(folders: Path, tmp_path: Path) 
     assert fetch(f"hf:{folders / 'splits'}::test", tmp_path) == TEXTS[:7]
     with pytest.raises(InputError, match="no split nope, only train, test: write hf:"):
         fetch(f"hf:{folders / 'hub'}::nope", tmp_path)
-    with pytest.raises(InputError, match="write hf:NAME, hf:NAME:CONFIG or"):
+    with pytest.raises(InputError, match="write hf:NAME, hf:NAME:CONFIG, or"):
         fetch("hf:a:b:c:d", tmp_path)
     for field, words in (("body", "its columns are 'text', 'label': set"), ("label", "not text")):
         with pytest.raises(InputError, match=words):
