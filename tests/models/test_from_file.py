@@ -120,11 +120,11 @@ def test_older_masked_models_keep_their_dropout() -> None:
     """One field was the rate of both; files of today have both."""
     tiny = dataclasses.replace(mlm.Config.tiny(), dropout=0.2)
     saved = config.to_dict(tiny)
-    assert from_file.make(saved, "x").attention_dropout == 0.0
+    assert from_file.model_config(saved, "x").attention_dropout == 0.0
     del saved["attention_dropout"]
-    assert from_file.make(saved, "x") == dataclasses.replace(tiny, attention_dropout=0.2)
+    assert from_file.model_config(saved, "x") == dataclasses.replace(tiny, attention_dropout=0.2)
     del saved["dropout"]
-    found = from_file.make(saved, "x")
+    found = from_file.model_config(saved, "x")
     assert (found.dropout, found.attention_dropout) == (0.1, 0.1)
 
 
