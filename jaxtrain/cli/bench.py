@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     if flags.calibration is not None:
         atomic.check_writable("--calibration", flags.calibration)
         calibration.check(flags.calibration)
-        if run.mesh.devices > 1 or flags.simulate_devices:
+        if run.mesh.devices > 1:
             raise InputError(
                 f"--calibration measures one device, but the mesh has {run.mesh.devices}: add "
                 "--mesh.data 1 --mesh.fsdp 1, and a batch that fits"

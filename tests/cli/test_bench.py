@@ -62,6 +62,8 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--config", "demo", "--calibration", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--config", "demo", "--calibration", __file__], "as a calibration file"),
+        (["--config", "h100_8", "--calibration", "/tmp/new.json"], "measures one device"),
+        (["--config", "demo", "--seconds", "nan"], "--seconds nan"),
         (["ceilings", "--sweep", "batch"], "unknown argument --sweep batch"),
     ],
 )
