@@ -338,6 +338,6 @@ def test_a_model_can_start_as_a_thumbnail(changed: dict[str, Any]) -> None:
 
 
 def test_a_thumbnail_needs_channels_for_the_colors() -> None:
-    with pytest.raises(InputError, match="carries 3 x model.patch_size\\^2 = 12 channels") as error:
+    with pytest.raises(InputError, match=r"carries 3 x model.patch_size\^2 = 12 channels") as error:
         dataclasses.replace(TINY, init="thumbnail", patch_size=2, latent_channels=8)
     assert "narrowest has" in str(error.value)
