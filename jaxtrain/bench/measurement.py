@@ -52,7 +52,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
         request: a :class:`jaxtrain.bench.request.BenchRequest` as a dict.
         send: receives all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``samples`` (for a
-            calibration), ``notes`` (part -> why it was skipped).
+            calibration), ``notes`` (part -> why it was skipped or failed), ``failed`` (the parts
+            that failed; the others were skipped, because of the config or the data).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
@@ -78,7 +79,13 @@ def measure(request: dict[str, Any], send: Send) -> None:
     laps.lap("start/first_step")
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
 
-    found: dict[str, Any] = {"rows": rows, "notes": {}, "operations": [], "device": _device(mesh)}
+    found: dict[str, Any] = {
+        "rows": rows,
+        "notes": {},
+        "failed": [],
+        "operations": [],
+        "device": _device(mesh),
+    }
     send(found)
     session = _Session(built, step, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
@@ -94,6 +101,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
         except Exception as error:
             # The findings so far must not be lost.
             found["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
+            if not isinstance(error, InputError):
+                found["failed"].append(part)
         send(found)
 
 

@@ -195,7 +195,6 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
     """Single runs differ by more than the precisions do; benchmarks compare many runs."""
     graph, params = parts
@@ -215,7 +214,6 @@ def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_remat_changes_no_number() -> None:
     results = []
     for mode in ("none", "ends", "block"):
