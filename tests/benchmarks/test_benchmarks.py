@@ -84,6 +84,7 @@ def _mapping_of_64_mib() -> side_by_side.Side:
     return side_by_side.Side(lambda: time.sleep(0.0 if inside else 0.2), lambda: None)
 
 
+@pytest.mark.long
 def test_a_side_may_keep_freed_memory() -> None:
     apart = side_by_side.Apart
     with apart(_mapping_of_64_mib) as one, apart(_mapping_of_64_mib, keep_freed=True) as two:
@@ -178,7 +179,7 @@ def test_the_check_of_fused_attention_finds_a_wrong_mask(
     assert all(fused > 2 * plain + 1e-3 for fused, plain in found.values()), found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("attend", ["sequence", "document"])
 def test_the_check_of_fused_attention_compares_a_model(
     monkeypatch: pytest.MonkeyPatch, attend: str

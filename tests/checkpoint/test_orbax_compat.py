@@ -56,6 +56,7 @@ print("failed", file=sys.stderr)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ABANDONED.values(), ids=ABANDONED)
 def test_abandoned_reads_are_silent(code: str) -> None:
     def printed(quiet: bool) -> str:

@@ -100,7 +100,7 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     assert not json.loads((place / "found.json").read_text())["ready"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_missing_gpu_is_reported(place: Path) -> None:
     found = run(place, "doctor", "--config", "h100_8", JAX_PLATFORMS="cpu")
     assert found.returncode == 1
@@ -219,6 +219,7 @@ def test_two_processes_report_together(place: Path) -> None:
     assert not leftovers(place)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -47,6 +47,7 @@ def header(path: Path) -> dict[str, Any]:
         return dict(file.metadata())
 
 
+@pytest.mark.long
 def test_latents_equal_those_of_the_entire_video(place: Path) -> None:
     found = safetensors.numpy.load_file(place / "z.safetensors")
     assert list(found) == ["latents"]
@@ -257,6 +258,7 @@ LAYOUTS = {  # name of the array, shape for latents [4, 3, 5, 4], axes to [L, h,
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_other_programs_have_the_same_latents(
     place: Path, layout: str, tmp_path: Path

@@ -132,7 +132,7 @@ def test_tars_and_addresses_give_the_same_clips_as_files(
     assert names == [f"s.tar/{number}.mp4" for number in range(4)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_models_are_compared_on_their_common_frames(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_every_frame_keeps_its_time(
     assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "frames"), [("always", 12), ("odd_latents", 8)])
 def test_streaming_equals_the_entire_video_at_once(rule: str, frames: int, tmp_path: Path) -> None:
     source = small_autoencoder.save(tmp_path / "weights.safetensors", trim=rule)

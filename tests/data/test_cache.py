@@ -161,6 +161,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

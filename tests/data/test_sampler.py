@@ -207,7 +207,7 @@ def test_workers_divide_a_batch(workers: int, devices: int, parts: int) -> None:
     assert under_way == pytest.approx(3 * workers / parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_pipeline_uses_the_same_order(
     workers: int, straight: np.ndarray, tmp_path: Path

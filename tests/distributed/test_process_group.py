@@ -120,7 +120,7 @@ processes.end(0, Heartbeat(key_value.of_run(), None))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
     """One process too many learns that the run is complete: jax's service answers it."""
     with socket.socket() as probe:

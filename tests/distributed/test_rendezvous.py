@@ -102,6 +102,7 @@ def test_all_continue_when_all_are_present(count: int) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "indices", [[0, 1, 1], [0, 0], [0, 0, 1]], ids=lambda indices: "".join(map(str, indices))
 )
@@ -147,6 +148,7 @@ def test_a_missing_process_is_named_while_the_others_wait(
     assert "the other processes; this one has reached process 0 at 127.0.0.1" in second
 
 
+@pytest.mark.long
 def test_the_program_that_holds_the_port_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +185,7 @@ def test_the_address_does_not_lead_to_process_0() -> None:
     assert "does not lead there" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("greeting", [b"\x00\x00\x12\x04\x00\x00", b"SSH-2.0-x\r\n", b'{"a": 1}\n'])
 @pytest.mark.parametrize("index", [0, 1])
 def test_another_program_at_the_port_is_recognized(index: int, greeting: bytes) -> None:
@@ -462,6 +465,7 @@ def test_hostile_answers_do_not_end_a_caller(answer: bytes, greets: bool) -> Non
     assert str(error).isprintable()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [[SECRET, ""], ["", SECRET], [SECRET, "7e6a0d11"]])
 def test_different_tokens_are_named_on_both_sides(
     tokens: list[str], capfd: pytest.CaptureFixture[str]

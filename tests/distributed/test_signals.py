@@ -222,6 +222,7 @@ IN_A_THREAD = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("call", [BUSY, SAVING, IN_A_THREAD], ids=["in C", "saving", "thread"])
 def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: str) -> None:

@@ -226,7 +226,7 @@ def test_two_processes_compare_their_clocks(two: list[dict[str, Any]]) -> None:
         assert "timedatectl set-ntp true" in far.cure
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_find_their_differences(two: list[dict[str, Any]]) -> None:
     for process in two:
         assert process["same"]["level"] == "ok", process["same"]

@@ -52,6 +52,7 @@ def test_the_flag_may_be_anywhere(tmp_path: Path, arguments: tuple[str, ...]) ->
     assert [call[3:] for call in stubs.calls(1)] == [DOCTOR]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", LAUNCHERS)
 def test_problems_of_one_host_set_the_launchers_exit_code(tmp_path: Path, script: str) -> None:
     """Even if the other host ends first, without problems."""
@@ -74,6 +75,7 @@ def test_the_others_have_time_to_finish(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "log.1.txt").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", LAUNCHERS)
 def test_a_folder_created_for_the_check_is_removed(tmp_path: Path, script: str) -> None:
     """Except if each node has its own launcher: another may be about to write there."""

@@ -188,7 +188,7 @@ def test_host_names_are_not_interpreted(tmp_path: Path, host: str) -> None:
     assert not list(tmp_path.rglob("owned*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_others_and_all_restart(tmp_path: Path) -> None:
     plan = """play() {
         (($2 == 1)) || exit 0

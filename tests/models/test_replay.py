@@ -18,6 +18,7 @@ def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
     return jnp.broadcast_to(own.reshape(-1, 1, 1, 1), (windows, 4, 4, 3)), own.reshape(-1, 1, 1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("places", "windows"), [(8, 4), (9, 4), (4, 4), (3, 4), (1, 4)])
 def test_each_window_draws_its_own_entries(places: int, windows: int) -> None:
     replay = Replay(places, (4, 4, 3), (1, 1, 1))

@@ -26,6 +26,7 @@ print(faults())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the GNU C library's setting")
 def test_freed_memory_is_kept() -> None:
     """Uses separate processes, since the setting cannot be reverted."""

@@ -46,6 +46,7 @@ def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> 
     assert failure == "the compiler was ended by SIGKILL (out of host memory?)"
 
 
+@pytest.mark.long
 def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^40 clips of 8 x 64 x 64 x 3 exceed the size limit of an array."""
     monkeypatch.setattr(planner, "gpu_compiler", lambda: False)

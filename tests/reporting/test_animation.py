@@ -48,6 +48,7 @@ def test_clips_of_all_steps_follow_each_other(
     np.testing.assert_allclose(tops[:4], [10, 255, 20, 255], atol=9)
 
 
+@pytest.mark.long
 def test_images_are_used_if_there_are_no_clips(run: Path) -> None:
     written_run.add_samples(run, range(1, 100))
     for path in (run / "samples").glob("*.mp4"):

@@ -83,6 +83,7 @@ def test_a_stopped_run_skips_the_same_steps(place: Path) -> None:
     assert losses(place / "stopped") == losses(place / "straight")
 
 
+@pytest.mark.long
 def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     ended = run(
         place,
@@ -96,6 +97,7 @@ def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_a_run_cannot_roll_back(place: Path) -> None:
     ended = run(
         place,

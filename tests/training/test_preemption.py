@@ -133,6 +133,7 @@ def validations(directory: Path) -> dict[int, float]:
     }
 
 
+@pytest.mark.long
 def test_validations_take_place_every_eval_every_steps(place: Path) -> None:
     assert sorted(validations(place / "uninterrupted")) == [4, 8, 12, 16, 20, 24]
 

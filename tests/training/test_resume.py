@@ -91,6 +91,7 @@ def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
     assert (place / "spoilt" / "damaged" / "checkpoints" / "8" / "reason.txt").exists()
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_once_and_the_run_resumes(place: Path) -> None:
     """The workers receive it, too, as in a terminal; test_preemption.py sends SIGTERM."""
     arguments = [*EIGHT, "--loop.steps", 20, "--output-dir", "stopped"]

@@ -65,6 +65,7 @@ def batch(parts: setup.StepSetup) -> dict[str, jax.Array]:
     }
 
 
+@pytest.mark.long
 def test_loaded_programs_compute_what_compiled_ones_do(folder: Path) -> None:
     parts = built()
     programs = loaded(folder, parts)

@@ -228,6 +228,7 @@ except BadExample as bad:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [False, True])
 def test_a_repeated_long_value_takes_bounded_memory(tmp_path: Path, late: bool) -> None:
     """A file of under 2 kB: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
@@ -244,6 +245,7 @@ def test_a_repeated_long_value_takes_bounded_memory(tmp_path: Path, late: bool) 
     assert most < base + 400, (base, most)
 
 
+@pytest.mark.long
 def test_a_repeated_prefix_takes_bounded_memory(tmp_path: Path) -> None:
     base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
     path = tmp_path / "bomb.parquet"

@@ -62,6 +62,7 @@ def test_wordpiece_encodes_like_bert() -> None:
     assert words.decode(words.encode(text).ids) == text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
     program = (

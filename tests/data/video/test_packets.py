@@ -208,6 +208,7 @@ def test_a_declared_size_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         packets.scan(path)
 
 
+@pytest.mark.long
 def test_frames_that_grow_beyond_the_limit_are_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
 def test_a_name_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "small.tar").write_bytes(PLAIN)
