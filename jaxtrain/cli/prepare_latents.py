@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         "--teacher-scaling",
         metavar="X",
         type=float,
-        help="factor on the latents (default: from the teacher's folder)",
+        help="factor to multiply the latents by (default: from the teacher's folder)",
     )
     add(
         "--teacher-sample",

@@ -104,7 +104,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         metavar="N",
         type=int,
-        help="files of a folder at a time (default: by cores)",
+        help="files processed at once (default: based on cores)",
     )
 
 

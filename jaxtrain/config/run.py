@@ -24,11 +24,11 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average:
-    """Moving average (EMA) of the parameters. Validation, samples and exports use it."""
+    """Moving average (EMA) of the parameters. Validation, samples, and exports use it."""
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
-    (ramp), as in TAEHV's recipe, which has decay 0.95."""
+    (ramp), as in TAEHV's recipe, which uses decay 0.95."""
     decay: float = 0.999
     """EMA decay: the fraction of the average that is kept each time, below 1."""
     every: int = 1
@@ -154,7 +154,7 @@ class Mesh:
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
-    """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp and
+    """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp, and
     optim.accumulate, but keep data.batch_size, so that the training itself does not change."""
 
     @property
@@ -165,7 +165,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Length of the run, logging and validation. Set one of steps, epochs, tokens_per_param."""
+    """Length of the run, logging, and validation. Set one of steps, epochs, tokens_per_param."""
 
     steps: int | None = None
     """Length of the run, in steps."""
@@ -199,8 +199,8 @@ class Checkpoint:
     every: int
     """Interval between checkpoints, in steps."""
     keep: int
-    """Number of newest checkpoints to keep, in addition to the best one and to the newest that was
-    saved at checkpoint.every."""
+    """Number of newest checkpoints to keep, in addition to the best one and the newest whose step
+    is a multiple of checkpoint.every."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] = "max"
@@ -215,7 +215,7 @@ class Run:
     """Name of the run; by default, the name of the config file. The run directory is
     output/NAME/TIME."""
     seed: int = 42
-    """Random seed of parameters, example order, augmentation, and masks."""
+    """Random seed for parameters, example order, augmentation, and masks."""
     precision: Precision = "bfloat16"
     """Precision of the computation; parameters, optimizer state, losses, and metrics stay
     float32."""

@@ -52,7 +52,7 @@ class Config:
     ff: int
     """Width of the feed-forward layers."""
     dropout: float = 0.1
-    """Dropout rate of embeddings, inside SwiGLU, and of layer outputs, 0 to 1."""
+    """Dropout rate of embeddings, SwiGLU activations, and layer outputs, 0 to 1."""
     norm_eps: float = 1e-6
     """Epsilon that is added to the mean square in each norm."""
     rotary_base: float = 10_000.0

@@ -70,8 +70,8 @@ class Config:
     dropout: float = 0.1
     """Dropout rate of embeddings and layer outputs, 0 to 1."""
     attention_dropout: float = 0.0
-    """Dropout rate of attention probabilities, 0 to 1. BERT has 0.1. Above 0, GPUs cannot use
-    fused attention and store all its scores."""
+    """Dropout rate of attention probabilities, 0 to 1. BERT uses 0.1. Above 0, GPUs cannot use
+    fused attention, and all attention scores are stored."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
