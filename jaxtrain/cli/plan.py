@@ -119,7 +119,7 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
     elif not ways:
         terminal.out(
             "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "
-            "a smaller global batch or a smaller model"
+            "a smaller global batch, or a smaller model"
         )
 
 

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     if not flags.teacher:
-        raise InputError("--teacher is missing: pass a checkpoint, a weights file or a folder")
+        raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
     atomic.check_writable("--json", flags.json)

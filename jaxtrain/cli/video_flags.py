@@ -1,4 +1,4 @@
-"""Flags, checks and progress lines that the video commands share."""
+"""Flags, checks, and progress lines that the video commands share."""
 
 import argparse
 import dataclasses

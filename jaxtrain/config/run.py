@@ -280,7 +280,7 @@ fields are the same run.
 
 
 def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
-    """Loads a config, applies the overrides of a command line and checks the result.
+    """Loads a config, applies the overrides of a command line, and checks the result.
 
     Args:
         name_or_path: ``"h100_16"`` or ``"mine/big.py"``.
@@ -349,7 +349,7 @@ def validate(run: Run) -> None:
 
 
 def problems(run: Run) -> list[str]:
-    """Returns the problems of a config, each with the field, its value and the fix."""
+    """Returns the problems of a config, each with the field, its value, and the fix."""
     # If a value has the wrong type, the other checks cannot compute with it.
     return list(_check_fields(run)) or list(_check_sections(run))
 

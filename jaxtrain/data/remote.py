@@ -1,4 +1,4 @@
-"""Fetches videos, tars and lists at ``https://``, ``s3://``, ``gs://`` into the cache, once.
+"""Fetches videos, tars, and lists at ``https://``, ``s3://``, ``gs://`` into the cache, once.
 
 A file in the cache is not requested again: files at an address are assumed not to change. The size
 and ETag are stored in a record next to the file. If the size differs from the record, the file is

@@ -1,4 +1,4 @@
-"""Checks the number, kind and memory of the devices, and their driver."""
+"""Checks the number, kind, and memory of the devices, and their driver."""
 
 import shlex
 from collections.abc import Iterator, Mapping

@@ -342,7 +342,7 @@ class Head(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """Embedding, blocks and output layer."""
+    """Embedding, blocks, and output layer."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.wte = Embedding(config, rngs)

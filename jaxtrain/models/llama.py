@@ -320,7 +320,7 @@ class Head(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Embedding, layers and head."""
+    """Embedding, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embedding = Embedding(config, rngs)

@@ -333,7 +333,7 @@ class Head(nnx.Module):
 
 
 class MaskedLanguageModel(nnx.Module):
-    """Embeddings, layers and head."""
+    """Embeddings, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embeddings = Embeddings(config, rngs)

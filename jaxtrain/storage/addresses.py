@@ -138,7 +138,7 @@ def check(address: str, flag: str) -> None:
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
             f"{flag} {shown} has a query and contains a space, quote, or angle bracket: write %20, "
-            "%22, %27, %3C or %3E"
+            "%22, %27, %3C, or %3E"
         )
 
 
@@ -220,7 +220,7 @@ def name_of(address: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """Removes user, password and query from each address in a text."""
+    """Removes user, password, and query from each address in a text."""
     if ":/" not in text:
         return text
     return _IN_TEXT.sub(_replaced, text)

@@ -53,7 +53,7 @@ def reason(error: BaseException) -> str:
 def explained(
     error: Exception, text: str, *, kind: str, page: str, absent: str, offline: str = ""
 ) -> Exception:
-    """Returns what to raise: an error of the Hub, the network or a disk as one line, or itself.
+    """Returns what to raise: an error of the Hub, the network, or a disk as one line, or itself.
 
     Args:
         error: from a library.

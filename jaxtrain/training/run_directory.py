@@ -1,4 +1,4 @@
-"""Chooses, creates and checks the run directory."""
+"""Chooses, creates, and checks the run directory."""
 
 import contextlib
 import dataclasses

@@ -166,7 +166,7 @@ class Causal(Text):
 
 
 def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
-    """Describes each split: documents, tokens and sequences; and the number of files."""
+    """Describes each split: documents, tokens, and sequences; and the number of files."""
     parts = [
         f"{name}: {prepared.total(name, 'documents'):,} documents, "
         f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "

@@ -300,7 +300,7 @@ def _item(item: Any, where: str) -> dict[str, str]:
 
 
 def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
-    """Returns the files at an address: of a list, a folder or a pattern, or one file."""
+    """Returns the files at an address: of a list, a folder, or a pattern, or one file."""
     ending = _ending(address)
     if ending in LISTS:
         return _listed(address, flag, Path(local([address])[address]))

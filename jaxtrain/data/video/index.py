@@ -117,7 +117,7 @@ def build(
 
 
 def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
-    """Returns a hex digest of the files' names, sizes and frame counts, not of paths or times.
+    """Returns a hex digest of the files' names, sizes, and frame counts, not of paths or times.
 
     Args:
         entries: the files.
