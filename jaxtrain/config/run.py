@@ -308,7 +308,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
 
     Returns:
         ``("--config", "demo", "--loop.steps", "20")``, or ``("--config", "/tmp/own.py")``; the
-        fewest arguments, addresses without their query. Empty if no arguments give the run, for
+        fewest arguments, URLs without their query. Empty if no arguments give the run, for
         example because it was built in Python.
     """
     if run.name not in _LOADED and run.name in files.names():
@@ -435,7 +435,7 @@ def to_dict(section: Any) -> dict[str, Any]:
 
     Model and data have an entry ``class`` with a short name, such as ``gpt`` or ``text.Causal``,
     which stays the same when modules move; :mod:`jaxtrain.models.from_file` reads them back and
-    accepts no other names. The result is recorded, so addresses come without their query
+    accepts no other names. The result is recorded, so URLs come without their query
     (:mod:`jaxtrain.storage.addresses`).
     """
     named = {} if type(section).__module__ == __name__ else {"class": _short_name(type(section))}

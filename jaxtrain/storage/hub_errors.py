@@ -59,7 +59,7 @@ def explained(
         error: from a library.
         text: what was asked for, as typed.
         kind: ``model`` or ``dataset``.
-        page: of the repository, below the Hub's address.
+        page: of the repository, below the Hub's URL.
         absent: message if there is no such repository, or no access to it.
         offline: what to do where there is no network.
     """

@@ -65,9 +65,9 @@ class Entry:
 
 
 def folder_of(path: str, cache_root: Path) -> Path:
-    """Returns the cache folder for the index of a path or address.
+    """Returns the cache folder for the index of a path or URL.
 
-    Addresses that differ only in their signature share an index.
+    URLs that differ only in their signature share an index.
     """
     if addresses.is_address(path):
         identity = addresses.identity(path)
