@@ -3,11 +3,11 @@
 OUT also stores the config of the model, so that all commands and
 --model.init_from accept it. Reading a .pth file requires PyTorch.
 
-DIR is a folder with a transformers BertForMaskedLM, LlamaForCausalLM, or
-NanoChatForCausalLM and its tokenizer, or such a model on the Hugging Face Hub:
-hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and the
-next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights file on
-the Hub.
+DIR is a transformers folder (BertForMaskedLM, LlamaForCausalLM, or
+NanoChatForCausalLM) with the tokenizer, or such a model on the Hugging Face
+Hub: hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and
+the next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights
+file on the Hub.
 """
 
 import argparse

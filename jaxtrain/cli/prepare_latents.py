@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
     add(
         "--teacher",
         metavar="PATH",
-        help="a checkpoint, a run directory, a weights file, or the folder of a diffusers "
-        "AutoencoderKLCogVideoX or AutoencoderKLWan",
+        help="a checkpoint, a run directory, a weights file, or a diffusers folder "
+        "(AutoencoderKLCogVideoX or AutoencoderKLWan)",
     )
     add(
         "--teacher-scaling",

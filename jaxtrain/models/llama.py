@@ -63,8 +63,8 @@ class Config:
     loss_piece: int = 128
     """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
-    LlamaForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
+    (LlamaForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'

@@ -83,8 +83,8 @@ class Config:
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
-    BertForMaskedLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
+    (BertForMaskedLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
