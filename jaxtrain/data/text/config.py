@@ -62,7 +62,7 @@ class Masked(Text):
         if model.sequence_length < 3:
             raise InputError(
                 f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
-                "token and [SEP]"
+                "token, and [SEP]"
             )
         prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
         special = Specials.from_json(prepared.caches[0][1]["specials"])

@@ -251,7 +251,7 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
         if rest or frames not in (1, 2):
             raise InputError(
                 f"{name} does not have weights of TAEHV: {layer} has shape {kernel.shape}, whose "
-                "first two dimensions are not 1:1, 1:2 or 2:1"
+                "first two dimensions are not 1:1, 1:2, or 2:1"
             )
         found.append(frames == 2)
     return found
