@@ -255,13 +255,12 @@ def _rates(plan: Plan) -> list[str]:
     kinds: dict[str, float] | None = plan["time"]["calibrated"]
     if kinds is None:
         return [
-            f"    from {plan['worst_efficiency']:.0%} of the GPU's peaks, "
-            "no communication hidden,",
+            f"    from {plan['worst_efficiency']:.0%} of the GPU's peaks, no communication hidden,",
             "    to 100%, all overlapped communication hidden",
         ]
     slowest = sorted(kinds.items(), key=lambda one: -one[1])
     return [
-        f"    at rates measured on this kind of GPU, {plan['time']['error']:.0%} faster to slower,",
+        f"    at rates measured on this kind of GPU, plus or minus {plan['time']['error']:.0%},",
         "    with and without hidden communication:",
         *(f"    {name:<20} {1000 * seconds:9.2f} ms" for name, seconds in slowest),
     ]

@@ -123,7 +123,7 @@ def test_measured_rates_replace_the_peaks_and_communication_is_added() -> None:
     assert time.best == pytest.approx(busy / (1 + error) + time.communication - time.hidden)
     assert time.worst == pytest.approx(busy * (1 + error) + time.communication)
     printed = report.text(made(rates=rates))
-    assert "at rates measured on this kind of GPU, 15% faster to slower," in printed
+    assert "at rates measured on this kind of GPU, plus or minus 15%," in printed
     assert "of the GPU's peaks, no communication" not in printed
 
 
