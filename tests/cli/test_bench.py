@@ -12,7 +12,7 @@ from jaxtrain.planning import calibration
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, rates = tmp_path / "found.json", tmp_path / "rates.json"
     data = ["--data.path", str(write_corpus(tmp_path)), "--data.cache_dir", str(tmp_path / "cache")]
