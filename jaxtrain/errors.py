@@ -14,9 +14,9 @@ EXIT_CODES = {
     1: "unexpected error, with a traceback; `doctor` found problems; `checkpoints` found a "
     "damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not "
     "measure anything",
-    WRONG_USE: "wrong usage or invalid input; one line per problem names it and the fix",
+    WRONG_USE: "incorrect usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
-    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, a "
+    RUN_AGAIN: "temporary failure; run the same command again: SIGTERM, a hang, a lost process, a "
     "disk that rejects checkpoints, or a server that does not respond",
     INTERRUPTED: "Ctrl-C",
     141: "the output pipe is closed (`... | head`)",

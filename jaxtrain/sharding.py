@@ -83,7 +83,7 @@ def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = No
     fsdp = settings.fsdp if inside else len(present)
     return (
         f"the config needs {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
-        f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
+        f"{settings.fsdp}), but this machine has {len(present)} ({present[0].device_kind}): "
         f"set --mesh.auto True to fit the config to them, or --mesh.data {len(present) // fsdp} "
         f"--mesh.fsdp {fsdp} (data.batch_size / optim.accumulate must be a multiple of "
         f"{len(present)}), try the config with "

@@ -110,7 +110,7 @@ class Hub:
         repositories: ``ORG/MODEL`` -> repository.
         faults: planted, in order.
         requests: all so far.
-        base: address, for HF_ENDPOINT.
+        base: URL, for HF_ENDPOINT.
     """
 
     def __init__(self) -> None:

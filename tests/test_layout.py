@@ -194,7 +194,7 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 
 
 # Places where a variable name chooses code or an attribute, and the origin of that name. It must
-# never come from a file, an address or the network (SECURITY.md).
+# never come from a file, a URL or the network (SECURITY.md).
 _FIELDS = "fields that the class declares"
 _FLAGS = "flags that the parser declares"
 _LITERAL = "names in the function itself"
@@ -286,7 +286,7 @@ def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
             place = f"{path.relative_to(package).as_posix()} {function}"
             used.add(place)
             assert place in CHOSEN, (
-                f"jaxtrain/{place}: {call} chooses code by a name. If no file, address or message "
+                f"jaxtrain/{place}: {call} chooses code by a name. If no file, URL or message "
                 "can supply the name, add the place to CHOSEN with the origin of the name"
             )
     assert used == CHOSEN.keys(), f"nothing uses these entries of CHOSEN: {CHOSEN.keys() - used}"

@@ -58,7 +58,7 @@ _NOTES = {
 
 
 def complete(findings: Findings, arguments: list[str]) -> Findings:
-    """Adds the command, time, commit and versions."""
+    """Adds the command, time, commit, and versions."""
     return {
         "command": shlex.join(["jaxtrain", "bench", *arguments]),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -69,7 +69,7 @@ def complete(findings: Findings, arguments: list[str]) -> Findings:
 
 
 def _others() -> dict[str, str]:
-    """Returns the versions of PyTorch, transformers and the CUDA plugins, if installed."""
+    """Returns the versions of PyTorch, transformers, and the CUDA plugins, if installed."""
     found = {}
     for name in ("torch", "transformers", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -108,7 +108,7 @@ def write(findings: Findings, path: Path) -> None:
 
 
 def heading(findings: Findings) -> str:
-    """Formats the devices, the commit and the versions in one line."""
+    """Formats the devices, the commit, and the versions in one line."""
     device = findings["device"]
     driver = f", driver {device['driver']}" if device["driver"] else ""
     return (

@@ -1,1 +1,1 @@
-"""Saves, verifies, restores, retains and finds checkpoints. Only this package uses Orbax."""
+"""Saves, verifies, restores, retains, and finds checkpoints. Only this package uses Orbax."""

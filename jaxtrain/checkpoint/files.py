@@ -1,4 +1,4 @@
-"""Moves, links and deletes complete checkpoints on disk, and cleans up after failed saves.
+"""Moves, links, and deletes complete checkpoints on disk, and cleans up after failed saves.
 
 If a step is saved again, its old checkpoint is renamed to ``<step>.replaced`` until the new one has
 its manifest; if that save never finishes, the old one is restored.

@@ -68,7 +68,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def read_run_meta(path: Path) -> dict[str, Any]:
-    """Reads the metadata of a checkpoint to resume from: also its config, data and versions.
+    """Reads the metadata of a checkpoint to resume from: also its config, data, and versions.
 
     Raises:
         InputError: the folder is not a complete checkpoint, or was not saved by a run.

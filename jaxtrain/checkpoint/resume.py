@@ -461,7 +461,7 @@ def check_same_run(
 ) -> None:
     """Case 12: the checkpoint must have this run's order of examples; prints other differences.
 
-    Checkpoints of older versions may contain addresses with queries, which are not printed.
+    Checkpoints of older versions may contain URLs with queries, which are not printed.
 
     Args:
         start_from: the checkpoint.

@@ -1,4 +1,4 @@
-"""Measures how fast a config starts, steps, loads data and saves on the devices of this machine."""
+"""Measures how fast a config starts, steps, loads data, and saves, on this machine's devices."""
 
 import argparse
 import os
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         type=float,
         default=20.0,
-        help="seconds for measuring steps, and as many for the pipeline (default: 20)",
+        help="seconds to measure steps, and again to measure the pipeline (default: 20)",
     )
     add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
     add(

@@ -1,4 +1,4 @@
-"""``jaxtrain configs list | show NAME | diff A B``: lists, shows and compares configs."""
+"""``jaxtrain configs list | show NAME | diff A B``: lists, shows, and compares configs."""
 
 from jaxtrain import config, terminal
 from jaxtrain.config import files, overrides

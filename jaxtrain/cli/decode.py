@@ -1,9 +1,9 @@
-"""Decodes latents of jaxtrain encode to a video, or a folder of them.
+"""Decodes latents from jaxtrain encode, a file or a folder, to videos.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL: the
 model that encoded the video, or one with the same latents. The video has the
 average frame rate of the original, and no sound. For a folder, OUT is a folder
-with manifest.jsonl; a killed command resumes.
+with manifest.jsonl. To resume after a stop, repeat the command.
 """
 
 import argparse
@@ -94,14 +94,14 @@ def _parser() -> argparse.ArgumentParser:
         "latents",
         metavar="IN",
         type=command_line.named_file,
-        help="latents of jaxtrain encode, or a folder",
+        help="latents from jaxtrain encode, or a folder of them",
     )
     add("target", metavar="OUT", type=command_line.named_file, help="the video or folder to write")
     add(
         "--preview",
         metavar="FxS",
         type=_preview,
-        help="F frames per latent, 1/S of height and width: 1x2 is fast and small",
+        help="F frames per latent at 1/S of the size, such as 1x2",
     )
     video_flags.add_crf(parser)
     video_flags.add_workers(parser)

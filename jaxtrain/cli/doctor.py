@@ -1,4 +1,4 @@
-"""Checks whether this machine, cluster and data are ready for a config."""
+"""Checks whether this machine, cluster, and data are ready for a config."""
 
 import argparse
 import json

@@ -1,9 +1,9 @@
-"""Encodes a video, or a folder of videos on all devices, to latents.
+"""Encodes a video, or all videos in a folder, to latents.
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL. The
-metadata of a file has the frames, size, padding and average frame rate of the
-video, and the model; jaxtrain decode turns it back into a video. For a folder,
-OUT is a folder with manifest.jsonl; a killed command resumes.
+file also stores the model and the video's size, frame count, padding, and
+average frame rate, for jaxtrain decode. A folder is encoded on all devices, to
+a folder with manifest.jsonl; to resume after a stop, repeat the command.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=latent_files.LAYOUTS,
         default="lhwc",
         metavar="NAME",
-        help="lhwc, ncthw (diffusers), ntchw (its CogVideoX) or comfyui (default: lhwc)",
+        help="lhwc, ncthw (diffusers), ntchw (its CogVideoX), or comfyui (default: lhwc)",
     )
     for name, kind, default in (("scale", _scales, (1.0,)), ("shift", _numbers, (0.0,))):
         add(
@@ -121,16 +121,16 @@ def _parser() -> argparse.ArgumentParser:
             metavar="X",
             type=kind,
             default=default,
-            help="stores latents * X + shift; or X,X,... by channel"
+            help="multiply channels by X, or by X,X,... (default: 1)"
             if name == "scale"
-            else "likewise (default: 0)",
+            else "add X, or X,X,..., after --scale (default: 0)",
         )
     add(
         "--dtype",
         choices=tuple(tensor_stream.DTYPES),
         default="float32",
         metavar="TYPE",
-        help="float32, bfloat16 or float16 (default: float32)",
+        help="float32, bfloat16, or float16 (default: float32)",
     )
     video_flags.add_workers(parser)
     command_line.add_precision(parser)

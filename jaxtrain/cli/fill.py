@@ -1,7 +1,7 @@
 """Prints the most likely tokens for each [MASK] of a text, with their probabilities.
 
 SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a folder of a transformers BertForMaskedLM, or hf:ORG/MODEL on the Hugging Face
+a transformers folder (BertForMaskedLM), or hf:ORG/MODEL on the Hugging Face
 Hub. Each mask is filled while the others stay masked.
 """
 

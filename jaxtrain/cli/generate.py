@@ -2,7 +2,7 @@
 
 SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
 a folder with weights and a tokenizer.json, or hf:ORG/MODEL on the Hugging Face
-Hub. A completion ends after --tokens, or when the model ends the document. Once
+Hub. A completion ends after --tokens tokens, or at the end of the document. Once
 the text is longer than the model's context window, the model repeatedly
 restarts with the last half of the window; a note is printed.
 """

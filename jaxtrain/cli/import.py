@@ -3,11 +3,11 @@
 OUT also stores the config of the model, so that all commands and
 --model.init_from accept it. Reading a .pth file requires PyTorch.
 
-DIR is a folder of a transformers BertForMaskedLM, LlamaForCausalLM or
-NanoChatForCausalLM with its tokenizer, or such a model on the Hugging Face Hub:
-hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and the
-next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights file on
-the Hub.
+DIR is a transformers folder (BertForMaskedLM, LlamaForCausalLM, or
+NanoChatForCausalLM) with the tokenizer, or such a model on the Hugging Face
+Hub: hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and
+the next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights
+file on the Hub.
 """
 
 import argparse
@@ -146,8 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         "--trim",
         choices=("always", "odd_latents", "h3"),
         metavar="RULE",
-        help="always (Hunyuan, Wan, LTX), odd_latents (CogVideoX) or h3 (MiniMax H3), if "
-        "neither shapes nor a published file name such as taehv.pth decide",
+        help="which frames to drop: always (Hunyuan, Wan, LTX), odd_latents (CogVideoX), or h3 "
+        "(MiniMax H3); only needed if neither the shapes nor the file name, such as taehv.pth, "
+        "decides",
     )
     add(
         "--patch-size",

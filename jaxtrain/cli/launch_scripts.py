@@ -1,4 +1,4 @@
-"""Copies the launch scripts into a folder: local, ssh, SLURM, Kubernetes and cloud launchers.
+"""Copies the launch scripts into a folder: local, ssh, SLURM, Kubernetes, and cloud launchers.
 
 The scripts are inside the installed package: copy them, then run or edit the copies. Files in DIR
 that differ are not overwritten.

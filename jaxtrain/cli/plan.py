@@ -1,4 +1,4 @@
-"""Predicts the memory, communication, time and cost of a config on GPUs, without GPUs."""
+"""Predicts the memory, communication, time, and cost of a config on GPUs, without GPUs."""
 
 import argparse
 import dataclasses
@@ -119,7 +119,7 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
     elif not ways:
         terminal.out(
             "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "
-            "a smaller global batch or a smaller model"
+            "a smaller global batch, or a smaller model"
         )
 
 
@@ -200,7 +200,8 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         metavar="FILE",
         type=Path,
-        help="predict times from rates that bench --calibration FILE measured on such a GPU",
+        help="predict times from rates that bench --calibration FILE measured on the same kind of "
+        "GPU",
     )
     add(
         "--price-per-gpu-hour", metavar="P", type=float, help="price in any currency; adds the cost"

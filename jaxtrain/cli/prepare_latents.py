@@ -29,14 +29,14 @@ def main(arguments: list[str]) -> int:
     add(
         "--teacher",
         metavar="PATH",
-        help="a checkpoint, a run directory, a weights file, or the folder of a diffusers "
-        "AutoencoderKLCogVideoX or AutoencoderKLWan",
+        help="a checkpoint, a run directory, a weights file, or a diffusers folder "
+        "(AutoencoderKLCogVideoX or AutoencoderKLWan)",
     )
     add(
         "--teacher-scaling",
         metavar="X",
         type=float,
-        help="factor on the latents (default: from the teacher's folder)",
+        help="factor to multiply the latents by (default: from the teacher's folder)",
     )
     add(
         "--teacher-sample",
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     if not flags.teacher:
-        raise InputError("--teacher is missing: pass a checkpoint, a weights file or a folder")
+        raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
     atomic.check_writable("--json", flags.json)

@@ -1,7 +1,7 @@
-"""Prepares the tokenizer, tokens and examples of a text config, before you rent GPUs.
+"""Prepares the tokenizer, tokens, and examples of a text config, before you rent GPUs.
 
 It does what a run does when it starts: it downloads Hugging Face datasets, trains a
-tokenizer, tokenizes the text on all cores and, for masked models, packs it into
+tokenizer, tokenizes the text on all cores, and, for masked models, packs it into
 sequences. A run with the same settings then starts at once. To resume after a
 stop, repeat the command.
 """

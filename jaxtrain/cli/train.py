@@ -124,7 +124,7 @@ def flags_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         action="append",
         default=[],
-        help="record the run with wandb, trackio, or mlflow, too; for several, repeat the flag",
+        help="also record the run with wandb, trackio, or mlflow; repeat the flag for several",
     )
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(

@@ -1,4 +1,4 @@
-"""Flags, checks and progress lines that the video commands share."""
+"""Flags, checks, and progress lines that the video commands share."""
 
 import argparse
 import dataclasses
@@ -104,7 +104,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         metavar="N",
         type=int,
-        help="files of a folder at a time (default: by cores)",
+        help="files processed at once (default: based on cores)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The config of a run: its sections, named configs, overrides and the length of a run.
+"""The config of a run: its sections, named configs, overrides, and the length of a run.
 
 A ``--config`` file imports from here; :mod:`jaxtrain.config.run` documents each class.
 """

@@ -78,7 +78,7 @@ def _summary(section: Section) -> str:
 
 
 def fields(run: Any, names: Sequence[str]) -> str:
-    """Describes the fields of sections: each with its type, help and default.
+    """Describes the fields of sections: each with its type, help, and default.
 
     Args:
         run: the config that the defaults come from.

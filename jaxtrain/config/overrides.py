@@ -257,7 +257,7 @@ def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:
 
 
 def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, Any, type[Any]]]:
-    """Yields the dotted name, value and class of each field that is a dataclass or None."""
+    """Yields the dotted name, value, and class of each field that is a dataclass or None."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         name, value = prefix + field.name, getattr(instance, field.name)
@@ -386,7 +386,7 @@ def whole_number(text: str) -> int | None:
 
 
 def readable(number: int) -> str:
-    """The shortest form with k, M or B that is exactly this number: 2500000 is 2.5M."""
+    """The shortest form with k, M, or B that is exactly this number: 2500000 is 2.5M."""
     for name, factor in reversed(_FACTORS.items()):
         if abs(number) >= factor:
             text = f"{number / factor:.3f}".rstrip("0").rstrip(".") + name

@@ -24,11 +24,11 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average:
-    """Moving average (EMA) of the parameters. Validation, samples and exports use it."""
+    """Moving average (EMA) of the parameters. Validation, samples, and exports use it."""
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
-    (ramp), as in TAEHV's recipe, which has decay 0.95."""
+    (ramp), as in TAEHV's recipe, which uses decay 0.95."""
     decay: float = 0.999
     """EMA decay: the fraction of the average that is kept each time, below 1."""
     every: int = 1
@@ -154,7 +154,7 @@ class Mesh:
     min_shard_elements: int = 2**14
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
-    """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp and
+    """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp, and
     optim.accumulate, but keep data.batch_size, so that the training itself does not change."""
 
     @property
@@ -165,7 +165,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Length of the run, logging and validation. Set one of steps, epochs, tokens_per_param."""
+    """Length of the run, logging, and validation. Set one of steps, epochs, tokens_per_param."""
 
     steps: int | None = None
     """Length of the run, in steps."""
@@ -199,8 +199,8 @@ class Checkpoint:
     every: int
     """Interval between checkpoints, in steps."""
     keep: int
-    """Number of newest checkpoints to keep, in addition to the best one and to the newest that was
-    saved at checkpoint.every."""
+    """Number of newest checkpoints to keep, in addition to the best one and the newest whose step
+    is a multiple of checkpoint.every."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] = "max"
@@ -215,7 +215,7 @@ class Run:
     """Name of the run; by default, the name of the config file. The run directory is
     output/NAME/TIME."""
     seed: int = 42
-    """Random seed of parameters, example order, augmentation, and masks."""
+    """Random seed for parameters, example order, augmentation, and masks."""
     precision: Precision = "bfloat16"
     """Precision of the computation; parameters, optimizer state, losses, and metrics stay
     float32."""
@@ -280,7 +280,7 @@ fields are the same run.
 
 
 def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
-    """Loads a config, applies the overrides of a command line and checks the result.
+    """Loads a config, applies the overrides of a command line, and checks the result.
 
     Args:
         name_or_path: ``"h100_16"`` or ``"mine/big.py"``.
@@ -308,7 +308,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
 
     Returns:
         ``("--config", "demo", "--loop.steps", "20")``, or ``("--config", "/tmp/own.py")``; the
-        fewest arguments, addresses without their query. Empty if no arguments give the run, for
+        fewest arguments, URLs without their query. Empty if no arguments give the run, for
         example because it was built in Python.
     """
     if run.name not in _LOADED and run.name in files.names():
@@ -349,7 +349,7 @@ def validate(run: Run) -> None:
 
 
 def problems(run: Run) -> list[str]:
-    """Returns the problems of a config, each with the field, its value and the fix."""
+    """Returns the problems of a config, each with the field, its value, and the fix."""
     # If a value has the wrong type, the other checks cannot compute with it.
     return list(_check_fields(run)) or list(_check_sections(run))
 
@@ -435,7 +435,7 @@ def to_dict(section: Any) -> dict[str, Any]:
 
     Model and data have an entry ``class`` with a short name, such as ``gpt`` or ``text.Causal``,
     which stays the same when modules move; :mod:`jaxtrain.models.from_file` reads them back and
-    accepts no other names. The result is recorded, so addresses come without their query
+    accepts no other names. The result is recorded, so URLs come without their query
     (:mod:`jaxtrain.storage.addresses`).
     """
     named = {} if type(section).__module__ == __name__ else {"class": _short_name(type(section))}

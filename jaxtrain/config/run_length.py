@@ -1,4 +1,4 @@
-"""The length of a run in steps: from steps, epochs or tokens, and from where it resumes."""
+"""The length of a run in steps: from steps, epochs, or tokens, and from where it resumes."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Fetches videos, tars and lists at ``https://``, ``s3://``, ``gs://`` into the cache, once.
+"""Fetches videos, tars, and lists at ``https://``, ``s3://``, ``gs://`` into the cache, once.
 
-A file in the cache is not requested again: files at an address are assumed not to change. The size
+A file in the cache is not requested again: files at a URL are assumed not to change. The size
 and ETag are stored in a record next to the file. If the size differs from the record, the file is
 removed and fetched again. Callers :func:`discard` a file that is not a valid video, tar or list.
 
@@ -94,7 +94,7 @@ class _About(NamedTuple):
 
 
 def list_below(address: str, flag: str) -> list[str]:
-    """Returns all files in a folder at an s3 or gs address; none if it is not a folder.
+    """Returns all files in a folder at an s3 or gs URL; none if it is not a folder.
 
     Raises:
         InputError: the folder cannot be listed.
@@ -114,13 +114,13 @@ def fetch(
     """Fetches the files that are missing or incomplete in the cache.
 
     Args:
-        wanted: addresses of the files.
+        wanted: URLs of the files.
         cache_root: the cache folder.
-        flag: the option that set the addresses, for messages.
+        flag: the option that set the URLs, for messages.
         say: prints a message.
 
     Returns:
-        The path in the cache for each address.
+        The path in the cache for each URL.
 
     Raises:
         InputError: a file cannot be fetched, or is a web page.
@@ -208,7 +208,7 @@ def _fetch(
             if not left:
                 raise RunAgain(
                     f"{flag} {shown} cannot be fetched: {failure} ({_TRIES} tries): check the "
-                    "address and the network, and start again"
+                    "URL and the network, and start again"
                 ) from None
             wait_s = _FIRST_WAIT_S * 2 ** (_TRIES - 1 - left) * (1 + random.random() / 2)
             wait_s = max(wait_s, min(failure.wait_s, _LONGEST_WAIT_S))
@@ -254,7 +254,7 @@ class _Target:
         file: the partial file, open for writing.
         place: the final path.
         address: the source.
-        flag: the option that set the address, for messages.
+        flag: the option that set the URL, for messages.
         stop: is set when another file has failed.
     """
 
@@ -288,7 +288,7 @@ class _Target:
             self._limit = min(self._limit, _MAX_LIST_BYTES)
         if size is not None and size > self._limit:
             raise InputError(
-                f"{self._what} has {size:,} bytes, but a list at an address may have at most "
+                f"{self._what} has {size:,} bytes, but a list at a URL may have at most "
                 f"{_MAX_LIST_BYTES:,}: split it, or copy it to this machine"
             )
 
@@ -304,7 +304,7 @@ class _Target:
         if self.received > self._limit:
             raise InputError(
                 f"{self._what} sends more than {self._limit:,} bytes, which is more than it "
-                "announced or than the disk can hold: check the address"
+                "announced or than the disk can hold: check the URL"
             )
         with _disk(self._place):
             self._file.write(chunk)
@@ -331,7 +331,7 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise InputError(
                 f"{what}: the server's certificate is not trusted ({cause.verify_message}): check "
-                "the address, or set $SSL_CERT_FILE to your certificates"
+                "the URL, or set $SSL_CERT_FILE to your certificates"
             ) from None
         if addresses.is_unknown_host(error):
             raise _unknown_host(address, flag) from None
@@ -344,16 +344,14 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
 def _unknown_host(address: str, flag: str) -> InputError:
     return InputError(
         f"{flag} {addresses.public(address)}: {addresses.split(address).host} is an unknown host, "
-        "or this machine has no network: check the address and the network"
+        "or this machine has no network: check the URL and the network"
     )
 
 
 def _received(response: http.client.HTTPResponse, target: _Target, what: str) -> _About:
     """Writes the body of a response to the target."""
     if response.status != 200:
-        raise InputError(
-            f"{what}: got HTTP {response.status} instead of the file: check the address"
-        )
+        raise InputError(f"{what}: got HTTP {response.status} instead of the file: check the URL")
     kind = (response.headers.get_content_type() or "").lower()
     if kind in ("text/html", "application/xhtml+xml"):
         raise _a_page(what, f"is a web page ({kind})")
@@ -387,20 +385,20 @@ def _answered(error: urllib.error.HTTPError, address: str, what: str) -> Excepti
         return _Again(status, float(after) if after.isdecimal() and len(after) < 6 else 0.0)
     if code in _LOGIN:
         return InputError(
-            f"{what}: {status}: a presigned address may have expired; otherwise add the login and "
+            f"{what}: {status}: a presigned URL may have expired; otherwise add the login and "
             f"password for {addresses.split(address).host} to ~/.netrc (chmod 600)"
         )
     if 300 <= code < 400:
         return InputError(
             f"{what}: {status}: the redirect is not followed, because there are too many, or it "
-            "leads from https to http or to another scheme: pass the address it leads to"
+            "leads from https to http or to another scheme: pass the URL it leads to"
         )
-    return InputError(f"{what} cannot be fetched: {status}: check the address")
+    return InputError(f"{what} cannot be fetched: {status}: check the URL")
 
 
 def _a_page(what: str, how: str) -> InputError:
     return InputError(
-        f"{what} {how}, perhaps a login page: open it in a browser, and pass the address of the "
+        f"{what} {how}, perhaps a login page: open it in a browser, and pass the URL of the "
         "file itself"
     )
 
@@ -587,7 +585,7 @@ def _request(address: str, flag: str) -> urllib.request.Request:
     except UnicodeError:
         raise InputError(
             f"{flag} {addresses.public(address)}: {parts.host!a} is not a valid host name: check "
-            "the address"
+            "the URL"
         ) from None
     path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
     return urllib.request.Request(

@@ -1,4 +1,4 @@
-"""Prepares worker processes: they load no jax, ignore signals and end with their parent.
+"""Prepares worker processes: they load no jax, ignore signals, and end with their parent.
 
 Loading needs only numpy. Grain imports jax and Orbax if they are installed, which takes two thirds
 of a worker's start-up time, and works without them.

@@ -68,7 +68,7 @@ class Cluster:
 def find(environment: Mapping[str, str]) -> Cluster | None:
     """Returns the processes of this run, or None if this is the only one.
 
-    Tries in this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
+    Tries in this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, and JAX_PROCESS_ID (or
     JOB_COMPLETION_INDEX of a Kubernetes job instead of the last); Open MPI; a task that SLURM's
     srun started; MPICH and its relatives (PMI); WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT,
     which clouds set on each node. JAX_COORDINATOR_ADDRESS alone overrides the address of every
@@ -201,7 +201,7 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
     count = _number(given, COUNT, 1, None) if COUNT in given else None
     if count == 1:
         return _alone()
-    index, scheme, hosts = INDEX, f"{ADDRESS}, {COUNT} and {INDEX}", None
+    index, scheme, hosts = INDEX, f"{ADDRESS}, {COUNT}, and {INDEX}", None
     if INDEX not in given and "JOB_COMPLETION_INDEX" in given:
         index, scheme, hosts = "JOB_COMPLETION_INDEX", "a Kubernetes job", count
     needed = (ADDRESS, COUNT, index)

@@ -1,4 +1,4 @@
-"""Checks that all processes of a run have the same config, code and packages.
+"""Checks that all processes of a run have the same config, code, and packages.
 
 Processes that compile different programs wait for each other in a collective that never ends, or
 train the wrong thing. So they compare before the first compilation, through the key-value store,
@@ -62,7 +62,7 @@ def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]
 
 
 def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
-    """Returns a sentence that names each difference, its values and processes; or an empty one."""
+    """Returns a sentence that names each difference, its values, and its processes; or ""."""
     found: list[str] = []
     cures: list[str] = []
     for kind, cure in _CURES.items():

@@ -88,7 +88,7 @@ def processes_on_this_host(environment: Mapping[str, str]) -> int:
 
 
 def check_same_program(run: config.Run, flags: Mapping[str, Any]) -> None:
-    """Checks that config, code and packages are the same in all processes, before compilation.
+    """Checks that config, code, and packages are the same in all processes, before compilation.
 
     Args:
         run: the config.

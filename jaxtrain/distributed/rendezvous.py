@@ -120,7 +120,7 @@ def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
     if cluster.index == 0 and not call.key and not cluster_env.is_local(cluster):
         _warn(
             f"{TOKEN} is not set, so anyone who reaches {cluster.coordinator} can disturb the "
-            "start of this run: set the same random text on all hosts"
+            "start of this run: set the same random string on all hosts"
         )
     answer: _Answer | None = None
     with announced(lambda: call.waits_for):

@@ -1,4 +1,4 @@
-"""Writes, verifies, reads back, compares and times a real checkpoint at the output directory."""
+"""Writes, verifies, reads back, compares, and times a real checkpoint at the output directory."""
 
 import contextlib
 import dataclasses

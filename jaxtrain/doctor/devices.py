@@ -1,4 +1,4 @@
-"""Checks the number, kind and memory of the devices, and their driver."""
+"""Checks the number, kind, and memory of the devices, and their driver."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -158,7 +158,7 @@ def _way_that_fits(run: config.Run, name: str) -> str:
     found = f"find settings that fit: {_plan(run, name)} --fit"
     if any(card.name == name for card in cards.CARDS.values()):
         return found
-    return f"{found} (plan does not know this card: add --gpu with one of {', '.join(cards.CARDS)})"
+    return f"{found} (plan does not know this GPU: add --gpu with one of {', '.join(cards.CARDS)})"
 
 
 def _plan(run: config.Run, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks that the processes connect, and compares their clocks, configs, code and storage."""
+"""Checks that the processes connect, and compares their clocks, configs, code, and storage."""
 
 import json
 import socket

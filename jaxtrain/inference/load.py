@@ -1,4 +1,4 @@
-"""Loads a trained model for a command that uses it: its config, its module and its parameters.
+"""Loads a trained model for a command that uses it: its config, its module, and its parameters.
 
 Optional methods of the module decide what a model can do (the table in :mod:`jaxtrain.models`),
 never its class: ``decode_step`` for generate, ``logits_at`` for fill, ``decode`` for videos.

@@ -1,7 +1,7 @@
 """Autoencoders whose latents serve as targets (:class:`jaxtrain.data.video.latents.Teacher`).
 
-A teacher is given by a path: a checkpoint, run or weights file of jaxtrain, or a folder of an
-autoencoder in diffusers' format.
+A teacher is given by a path: a checkpoint, run, or weights file of jaxtrain, or a folder with
+an autoencoder in diffusers' format.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -51,7 +51,7 @@ def load(
     if not path.exists():
         raise InputError(
             f"--teacher {spec}: no such file or folder; pass a checkpoint, a run directory, a "
-            "weights file, or a local folder of a diffusers autoencoder"
+            "weights file, or a local diffusers folder"
         )
     if _class_name(path) is not None:
         teacher: Teacher = Diffusers(path, scaling=scaling, sample_seed=sample_seed)

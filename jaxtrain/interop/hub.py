@@ -363,7 +363,7 @@ def push(folder: Path, repository: str, *, private: bool, message: str, say: Say
         say: prints warnings.
 
     Returns:
-        The address of the model's page.
+        The URL of the model's page.
 
     Raises:
         InputError: no access, or the repository is public and must not be.

@@ -1,6 +1,6 @@
 """Writes the model card of an exported model: the README.md that the Hugging Face Hub shows.
 
-It states only what the model and its checkpoint record. Of paths and addresses it shows only the
+It states only what the model and its checkpoint record. Of paths and URLs it shows only the
 last part, as the card may be published: folders, buckets and user names stay private.
 """
 
@@ -213,7 +213,7 @@ def _dataset(path: str) -> str:
 
 
 def _public(value: Any) -> Any:
-    """Returns a value of a config with only the last part of each path and address."""
+    """Returns a value of a config with only the last part of each path and URL."""
     if isinstance(value, Mapping):
         return {name: _public(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

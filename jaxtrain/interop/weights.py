@@ -1,4 +1,4 @@
-"""Loads parameters from a checkpoint, a run directory or a weights file, and writes weights files.
+"""Loads parameters from a checkpoint, a run directory, or a weights file, and writes weights files.
 
 A weights file has the parameter names of the model's original implementation; the model's config
 converts them (``to_weights`` and ``from_weights``, :mod:`jaxtrain.models`). A ``.safetensors`` file
@@ -142,7 +142,7 @@ def check_there(source: Path) -> None:
     """
     if not source.exists():
         raise InputError(
-            f"{source} does not exist; pass a checkpoint, a run directory or a weights file"
+            f"{source} does not exist; pass a checkpoint, a run directory, or a weights file"
         )
     if source.is_file():
         tensor_files.check_ending(source)

@@ -118,7 +118,7 @@ Of the config:
 - ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files
   when a new run starts.
 - ``freeze``: a tuple of parts or dotted paths; parameters below them have no gradient and no
-  optimizer state, and are replicated, so that nothing of them is communicated.
+  optimizer state, and are replicated, so that they are never communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid
   values. Synthetic batches stay below it.
 - ``usage``: the command that uses a trained model; ``{run}`` in it stands for the run directory,

@@ -1,9 +1,9 @@
 """Converts the masked LM to transformers' ``BertForMaskedLM`` and back: parameters and config.json.
 
-transformers' kernels are [out, in], ours [in, out]; its queries, keys and values are three kernels,
-ours are one. Its token types are zeros for a single text: ours are part of the positions. Arrays
-that a masked LM does not need are skipped when reading: the pooler and the next-sentence head of
-``BertForPreTraining``, and ``position_ids`` of old files.
+transformers' kernels are [out, in], ours [in, out]; its queries, keys, and values are three
+kernels, ours are one. Its token types are zeros for a single text: ours are part of the positions.
+Arrays that a masked LM does not need are skipped when reading: the pooler and the next-sentence
+head of ``BertForPreTraining``, and ``position_ids`` of old files.
 """
 
 import re
@@ -240,7 +240,7 @@ def _attention(number: int, part: str) -> str:
 
 
 def _dense(layers: int) -> dict[str, str]:
-    """Maps their linear layers to ours, except queries, keys and values."""
+    """Maps their linear layers to ours, except queries, keys, and values."""
     return {f"{_HEAD}.transform.dense": "head.dense"} | _of_layers(_PARTS, layers)
 
 

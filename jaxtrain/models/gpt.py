@@ -60,8 +60,9 @@ class Config:
     loss_piece: int = 128
     """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a folder of
-    transformers' NanoChatForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a
+    transformers folder (NanoChatForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face
+    Hub."""
 
     model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
@@ -342,7 +343,7 @@ class Head(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """Embedding, blocks and output layer."""
+    """Embedding, blocks, and output layer."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.wte = Embedding(config, rngs)

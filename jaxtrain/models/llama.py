@@ -52,7 +52,7 @@ class Config:
     ff: int
     """Width of the feed-forward layers."""
     dropout: float = 0.1
-    """Dropout rate of embeddings, inside SwiGLU, and of layer outputs, 0 to 1."""
+    """Dropout rate of embeddings, SwiGLU activations, and layer outputs, 0 to 1."""
     norm_eps: float = 1e-6
     """Epsilon that is added to the mean square in each norm."""
     rotary_base: float = 10_000.0
@@ -63,8 +63,8 @@ class Config:
     loss_piece: int = 128
     """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
-    LlamaForCausalLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
+    (LlamaForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
@@ -320,7 +320,7 @@ class Head(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Embedding, layers and head."""
+    """Embedding, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embedding = Embedding(config, rngs)

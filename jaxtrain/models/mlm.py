@@ -70,8 +70,8 @@ class Config:
     dropout: float = 0.1
     """Dropout rate of embeddings and layer outputs, 0 to 1."""
     attention_dropout: float = 0.0
-    """Dropout rate of attention probabilities, 0 to 1. BERT has 0.1. Above 0, GPUs cannot use
-    fused attention and store all its scores."""
+    """Dropout rate of attention probabilities, 0 to 1. BERT uses 0.1. Above 0, GPUs cannot use
+    fused attention, and all attention scores are stored."""
     mask_fraction: float = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
@@ -83,8 +83,8 @@ class Config:
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
     init_from: str | None = None
-    """Initial parameters of a new run: a checkpoint, a run directory, a folder of transformers'
-    BertForMaskedLM, or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
+    """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
+    (BertForMaskedLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
@@ -333,7 +333,7 @@ class Head(nnx.Module):
 
 
 class MaskedLanguageModel(nnx.Module):
-    """Embeddings, layers and head."""
+    """Embeddings, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embeddings = Embeddings(config, rngs)

@@ -1,4 +1,4 @@
-"""Attention, and building blocks of causal language models: batches, norm and positions.
+"""Attention, and building blocks of causal language models: batches, norm, and positions.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
 N), K width of a head, T keys, Q either S or 1 (the same for every query).

@@ -1,4 +1,4 @@
-"""Chooses the next token: greedy, or sampled with temperature, top-k and top-p.
+"""Chooses the next token: greedy, or sampled with temperature, top-k, and top-p.
 
 Shapes: B sequences, V vocabulary.
 """

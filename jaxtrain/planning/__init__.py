@@ -1,4 +1,4 @@
-"""Predicts memory, communication, time, input and cost of a run without its GPUs.
+"""Predicts memory, communication, time, input, and cost of a run without its GPUs.
 
 `planner.py` starts a process in which `compilation.py` compiles the step for a card in `cards.py`:
 `buffers.py` finds the largest temporaries, `work.py` counts operations, and `traffic.py` sums the

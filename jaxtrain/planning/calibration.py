@@ -109,7 +109,7 @@ class Calibration:
         """Predicts the time of a step.
 
         Args:
-            totals: class of operation -> FLOPs, bytes and calls (:func:`operations.totals`).
+            totals: class of operation -> FLOPs, bytes, and calls (:func:`operations.totals`).
         """
         kinds = {kind: self.ratio * one for kind, one in self._kinds(totals).items()}
         return Prediction(sum(kinds.values()), self.error, kinds)
@@ -122,7 +122,7 @@ class Calibration:
 
 
 def total_work(samples: Iterable[Sample]) -> dict[str, Totals]:
-    """Returns class of operation -> its FLOPs, bytes and calls, per step and device."""
+    """Returns class of operation -> its FLOPs, bytes, and calls, per step and device."""
     sums: dict[str, Totals] = {}
     for one in samples:
         flops, moved, calls = sums.get(one.kind, Totals(0.0, 0.0, 0.0))
@@ -131,7 +131,7 @@ def total_work(samples: Iterable[Sample]) -> dict[str, Totals]:
 
 
 def _fit(samples: Sequence[Sample]) -> np.ndarray:
-    """Returns seconds per FLOP, per byte and per call, by least squares.
+    """Returns seconds per FLOP, per byte, and per call, by least squares.
 
     A residual counts relative to the root of the sample's time: neither do a few large operations
     decide alone, nor do many small ones that take no time together. The root is that of at least

@@ -31,9 +31,9 @@ class Kind:
     Attributes:
         what: describes it.
         unit: what is counted.
-        least: per second and core, on the slower of two machines (2 cores of an Intel Xeon, beside
+        least: per second per core, on the slower of two machines (2 cores of an Intel Xeon, beside
             other work).
-        most: per second and core, on the faster one (2 cores of an AMD EPYC, idle).
+        most: per second per core, on the faster one (2 cores of an AMD EPYC, idle).
         fixed: for clips, the fraction of the time that does not depend on the clip's pixels; the
             rest is proportional to frames x height x width.
     """
@@ -59,7 +59,7 @@ KINDS = {
     # them does not depend on the clip, but on the file: these are 1280x720.
     "videos": Kind("videos of 1280x720 with distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
     "videos, clips decoded together": Kind(
-        "videos of 1280x720 with distant keyframes, six clips per decoding",
+        "videos of 1280x720 with distant keyframes, six clips per decode",
         *("clips", 6.1, 14.1),
         fixed=0.8,
     ),

@@ -26,7 +26,7 @@ def make_plan(
     host: Host,
     calibration: Calibration | None = None,
 ) -> Plan:
-    """Adds predicted memory, input, time and cost to the compiler's findings.
+    """Adds predicted memory, input, time, and cost to the compiler's findings.
 
     Args:
         findings: from :func:`jaxtrain.planning.compilation.compile_step`.
@@ -96,7 +96,7 @@ def _run(
     price: float | None,
     nodes: int,
 ) -> dict[str, Any]:
-    """Returns rates, hours and cost as [best, worst]; None where unknown."""
+    """Returns rates, hours, and cost as [best, worst]; None where unknown."""
     total = findings["total"]
     seconds = hours = money = None
     if step is not None and total is not None:

@@ -114,7 +114,7 @@ class Planner:
         if self._calibration is not None and self._calibration.device != self._card.name:
             raise InputError(
                 f"{calibration} was measured on {self._calibration.device}, but the plan is for "
-                f"{self._card.name} (--gpu {short}): use a file measured on that card"
+                f"{self._card.name} (--gpu {short}): use a file measured on that GPU"
             )
         now = versions.versions()["jax"]
         if self._calibration is not None and self._calibration.jax != {now}:

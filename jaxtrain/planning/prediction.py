@@ -1,4 +1,4 @@
-"""Predicts memory, time and cost from what the compiler reported. Pure arithmetic.
+"""Predicts memory, time, and cost from what the compiler reported. Pure arithmetic.
 
 Without a calibration, a step is assumed to reach between 40% and 100% of the card's roofline; with
 one (:mod:`jaxtrain.planning.calibration`), each class of operation has its measured rate.
@@ -87,7 +87,7 @@ class Time:
 
     @property
     def bound(self) -> str:
-        """The slowest of arithmetic, memory and communication."""
+        """The slowest of arithmetic, memory, and communication."""
         times = {
             "arithmetic": self.arithmetic,
             "memory": self.memory,

@@ -176,13 +176,13 @@ def _work(plan: Plan) -> str:
         f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP by the model's formula",
         f"  {compiled['flops'] / devices / 1e12:9.3f} TFLOP in the compiled step ({again:+.0%}: "
         "rematerialization, skipped work)",
-        f"  {1000 * plan['arithmetic_s']:9.2f} ms at the card's matmul peak",
+        f"  {1000 * plan['arithmetic_s']:9.2f} ms at the GPU's matmul peak",
     ]
     if not compiled["estimate"]:
         lines += [
             f"  {compiled['moved_bytes'] / 1e9:9.2f} GB read and written, if each operation "
             "does so once",
-            f"  {1000 * plan['time']['memory']:9.2f} ms at the card's memory-bandwidth peak",
+            f"  {1000 * plan['time']['memory']:9.2f} ms at the GPU's memory-bandwidth peak",
         ]
         calls = compiled["attention"]
         if any(calls.values()):
@@ -255,13 +255,12 @@ def _rates(plan: Plan) -> list[str]:
     kinds: dict[str, float] | None = plan["time"]["calibrated"]
     if kinds is None:
         return [
-            f"    from {plan['worst_efficiency']:.0%} of the card's peaks, "
-            "no communication hidden,",
+            f"    from {plan['worst_efficiency']:.0%} of the GPU's peaks, no communication hidden,",
             "    to 100%, all overlapped communication hidden",
         ]
     slowest = sorted(kinds.items(), key=lambda one: -one[1])
     return [
-        f"    at rates measured on this card, {plan['time']['error']:.0%} faster to slower,",
+        f"    at rates measured on this kind of GPU, plus or minus {plan['time']['error']:.0%},",
         "    with and without hidden communication:",
         *(f"    {name:<20} {1000 * seconds:9.2f} ms" for name, seconds in slowest),
     ]

@@ -15,7 +15,7 @@ _BF16 = 2
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Collectives of one kind, dtype and group, summed over a step.
+    """Collectives of one kind, dtype, and group, summed over a step.
 
     Attributes:
         kind: such as "all-gather".
@@ -41,7 +41,7 @@ class Row:
 def rows(
     found: Sequence[Collective], settings: config.Mesh, card: Card, gpus_per_node: int
 ) -> list[Row]:
-    """Sums collectives of the same kind, dtype and group; the largest first."""
+    """Sums collectives of the same kind, dtype, and group; the largest first."""
     groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
     for one in found:
         dtype = "+".join(sorted({array.dtype for array in one.outputs}))

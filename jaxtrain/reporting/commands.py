@@ -19,7 +19,7 @@ _MOST_CHARACTERS = 2000
 
 
 def next_commands(runs: Sequence[RecordedRun]) -> Html:
-    """Shows how to resume, use, export and compare each run."""
+    """Shows how to resume, use, export, and compare each run."""
     parts: list[object] = []
     for index, run in enumerate(runs):
         found = list(_commands(run, run.directory, invocation.program()))

@@ -1,4 +1,4 @@
-"""Writes the page: one file with all text, styles, scripts and images."""
+"""Writes the page: one file with all text, styles, scripts, and images."""
 
 import base64
 import datetime

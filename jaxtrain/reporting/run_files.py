@@ -86,7 +86,7 @@ def check(directory: Path, given: object) -> None:
         below = [one for one in directory.glob("*/") if _is_run(one)]
         near = max(below, key=lambda one: one.name, default=None)
     raise InputError(
-        f"report {given}: this folder contains no {CONFIG}, {METRICS} or {HISTORY}; pass a run "
+        f"report {given}: this folder contains no {CONFIG}, {METRICS}, or {HISTORY}; pass a run "
         f"directory, such as {near or 'output/latest'}"
     )
 

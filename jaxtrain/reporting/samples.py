@@ -1,4 +1,4 @@
-"""Reads the images, clips and texts of the validations for the page."""
+"""Reads the images, clips, and texts of the validations for the page."""
 
 import base64
 import dataclasses
@@ -120,7 +120,7 @@ def fitting(samples: Sequence[Sample], most: int = MOST_BYTES) -> list[Sample]:
 
 
 def slider_steps(samples: Sequence[Sample], most: int) -> list[int]:
-    """Returns the earlier steps whose samples fit into the page: all, or every 2nd, 4th and so on.
+    """Returns the earlier steps whose samples fit into the page: all, or every 2nd, 4th, and so on.
 
     Args:
         samples: those of earlier steps.

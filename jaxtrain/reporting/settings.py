@@ -29,7 +29,7 @@ _ROWS = (
 
 
 def samples(runs: Sequence[RecordedRun]) -> Html:
-    """Shows the newest images, clips and texts, and with a slider those of earlier validations."""
+    """Shows the newest images, clips, and texts, and with a slider those of earlier validations."""
     every = [found(run.directory) for run in runs]
     newest = [group[-1] for groups in every for group in groups]
     if not newest:

@@ -1,1 +1,1 @@
-"""Atomic file writes, tensor files, locks, data addresses, and disk errors."""
+"""Atomic file writes, tensor files, locks, data URLs, and disk errors."""

@@ -1,19 +1,19 @@
-"""Checks addresses of data, and removes secrets before they are recorded or printed.
+"""Checks URLs of data, and removes secrets before they are recorded or printed.
 
-An address may contain a secret. Passwords (``https://user:password@host/``) are rejected. A query
+A URL may contain a secret. Passwords (``https://user:password@host/``) are rejected. A query
 (``?X-Amz-Signature=...``) is used to fetch but never recorded or printed: a short hash replaces it,
-so that addresses that differ only in their query stay distinct::
+so that URLs that differ only in their query stay distinct::
 
     https://host/a.tar?part=3            ->  https://host/a.tar?query=sha256:f94e14b94966
     https://host/a.tar?X-Amz-Date=...    ->  https://host/a.tar?signed
     https://host/a.tar?part=3&X-Amz-...  ->  https://host/a.tar?query=sha256:f94e14b94966
 
 Signatures are not part of the hash, the name, or the path in the cache: storage services issue a
-new one for each presigned address of the same file. So a run resumes with a newly signed address.
+new one for each presigned URL of the same file. So a run resumes with a newly signed URL.
 Signatures are the parameters of AWS (versions 4 and 2), Google Cloud, CloudFront and Azure SAS; any
-other parameter, such as ``token``, counts as part of the address.
+other parameter, such as ``token``, counts as part of the URL.
 
-A fragment (``#...``) of an http address never reaches the server and is dropped. A secret in the
+A fragment (``#...``) of an http URL never reaches the server and is dropped. A secret in the
 path itself cannot be recognized.
 """
 
@@ -33,7 +33,7 @@ HTTP = ("https", "http")
 
 SIGNED = "signed"
 HASH = "query=sha256:"
-_HASH_DIGITS = 12  # 48 bits: a collision among a million addresses has a probability of 0.2%
+_HASH_DIGITS = 12  # 48 bits: a collision among a million URLs has a probability of 0.2%
 
 _SIGNATURES = re.compile(
     "x-(amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id",
@@ -53,7 +53,7 @@ _START = re.compile(r"([A-Za-z][\w+.-]{0,30})://")
 _HOST_LIKE, _BEFORE_SLASH = re.compile(r"[^/?#\s]*"), re.compile(r"[^/@\[\s]*")
 _NO_PORT, _TO_AT = re.compile(r":(?!\d+(?:/|$))"), re.compile(r"[^@\s]*")
 _IN_BRACKETS = re.compile(r"\[[^\[\]]*\]")
-# In a text, an address ends at a space or quote, and pathlib may have collapsed the double slash.
+# In a text, a URL ends at a space or quote, and pathlib may have collapsed the double slash.
 _IN_TEXT = re.compile(
     r"(?P<start>[A-Za-z][\w+.-]{0,30}://|\b(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
     r"(?P<rest>[^\s\"'<>]*)",
@@ -65,7 +65,7 @@ _LONGEST = 2**13  # characters; what common servers accept
 
 
 class Parts(NamedTuple):
-    """The parts of an address.
+    """The parts of a URL.
 
     Attributes:
         scheme: in lower case.
@@ -81,12 +81,12 @@ class Parts(NamedTuple):
 
 
 def is_address(text: str) -> bool:
-    """Whether this is an address, supported or not, rather than a path."""
+    """Whether this is a URL, supported or not, rather than a path."""
     return _ADDRESS.match(text.lstrip()) is not None
 
 
 def split(address: str) -> Parts:
-    """Splits an address. Drops an http fragment; in a bucket, # is an ordinary character."""
+    """Splits a URL. Drops an http fragment; in a bucket, # is an ordinary character."""
     match = _ADDRESS.match(address.strip())
     assert match, "is_address() holds"
     scheme, rest = match[1].lower(), match[2]
@@ -98,26 +98,26 @@ def split(address: str) -> Parts:
 
 
 def check(address: str, flag: str) -> None:
-    """Checks the form of an address, before the network is used.
+    """Checks the form of a URL, before the network is used.
 
     Args:
         address: as typed, or from a list.
         flag: the flag or list that contains it, for messages.
 
     Raises:
-        InputError: the address contains a user or password, has no host or an unknown scheme, is a
-            chain of addresses (``zip::https://...``), is too long, or was recorded without its
+        InputError: the URL contains a user or password, has no host or an unknown scheme, is a
+            chain of URLs (``zip::https://...``), is too long, or was recorded without its
             query.
     """
     refuse_user(address, flag)
     if len(address) > _LONGEST:
         raise InputError(
             f"{flag} {split(address).scheme[:20]}://... has {len(address):,} characters, and the "
-            f"limit is {_LONGEST:,}: use a shorter address"
+            f"limit is {_LONGEST:,}: use a shorter URL"
         )
     parts, shown = split(address), public(address)
     if "::" in parts.scheme + parts.path + _IN_BRACKETS.sub("", parts.host):
-        raise InputError(f"{flag} {shown} chains addresses with '::': pass one address")
+        raise InputError(f"{flag} {shown} chains URLs with '::': pass one URL")
     if parts.scheme not in SCHEMES:
         raise InputError(
             f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3://, or "
@@ -133,24 +133,24 @@ def check(address: str, flag: str) -> None:
         raise InputError(f"{flag} {shown!r} contains a control character: remove it")
     if _PUBLIC.fullmatch(parts.query):
         raise InputError(
-            f"{flag} {shown} is a recorded address without its query: pass the complete address"
+            f"{flag} {shown} is a recorded URL without its query: pass the complete URL"
         )
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
             f"{flag} {shown} has a query and contains a space, quote, or angle bracket: write %20, "
-            "%22, %27, %3C or %3E"
+            "%22, %27, %3C, or %3E"
         )
 
 
 def refuse_user(text: str, flag: str) -> None:
-    """Rejects a text that contains an address with a user or password.
+    """Rejects a text that contains a URL with a user or password.
 
     Args:
         text: the value of a field or argument.
         flag: the flag that set it.
 
     Raises:
-        InputError: there is one; the message does not repeat the address.
+        InputError: there is one; the message does not repeat the URL.
     """
     if "@" not in text:
         return
@@ -169,7 +169,7 @@ def refuse_user(text: str, flag: str) -> None:
         "gcs": google,
     }
     raise InputError(
-        f"{flag} {scheme}://***@...: the address contains a user name or password, which would be "
+        f"{flag} {scheme}://***@...: the URL contains a user name or password, which would be "
         f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
     )
 
@@ -187,9 +187,9 @@ def is_unknown_host(error: BaseException | None) -> bool:
 
 
 def identity(address: str) -> str:
-    """Returns the address without its signature, to identify it in the cache.
+    """Returns the URL without its signature, to identify it in the cache.
 
-    May contain secrets: only hash it. An address without a query is unchanged.
+    May contain secrets: only hash it. A URL without a query is unchanged.
     """
     parts = split(address)
     kept = _kept(parts.query)
@@ -197,13 +197,13 @@ def identity(address: str) -> str:
 
 
 def public(address: str) -> str:
-    """Returns an address as it may be recorded and printed; public addresses are unchanged."""
+    """Returns a URL as it may be recorded and printed; public URLs are unchanged."""
     match = _ADDRESS.fullmatch(address.strip())
     return scrub(address) if match is None else _shown(f"{match[1]}://", match[2])
 
 
 def name_of(address: str) -> str:
-    """Returns a name for data at an address: host, path, and a hash of the unsigned query.
+    """Returns a name for data at a URL: host, path, and a hash of the unsigned query.
 
     The hash precedes the suffix, ``a.org/x/b.query-f94e14b94966.mp4``, so that the name works as a
     file name.
@@ -220,7 +220,7 @@ def name_of(address: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """Removes user, password and query from each address in a text."""
+    """Removes user, password, and query from each URL in a text."""
     if ":/" not in text:
         return text
     return _IN_TEXT.sub(_replaced, text)
@@ -246,12 +246,12 @@ def _replaced(match: re.Match[str]) -> str:
 
 
 def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
-    """Finds the end of the user or password in an address.
+    """Finds the end of the user or password in a URL.
 
     They precede the first slash, or, with a slash in the password, follow a colon without a port.
 
     Args:
-        text: contains the address.
+        text: contains the URL.
         start: the position after ``://``.
         without: up to this position, no @ precedes the next space.
 

@@ -53,13 +53,13 @@ def reason(error: BaseException) -> str:
 def explained(
     error: Exception, text: str, *, kind: str, page: str, absent: str, offline: str = ""
 ) -> Exception:
-    """Returns what to raise: an error of the Hub, the network or a disk as one line, or itself.
+    """Returns what to raise: an error of the Hub, the network, or a disk as one line, or itself.
 
     Args:
         error: from a library.
         text: what was asked for, as typed.
         kind: ``model`` or ``dataset``.
-        page: of the repository, below the Hub's address.
+        page: of the repository, below the Hub's URL.
         absent: message if there is no such repository, or no access to it.
         offline: what to do where there is no network.
     """

@@ -81,7 +81,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A sample image, clip or text that the model made from the first validation batch.
+    """A sample image, clip, or text that the model made from the first validation batch.
 
     Attributes:
         step: completed steps.

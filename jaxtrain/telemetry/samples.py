@@ -1,4 +1,4 @@
-"""Writes ``samples/``: the images, clips and texts that validations produce."""
+"""Writes ``samples/``: the images, clips, and texts that validations produce."""
 
 import contextlib
 import re

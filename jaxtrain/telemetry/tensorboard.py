@@ -67,7 +67,7 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 class TensorBoard:
-    """Writes metrics, images and texts of a run as TensorBoard event files; process 0 only.
+    """Writes metrics, images, and texts of a run as TensorBoard event files; process 0 only.
 
     Each start of a run adds a file to the same folder.
     """

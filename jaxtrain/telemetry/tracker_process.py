@@ -83,7 +83,7 @@ class Recorder(Protocol):
     """An open run of a tracker. Any method may raise any error, or hang.
 
     Attributes:
-        where: the address or folder of the run, for the user.
+        where: the URL or folder of the run, for the user.
         arrived: how many of the rows that were sent earlier the tracker has.
     """
 

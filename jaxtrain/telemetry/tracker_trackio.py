@@ -1,4 +1,4 @@
-"""Records a run with Trackio: metrics, config and samples.
+"""Records a run with Trackio: metrics, config, and samples.
 
 Trackio keeps all rows; a repeated step is in a later row.
 """

@@ -1,4 +1,4 @@
-"""Records a run with W&B: metrics, config and samples.
+"""Records a run with W&B: metrics, config, and samples.
 
 W&B drops rows whose own step goes back, as ours does after a rollback. So W&B's step, ``_step``, is
 the number of the row, and ours is the metric ``step``, the x axis of all others.

@@ -70,7 +70,7 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
     found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
         found.append(
-            f"--output-dir {addresses.public(flags.output_dir)} is an address: use a local folder"
+            f"--output-dir {addresses.public(flags.output_dir)} is a URL: use a local folder"
         )
     if alone and not is_address:  # otherwise process 0 checks them for all
         found += _places(flags)

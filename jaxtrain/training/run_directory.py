@@ -1,4 +1,4 @@
-"""Chooses, creates and checks the run directory."""
+"""Chooses, creates, and checks the run directory."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,7 @@ FILES = {
     "trackers/": "with `--track`, for each tracker: the records that were sent, and its output",
     "wandb/": "with `--track wandb`, W&B's own files",
     "profile/": "with `--profile 10:15`, about these steps: `summary.txt` (the slowest operations, "
-    "by line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
+    "by line of model code), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
     "the same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""

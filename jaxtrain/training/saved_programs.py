@@ -267,7 +267,7 @@ def _index(folder: Path) -> dict[str, Any]:
         checksums = [content["programs"][name]["sha256"] for name in (INIT, STEP)]
         texts = [*checksums, *content["metrics"], *content["depends_on"].values()]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("it contains something other than texts")
+            raise ValueError("it contains something other than strings")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}): {_AGAIN}") from error
     return content

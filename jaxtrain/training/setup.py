@@ -190,7 +190,7 @@ def build(
         say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
     for name, shape in rule.unsharded(trained).items():
-        say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
+        say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make_optimizer(run.optim, total, trained, _groups(run), rule, run.precision)
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, trained, _groups(run)))

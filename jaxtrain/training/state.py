@@ -166,7 +166,7 @@ def parameter_count(params: Mapping[str, HasShape]) -> int:
 def abstract_state(
     definition: ModelDefinition, optimizer: optax.GradientTransformation, rule: ShardingRule
 ) -> State:
-    """Returns the state's shapes, dtypes and shardings, without using a device."""
+    """Returns the state's shapes, dtypes, and shardings, without using a device."""
     shapes = jax.eval_shape(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
@@ -262,7 +262,7 @@ def _initial(
 
 
 def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
-    """Splits a module into graph definition, parameters and everything else."""
+    """Splits a module into graph definition, parameters, and everything else."""
     graph, params, extras = cast(Any, nnx.split)(module, nnx.Param, ...)
     return graph, params, extras
 

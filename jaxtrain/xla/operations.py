@@ -145,7 +145,7 @@ def _inside(
 def _products(
     one: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> tuple[str, float, str]:
-    """Returns class, FLOPs and element type of the convolutions and matmuls in an instruction."""
+    """Returns class, FLOPs, and element type of the convolutions and matmuls in an instruction."""
     target = _TARGET.search(one.line) if one.opcode == "custom-call" else None
     name = target[1] if target else ""
     if one.opcode == "dot" or name in _MATMULS:

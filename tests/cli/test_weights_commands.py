@@ -94,7 +94,7 @@ def test_a_file_that_fits_two_variants_is_refused_with_both(
     published(checkout, fixture, source)
     printed = error(capsys, "import", source, target)
     assert "model.safetensors fits two variants" in printed
-    assert "--trim always (Hunyuan, Wan and others)" in printed
+    assert "--trim always (Hunyuan, Wan, and others)" in printed
     assert f"--trim {rule} ({family})" in printed
     assert not target.exists()
     with pytest.raises(InputError, match=rf"--trim {rule} .*import .*model\.safetensors OUT"):

@@ -150,7 +150,7 @@ def test_all_wrong_overrides_are_reported_at_once(
             ["--resume 7: new does not exist", "/nope"],
         ),
         ("--optim.peak_lr -1 --output-dir /proc/run", ["peak_lr", "directory /proc/run"]),
-        ("--optim.peak_lr -1 --output-dir s3://b/run", ["peak_lr", "s3://b/run is an address"]),
+        ("--optim.peak_lr -1 --output-dir s3://b/run", ["peak_lr", "s3://b/run is a URL"]),
         ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),
         (
             "--optim.peak_lrr 1 --loop.log_every 0 --data.path /nope",

@@ -1,4 +1,4 @@
-"""Addresses are fetched once and completely, from a loopback HTTP server and in-memory buckets."""
+"""URLs are fetched once and completely, from a loopback HTTP server and in-memory buckets."""
 
 import base64
 import builtins
@@ -170,7 +170,7 @@ def test_wrong_addresses_give_one_line(
     ],
 )
 def test_other_addresses_are_rejected_before_a_request(address: str, tmp_path: Path) -> None:
-    """On the command line, in a local list, and in a list at an address."""
+    """On the command line, in a local list, and in a list at a URL."""
     with pytest.raises(InputError) as caught:
         _find(address, tmp_path)
     assert SECRET not in str(caught.value)
@@ -292,7 +292,7 @@ def test_a_list_is_small_enough_to_be_parsed(server: Server, tmp_path: Path) -> 
     """The limit is 2**26 bytes, which JSON may expand to 1.4 GB in memory."""
     server.files["/a.json"] = Answer(b"", headers={"Content-Length": str(2**26 + 1)})
     with pytest.raises(
-        InputError, match="67,108,865 bytes, but a list at an address may have at most 67,108,8"
+        InputError, match="67,108,865 bytes, but a list at a URL may have at most 67,108,8"
     ):
         _find(f"{server.base}/a.json", tmp_path)
 
@@ -316,7 +316,7 @@ def test_an_invalid_host_name_is_reported(tmp_path: Path) -> None:
         _find(address, tmp_path)
     said = str(caught.value)
     assert said.startswith("--data.path https://ü")
-    assert said.endswith("aaa.org' is not a valid host name: check the address")
+    assert said.endswith("aaa.org' is not a valid host name: check the URL")
     assert r": '\xfcaaa" in said
     assert SECRET not in said
 

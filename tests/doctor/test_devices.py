@@ -71,7 +71,7 @@ def test_cards_with_too_little_memory(tmp_path: Path) -> None:
     gpu = hardware.Gpu(0, "Tesla V100-SXM2-16GB", 16384 * MIB, 4 * MIB)
     wants = subject(tmp_path, config.load("h100_8"), driver=Driver("550.90.07", (gpu,)))
     found = only_problem(devices.kind(wants, gpus(8, "Tesla V100-SXM2-16GB")))
-    assert " plan --config h100_8 --fit (plan does not know this card" in found.cure
+    assert " plan --config h100_8 --fit (plan does not know this GPU" in found.cure
 
 
 def test_another_card_with_enough_memory_and_mixed_cards(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.models import mlm
+from jaxtrain.models import bert_weights, mlm
 from jaxtrain.ops import per_device
 from jaxtrain.training import state
 
@@ -279,6 +279,17 @@ def test_the_numbers_match_bert(parts: tuple[Any, Any], evaluate: Any) -> None:
     assert sums["loss"][0] == pytest.approx(cost, rel=1e-4)
     assert sums["accuracy"][0] == right
     assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
+
+
+def test_a_shorter_model_uses_the_first_position_embeddings(parts: tuple[Any, Any]) -> None:
+    values = bert_state_dict(nnx.merge(*parts))
+    short = nnx.eval_shape(lambda: dataclasses.replace(TINY, sequence_length=8).build(nnx.Rngs(0)))
+    expected = {
+        ".".join(map(str, path)): leaf.shape
+        for path, leaf in nnx.to_flat_state(nnx.state(short, nnx.Param))
+    }
+    found = bert_weights.from_bert(values, expected, "bert")["embeddings.position"]
+    np.testing.assert_allclose(found, np.asarray(parts[1]["embeddings"]["position"][...])[:8])
 
 
 def test_initial_values_match_bert() -> None:

@@ -123,8 +123,8 @@ def test_measured_rates_replace_the_peaks_and_communication_is_added() -> None:
     assert time.best == pytest.approx(busy / (1 + error) + time.communication - time.hidden)
     assert time.worst == pytest.approx(busy * (1 + error) + time.communication)
     printed = report.text(made(rates=rates))
-    assert "at rates measured on this card, 15% faster to slower," in printed
-    assert "of the card's peaks, no communication" not in printed
+    assert "at rates measured on this kind of GPU, plus or minus 15%," in printed
+    assert "of the GPU's peaks, no communication" not in printed
 
 
 def test_float32_matmuls_run_at_half_the_rate() -> None:

@@ -1,4 +1,4 @@
-"""Tests how addresses are recorded, and that a complete run stores no secrets from them."""
+"""Tests how URLs are recorded, and that a complete run stores no secrets from them."""
 
 import contextlib
 import json
@@ -155,7 +155,7 @@ SMALL = (
 
 
 def _fill(server: Server, place: Path) -> None:
-    """Six videos, one invalid file, and their list; all with signed addresses."""
+    """Six videos, one invalid file, and their list; all with signed URLs."""
     names = [f"{number}.mp4" for number in range(6)]
     for number, name in enumerate(names):
         file = sample_videos.write(place / "made" / name, 20 + number)

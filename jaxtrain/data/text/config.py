@@ -62,7 +62,7 @@ class Masked(Text):
         if model.sequence_length < 3:
             raise InputError(
                 f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
-                "token and [SEP]"
+                "token, and [SEP]"
             )
         prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
         special = Specials.from_json(prepared.caches[0][1]["specials"])
@@ -166,7 +166,7 @@ class Causal(Text):
 
 
 def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
-    """Describes each split: documents, tokens and sequences; and the number of files."""
+    """Describes each split: documents, tokens, and sequences; and the number of files."""
     parts = [
         f"{name}: {prepared.total(name, 'documents'):,} documents, "
         f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "

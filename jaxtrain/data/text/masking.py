@@ -111,7 +111,7 @@ class MaskedSource:
         return self.examples
 
     def sequence(self, index: int) -> np.ndarray:
-        """Returns example ``index`` unmasked: [CLS], tokens, [SEP] and padding, int32 [S]."""
+        """Returns example ``index`` unmasked: [CLS], tokens, [SEP], and padding, int32 [S]."""
         text = self.packed[index]
         sequence_S = np.full(self.sequence_length, self.specials.pad, np.int32)
         sequence_S[0] = self.specials.cls

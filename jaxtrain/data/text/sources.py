@@ -65,17 +65,17 @@ class Text:
     second (benchmarks/LOG.md, "Text input")."""
 
     path: str | None = None
-    """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
+    """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob, or
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
     extra hf)."""
     more_paths: tuple[str, ...] = ()
-    """More sources; each is given like path."""
+    """More sources, each in the same form as path."""
     weights: tuple[float, ...] = ()
     """Relative weights of path and each of more_paths in training, any positive numbers. If empty,
     each source is weighted by its number of sequences. An epoch is as long as all sources
     together."""
     val_path: str | None = None
-    """Text for validation, given like path; None splits the text of path."""
+    """Text for validation, in the same form as path; None splits the text of path."""
     batch_size: int
     """Global batch size: sequences per step, over all devices and microbatches."""
     workers: int | None = None
@@ -105,7 +105,7 @@ class Text:
     training split."""
     tokenizer_kind: TokenizerKind = "wordpiece"
     """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), word (entire
-    words, lowercase) or byte_bpe (byte-level, lossless; for causal models)."""
+    words, lowercase), or byte_bpe (byte-level, lossless; for causal models)."""
     text_field: str | None = None
     """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
     the first of the usual names (text, content, body, ...)."""

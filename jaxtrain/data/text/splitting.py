@@ -1,4 +1,4 @@
-"""Splits documents into training, validation and skipped ones.
+"""Splits documents into training, validation, and skipped ones.
 
 A document's side is computed from its number when needed, so a corpus of a billion documents needs
 no table.
@@ -57,7 +57,7 @@ class Split:
         return dataclasses.replace(self, kept=(keep_train, most - keep_train))
 
     def of_file(self, file: int) -> Iterator[np.ndarray]:
-        """Yields uint8 blocks of TRAIN, VAL or SKIPPED for a file's documents, in order."""
+        """Yields uint8 blocks of TRAIN, VAL, or SKIPPED for a file's documents, in order."""
         ranks = [0, 0] if self.kept == self.totals else self._before[file].tolist()
         for block in self._unthinned(file):
             for side in (TRAIN, VAL):

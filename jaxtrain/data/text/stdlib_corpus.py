@@ -82,7 +82,7 @@ def _texts(sources: Path) -> Iterator[tuple[str, str]]:
 
 
 def docstrings(path: Path) -> list[str]:
-    """Returns the docstrings of a file's module, classes and functions, in the order of the file.
+    """Returns the docstrings of a file's module, classes, and functions, in the order of the file.
 
     A file that this Python cannot parse (a template, an old syntax) has none.
     """

@@ -255,7 +255,7 @@ def check_travels(source: Path) -> None:
     if source.is_file():
         raise InputError(
             f"{source} is a weights file, which has no tokenizer: pass the checkpoint, the run "
-            "directory or the folder that it comes from"
+            "directory, or the folder that it comes from"
         )
 
 

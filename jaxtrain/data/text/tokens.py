@@ -61,7 +61,7 @@ class Corpus:
     text_field: str | None
 
     def key(self) -> str:
-        """Returns a digest of file contents, order and split, but not of names and paths."""
+        """Returns a digest of file contents, order, and split, but not of names and paths."""
         rows = [(file.sha256, Path(file.name).suffix.lower()) for file in self.files]
         return cache.digest(_VERSION, rows, self.split.key(), self.text_field)
 

@@ -9,7 +9,7 @@ MOST_COUNTED, MOST_LEARNED = 1_000_000, 500_000
 
 
 def forget_rare(words: Counter[str]) -> None:
-    """Drops words seen once, then twice and so on, until at most ``MOST_COUNTED`` remain.
+    """Drops words seen once, then twice, and so on, until at most ``MOST_COUNTED`` remain.
 
     The result depends only on the order of the text.
     """

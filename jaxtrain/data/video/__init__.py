@@ -1,4 +1,4 @@
-"""Video data sets: indexing, decoding, clips, preparation and writing."""
+"""Video data sets: indexing, decoding, clips, preparation, and writing."""
 
 from jaxtrain.data.video.config import Config
 

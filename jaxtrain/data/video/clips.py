@@ -1,4 +1,4 @@
-"""Chooses, decodes and augments the clips of one split of a video data set.
+"""Chooses, decodes, and augments the clips of one split of a video data set.
 
 The host chooses frames and crop, decodes, crops and resizes to the model's size, mirrors, and draws
 the parameters of the color jitter and the blur, which the device applies.
@@ -63,7 +63,7 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hex digest of file names, sizes and frame counts, and of clips per file.
+        """Returns a hex digest of file names, sizes, and frame counts, and of clips per file.
 
         It includes the grouping of clips, which determines the order.
         """

@@ -40,7 +40,7 @@ class Config:
     shards-{000..127}.tar, or a .json, .jsonl, .csv, or .txt list of videos and tars. Files at
     https://, s3://, and gs:// are fetched into the cache once."""
     val_path: str | None = None
-    """Video data for validation, given like path; None splits the files of path."""
+    """Video data for validation, in the same form as path; None splits the files of path."""
     batch_size: int
     """Global batch size: clips per step, over all devices and microbatches."""
     workers: int | None = None
@@ -65,8 +65,8 @@ class Config:
     file, while indexing, or never."""
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
-    splits, an epoch has each of a file's consecutive clips once, center-cropped and not augmented;
-    model.teacher requires this."""
+    splits, an epoch contains each of a file's consecutive clips once, center-cropped and not
+    augmented; model.teacher requires this."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""

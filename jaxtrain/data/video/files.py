@@ -10,11 +10,11 @@ pattern of tars (``shards-{000..127}.tar``), or a list of files and tars:
 
 An item is a path, or an object with ``path`` or ``full_path``. Relative paths start at the list's
 folder. For an item with both keys, ``path`` is tried first, then ``full_path``. Videos in a tar are
-read in place and are named ``shard.tar/member.mp4``. A path may also be an address (``https://``,
+read in place and are named ``shard.tar/member.mp4``. A path may also be a URL (``https://``,
 ``s3://``, ``gs://``; with the last two also a folder): see :mod:`jaxtrain.data.remote`.
 
-A list at an address is not trusted. Its items may be relative paths on the list's own host or
-bucket, or addresses with ``https://``, ``s3://`` and ``gs://``; ``http://`` is accepted only if the
+A list at a URL is not trusted. Its items may be relative paths on the list's own host or
+bucket, or URLs with ``https://``, ``s3://`` and ``gs://``; ``http://`` is accepted only if the
 list itself came by http. Absolute paths, ``~``, paths above the host's root and other schemes are
 rejected, so that the list cannot reach files on this machine.
 """
@@ -38,7 +38,7 @@ from jaxtrain.storage.atomic import expanded
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
 LISTS = frozenset((".json", ".jsonl", ".csv", ".txt"))
-_MAX_ENTRY = 2**13  # characters; Linux limits paths to 4,096 bytes, addresses can be longer
+_MAX_ENTRY = 2**13  # characters; Linux limits paths to 4,096 bytes, URLs can be longer
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"
 """Suffix of a folder with the prepared clips of one video."""
@@ -52,7 +52,7 @@ class Found(NamedTuple):
             machine.
         path: the absolute path; in a tar, the tar's path and the member's name. It may not exist.
         span: the place in a tar; None for a separate file.
-        fetched: whether the file on disk is the cache's copy of a file at an address.
+        fetched: whether the file on disk is the cache's copy of a file at a URL.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
 
 def is_absent(path: str) -> bool:
-    """Returns whether a path does not exist; addresses and patterns of tars are not checked."""
+    """Returns whether a path does not exist; URLs and patterns of tars are not checked."""
     if addresses.is_address(path):
         return False
     top = expanded(path).absolute()
@@ -93,8 +93,8 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
-            have the same name; or an address cannot be fetched or is rejected.
-        RunAgain: an address is temporarily unavailable.
+            have the same name; or a URL cannot be fetched or is rejected.
+        RunAgain: a URL is temporarily unavailable.
     """
     if addresses.is_address(path):
         path = path.strip()
@@ -300,7 +300,7 @@ def _item(item: Any, where: str) -> dict[str, str]:
 
 
 def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
-    """Returns the files at an address: of a list, a folder or a pattern, or one file."""
+    """Returns the files at a URL: of a list, a folder, or a pattern, or one file."""
     ending = _ending(address)
     if ending in LISTS:
         return _listed(address, flag, Path(local([address])[address]))
@@ -316,10 +316,10 @@ def _ending(address: str) -> str:
 
 
 def _listed(address: str, flag: str, place: Path) -> list[Found]:
-    """Returns the files of a list at an address.
+    """Returns the files of a list at a URL.
 
     Args:
-        address: the address of the list.
+        address: the URL of the list.
         flag: the option that set it, for messages.
         place: the list's copy in the cache, which is removed if it cannot be read.
 
@@ -337,7 +337,7 @@ def _listed(address: str, flag: str, place: Path) -> list[Found]:
 
 
 def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
-    """Returns the name and the place of an item of a list at an address."""
+    """Returns the name and the place of an item of a list at a URL."""
     given = (item.get("path") or item["full_path"]).strip()
     home = addresses.split(address)
     if addresses.is_address(given):
@@ -346,13 +346,13 @@ def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
         if scheme == "http" and home.scheme != "http":
             raise InputError(
                 f"{where} contains {addresses.public(given)}: a list fetched by {home.scheme} may "
-                "contain only https://, s3://, and gs:// addresses"
+                "contain only https://, s3://, and gs:// URLs"
             )
         return Found(addresses.name_of(given), given)
     if given.startswith(("/", "~", "\\")):
         raise InputError(
-            f"{where} contains {given}, a path on this machine: a list at an address may contain "
-            "only https://, s3://, and gs:// addresses and paths relative to its own folder"
+            f"{where} contains {given}, a path on this machine: a list at a URL may contain "
+            "only https://, s3://, and gs:// URLs and paths relative to its own folder"
         )
     inside, mark, query = given.partition("?")
     folder = home.path.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""Turns decoded frames into a clip: crops, resizes and converts to RGB in one libswscale pass.
+"""Turns decoded frames into a clip: crops, resizes, and converts to RGB in one libswscale pass.
 
 One filter graph does all three without intermediate copies. 1280x720 to 720x480 takes 2.6 ms per
 frame on one core; converting with PyAV and resizing with Pillow takes 9 ms.
@@ -114,7 +114,7 @@ def _kind(frame: VideoFrame) -> tuple[object, ...]:
 def _piece(
     frame: VideoFrame, pixel_aspect: float, aspect: float, scale: float, across: float, down: float
 ) -> tuple[int, int, int, int]:
-    """Returns width, height, left and top of the crop, in stored pixels.
+    """Returns width, height, left, and top of the crop, in stored pixels.
 
     All are even where the frame allows it, because color is stored at half the resolution.
     """
@@ -136,7 +136,7 @@ def _even(length: float, most: int) -> int:
 def _graph(
     frame: VideoFrame, piece: tuple[int, int, int, int], width: int, height: int, flip: str | None
 ) -> av.filter.Graph:
-    """Builds a graph that crops, flips, scales and converts in one thread per worker."""
+    """Builds a graph that crops, flips, scales, and converts in one thread per worker."""
     graph = av.filter.Graph()
     graph.threads = 1
     nodes = [

@@ -65,9 +65,9 @@ class Entry:
 
 
 def folder_of(path: str, cache_root: Path) -> Path:
-    """Returns the cache folder for the index of a path or address.
+    """Returns the cache folder for the index of a path or URL.
 
-    Addresses that differ only in their signature share an index.
+    URLs that differ only in their signature share an index.
     """
     if addresses.is_address(path):
         identity = addresses.identity(path)
@@ -117,7 +117,7 @@ def build(
 
 
 def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
-    """Returns a hex digest of the files' names, sizes and frame counts, not of paths or times.
+    """Returns a hex digest of the files' names, sizes, and frame counts, not of paths or times.
 
     Args:
         entries: the files.

@@ -132,7 +132,7 @@ def open_input(path: str, span: Span | None = None) -> InputContainer:
 
 
 def local(path: str) -> str:
-    """Returns a path for FFmpeg, to which ``12:30.mp4`` or ``concat:a|b`` would be an address."""
+    """Returns a path for FFmpeg, to which ``12:30.mp4`` or ``concat:a|b`` would be a URL."""
     return f"file:{os.path.abspath(path)}"
 
 

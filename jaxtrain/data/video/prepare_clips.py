@@ -285,7 +285,7 @@ def _read_record(path: Path) -> Record | None:
 
 
 def _identity(found: Found) -> list[int] | None:
-    """Returns size, modification time and place in a tar of a video; None if it is gone."""
+    """Returns size, modification time, and place in a tar of a video; None if it is gone."""
     try:
         status = os.stat(found.file)
     except (OSError, ValueError):  # a NUL in the name, from a list

@@ -205,7 +205,7 @@ class Seraena(nnx.Module):
     def _cropped(
         self, real: jax.Array, fake: jax.Array, context: jax.Array, keys_B: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Crops each clip, its reconstruction and its context to the same random square."""
+        """Crops each clip, its reconstruction, and its context to the same random square."""
         if self.crop is None:
             return real, fake, context
         side = self.crop // self.factor

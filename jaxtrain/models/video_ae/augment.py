@@ -25,7 +25,7 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
-    """Applies brightness, contrast, saturation and hue, then blurs.
+    """Applies brightness, contrast, saturation, and hue, then blurs.
 
     Args:
         video_BTHW3: float32 in [0, 1].

@@ -1,4 +1,4 @@
-"""The video autoencoder: encoder, decoder, losses and samples.
+"""The video autoencoder: encoder, decoder, losses, and samples.
 
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
@@ -269,7 +269,7 @@ def _to_float(video: jax.Array) -> jax.Array:
 
 
 def _frame_sums(value_BT: jax.Array, weight_B: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns sum, weight and sum of squares over frames."""
+    """Returns sum, weight, and sum of squares over frames."""
     weight_BT = jnp.broadcast_to(weight_B[:, None], value_BT.shape)
     weighted = value_BT * weight_BT
     return weighted.sum(), weight_BT.sum(), (weighted * value_BT).sum()

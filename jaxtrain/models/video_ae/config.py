@@ -58,7 +58,7 @@ class Config:
     patch_size: int = 1
     """Side of the square patches that become channels before the first layer (pixels)."""
     latent_channels: int = 16
-    """Channels of a latent: numbers per group of frames and 8x8 patches."""
+    """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
     encoder_width: int = 64
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
@@ -67,11 +67,12 @@ class Config:
     """Channels of the decoder's stages, from 1/8 size to full size. None uses the reference's: 256,
     128, 64, 64, or 512, 256, 128, 64 for super."""
     time_downscale: tuple[bool, bool, bool] = (True, True, False)
-    """Whether the encoder halves the number of frames in each of its stages. All three for 8 frames
-    per latent, as LTX-2's models have (taeltx)."""
+    """Whether the encoder halves the number of frames in each of its stages. Use all three for
+    8 frames per latent, as in LTX-2's models (taeltx)."""
     time_upscale: tuple[bool, ...] = (True, True)
-    """Whether the decoder doubles the frames: two switches for its second and third stage, or three
-    for all. If it makes fewer frames than went in, it is for previews and cannot be trained."""
+    """Whether the decoder doubles the frames: two switches for its second and third stages, or
+    three for all. If it makes fewer frames than the encoder got, it is for previews and cannot be
+    trained."""
     space_upscale: tuple[bool, bool, bool] = (True, True, True)
     """Whether the decoder doubles height and width in each of its stages. If not, it makes smaller
     previews, and cannot be trained."""
@@ -98,8 +99,8 @@ class Config:
     """The discriminator and its loss; None turns it off."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: encoder, decoder, or longer parameter paths such as
-    decoder.stages.0. They have no gradient, no weight decay and no optimizer state, and nothing of
-    them is communicated. encoder trains only the decoder, as the original's recipe does."""
+    decoder.stages.0. They have no gradient, no weight decay, and no optimizer state, and are never
+    communicated. encoder trains only the decoder, as the original's recipe does."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file (.safetensors,
     .pth) with the names of the reference implementation, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on

@@ -40,7 +40,7 @@ Fold = Callable[[Any], Pair]
 def by_pair(
     x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
 ) -> jax.Array:
-    """Applies a convolution, a ReLU and a second convolution, each to single frames.
+    """Applies a convolution, a ReLU, and a second convolution, each to single frames.
 
     Args:
         x_BTHWC: the frames.

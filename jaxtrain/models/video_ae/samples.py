@@ -1,4 +1,4 @@
-"""Draws the sample images of a validation: originals, reconstructions, errors and latents.
+"""Draws the sample images of a validation: originals, reconstructions, errors, and latents.
 
 Shapes: B clips, T frames, H height, W width; R rows per clip (original, reconstruction, error).
 """
@@ -19,7 +19,7 @@ _DEVIATIONS = 2.5  # standard deviations of a latent's channel from middle gray 
 
 
 def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
-    """Stacks original, reconstruction and error of each frame: [B, R, T, H, W, 3] in [0, 1].
+    """Stacks original, reconstruction, and error of each frame: [B, R, T, H, W, 3] in [0, 1].
 
     The error is drawn as a heat map: black where there is none, then red, yellow and white.
     """

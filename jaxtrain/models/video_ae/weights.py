@@ -91,7 +91,7 @@ def table(*, wide: bool) -> list[Weight]:
 
 
 def to_reference(params: Tensors, *, wide: bool) -> dict[str, np.ndarray]:
-    """Converts our parameters to the reference's names, layout and order.
+    """Converts our parameters to the reference's names, layout, and order.
 
     Args:
         params: dotted path -> float32 array, for the parameters and nothing else.
@@ -208,7 +208,7 @@ def ambiguity(config: Any, name: str) -> str | None:
     trim, family = other
     return (
         f"{name} fits two variants of TAEHV with {config.latent_channels} latent channels, which "
-        f"its shapes do not tell apart: pass --trim always (Hunyuan, Wan and others) or "
+        f"its shapes do not tell apart: pass --trim always (Hunyuan, Wan, and others) or "
         f"--trim {trim} ({family})"
     )
 
@@ -251,7 +251,7 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
         if rest or frames not in (1, 2):
             raise InputError(
                 f"{name} does not have weights of TAEHV: {layer} has shape {kernel.shape}, whose "
-                "first two dimensions are not 1:1, 1:2 or 2:1"
+                "first two dimensions are not 1:1, 1:2, or 2:1"
             )
         found.append(frames == 2)
     return found

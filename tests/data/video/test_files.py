@@ -136,7 +136,7 @@ ODD_ENTRIES = {
     "a number": "9" * 4000,
     "a list": f"[{'9' * 4000}]",
     "a path of 100 KB": json.dumps("a." * 50_000),
-    "an address of 100 KB": json.dumps({"path": "https://" + "a." * 50_000, "full_path": "a"}),
+    "a URL of 100 KB": json.dumps({"path": "https://" + "a." * 50_000, "full_path": "a"}),
     "keys": json.dumps({"path": 7, "x" * 9999: 1}),
 }
 
