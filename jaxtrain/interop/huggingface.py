@@ -72,7 +72,10 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     else:
         names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
-        raise InputError(f"{folder} has neither {ARRAYS} nor {_PYTORCH}")
+        raise InputError(
+            f"{folder} has neither {ARRAYS} nor {_PYTORCH}: download the complete folder, or "
+            "pass a weights file"
+        )
     found: tensor_files.Tensors = {}
     for name in names:
         found |= tensor_files.read(folder / name)[0]

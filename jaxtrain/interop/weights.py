@@ -60,7 +60,10 @@ class Weights:
         """
         lacking = sorted(expected.keys() - self.params.keys())
         if lacking:
-            raise InputError(f"{self.source} lacks {len(lacking)} parameters, such as {lacking[0]}")
+            raise InputError(
+                f"{self.source} lacks {len(lacking)} parameters of its config, such as "
+                f"{lacking[0]}: it is incomplete, or of another model; export or download it again"
+            )
         for name, wanted in expected.items():
             if self.params[name].shape != wanted.shape:
                 raise InputError(

@@ -88,7 +88,10 @@ def explained(
     if isinstance(error, missing) or type(error).__name__ == "DatasetNotFoundError":
         return InputError(f"{text}: {absent}")
     if response(error) is not None:
-        return InputError(f"{text}: the Hub refuses the request ({why})")
+        return InputError(
+            f"{text}: the Hub refuses the request ({why}): check that your "
+            f"account may read {where}/{page}, and run hf auth login"
+        )
     if isinstance(error, OSError) and error.errno is not None:
         return disk_trouble(
             error,

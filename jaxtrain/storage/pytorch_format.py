@@ -43,8 +43,7 @@ def check(path: Path) -> None:
 
     Raises:
         ValueError: the file is rejected; the message gives the reason. Damaged files may raise
-        other
-            exceptions.
+            other exceptions.
     """
     with open(path, "rb") as file:
         packed = file.read(len(_ZIP)) == _ZIP

@@ -125,5 +125,8 @@ def _rows(path: Path, place: tensor_files.Place, dtype: np.dtype) -> Iterator[np
         for _ in range(place.shape[0]):
             content = file.read(size)
             if len(content) < size:
-                raise InputError(f"{path} was truncated while being read")
+                raise InputError(
+                    f"{path} was truncated while being read: run the command again once no other "
+                    "program writes it"
+                )
             yield np.frombuffer(content, dtype).reshape(shape).astype(np.float32)
