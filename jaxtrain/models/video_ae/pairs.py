@@ -45,9 +45,8 @@ def by_pair(
     Args:
         x_BTHWC: the frames.
         parts: arrays that the pair is folded from. They are gathered once for all frames and kept
-            until the backward pass, since they are small, unlike the parameters of the blocks.
-            Their gradients are summed over devices in their dtype; if `remat` is "none", the
-            gradients of the pair are.
+            until the backward pass, since they are small. Their gradients are summed over devices
+            in their dtype.
         fold: builds the pair from the parts.
         stride: stride of the second convolution.
         remat: with "none", all frames are computed at once. Otherwise they are computed one after
@@ -55,8 +54,7 @@ def by_pair(
             is needed, so that it exists for only a few frames at a time.
     """
     if remat == "none" or not x_BTHWC.shape[1]:
-        pair = fold(parts)
-        return _second(blocks.relu(_first(x_BTHWC, pair)), pair, stride)
+        return _together(x_BTHWC, parts, fold, stride)
     return _in_turn(x_BTHWC, parts, fold, stride)
 
 
@@ -66,6 +64,79 @@ def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
 
 def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
     return blocks.conv_frames(x_BTHWC, pair.next_kernel, pair.next_bias, stride)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _together(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+    """Computes :func:`by_pair` for all frames and keeps the result between the convolutions."""
+    return _together_kept(x_BTHWC, parts, fold, stride)[0]
+
+
+def _together_kept(
+    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, jax.Array]:
+    pair = fold(parts)
+    between = blocks.relu(_first(x_BTHWC, pair))
+    return _second(between, pair, stride), between
+
+
+def _together_forward(
+    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array], Any, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
+    found, between = _together_kept(x, values, fold, stride)
+    return found, ((x, between), values, _wanted(x_BTHWC, parts))
+
+
+def _together_backward(
+    fold: Fold,
+    stride: int,
+    kept: tuple[tuple[jax.Array, jax.Array], Any, Wanted],
+    grad_BTHWC: jax.Array,
+) -> tuple[jax.Array | None, Any]:
+    (x_BTHWC, between), parts, wanted = kept
+    if isinstance(grad_BTHWC, SymbolicZero):
+        return None, None
+
+    def gradients(rows: tuple[jax.Array, ...], parts: Any) -> tuple[jax.Array | None, Any]:
+        x, between, grad = rows
+        pair, unfold = jax.vjp(fold, parts)
+        _, back_second = _vjp(
+            functools.partial(_second, stride=stride),
+            between,
+            pair,
+            Wanted(of_rows=True, of_shared=wanted.of_shared),
+        )
+        grad_between, more = back_second(grad)
+        (grad_y,) = blocks.relu_backward(between, grad_between)
+        _, back = _vjp(_first, x, pair, wanted)
+        grad_x, grad_pair = back(grad_y)
+        if not wanted.of_shared:
+            return grad_x, None
+        return grad_x, unfold(jax.tree.map(jnp.add, grad_pair, more))[0]
+
+    return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), parts)
+
+
+_together.defvjp(_together_forward, _together_backward, symbolic_zeros=True)
+
+
+def _wanted(x_BTHWC: CustomVJPPrimal, parts: Any) -> Wanted:
+    leaves = jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal))
+    return Wanted(x_BTHWC.perturbed, any(leaf.perturbed for leaf in leaves))
+
+
+def _vjp(
+    function: Callable[[jax.Array, Pair], jax.Array], x: jax.Array, pair: Pair, wanted: Wanted
+) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array | None, Pair | None]]]:
+    """Returns `function(x, pair)` and a function of its gradient; None is a gradient not wanted."""
+    if wanted.of_rows and wanted.of_shared:
+        return jax.vjp(function, x, pair)  # type: ignore[no-any-return]
+    if wanted.of_rows:
+        y, back = jax.vjp(lambda x: function(x, pair), x)
+        return y, lambda grad: (back(grad)[0], None)
+    y, back = jax.vjp(functools.partial(function, x), pair)
+    return y, lambda grad: (None, back(grad)[0])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
