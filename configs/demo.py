@@ -15,7 +15,6 @@ run = config.named("h100_8").override(
         "model.width": 64,
         "model.encoder_width": 16,
         "model.decoder_widths": (64, 32, 16, 16),
-        "model.remat": "none",
         "data.demo": True,
         "data.batch_size": 4,
         "data.train_split": 0.8,

@@ -9,7 +9,7 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.planning import fit
 
-RUN = config.load("h100_16")  # 8 clips per device, remat ends, shard params
+RUN = config.load("h100_16", ["--model.remat", "ends"])  # 8 clips per device, shard params
 
 
 def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
