@@ -15,10 +15,11 @@ run = config.named("h100_8").override(
         "model.width": 64,
         "model.encoder_width": 16,
         "model.decoder_widths": (64, 32, 16, 16),
+        "model.init": "thumbnail",  # colors from the first step: 160 steps do not learn them
         "data.demo": True,
         "data.batch_size": 4,
         "data.train_split": 0.8,
-        "optim.peak_lr": 3e-3,
+        "optim.peak_lr": 1e-3,
         "optim.warmup_steps": None,
         "optim.warmup_fraction": 1 / 16,
         "optim.accumulate": 1,

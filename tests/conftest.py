@@ -39,8 +39,15 @@ if not absl.flags.FLAGS.is_parsed():
     absl.flags.FLAGS.mark_as_parsed()  # Grain's workers require it
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs files with slow tests first: a file runs in one process, and would delay the end."""
+    """Runs files with slow tests first: a file runs in one process, and would delay the end.
+
+    Long tests are slow, too, so `-m 'not slow'` excludes both.
+    """
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -85,6 +85,9 @@ def commit() -> str | None:
     """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
+        # Installed inside some other repository, this file is not one of that repository's.
+        tracked = [*here, "ls-files", "--error-unmatch", "--", Path(__file__).name]
+        subprocess.run(tracked, capture_output=True, check=True)
         named = subprocess.run(
             [*here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
         )
@@ -118,7 +121,7 @@ def heading(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> str:
-    """Formats all rows by group, skipped parts, and the slowest operations."""
+    """Formats all rows by group, parts that were skipped or failed, and the slowest operations."""
     if "failure" in findings:
         return f"failed: {findings['failure']} ({findings['detail']})"
     lines = []
@@ -131,11 +134,9 @@ def table(findings: Findings) -> str:
         if rows:
             lines += ["", title]
             lines += [_line(f"{group}/{name}", name, value) for name, value in rows.items()]
-    lines += [
-        line
-        for part, note in findings["notes"].items()
-        for line in ("", f"{part}: skipped: {note}")
-    ]
+    for part, note in findings["notes"].items():
+        verdict = "failed" if part in findings["failed"] else "skipped"
+        lines += ["", f"{part}: {verdict}: {note}"]
     if findings["operations"]:
         lines += ["", "slowest operations (ms per step, fraction of all operations)"]
         lines += [

@@ -177,7 +177,14 @@ def _ceilings(arguments: list[str]) -> int:
         "platform_version": " ".join(first.client.platform_version.split()),
         "driver": hardware.driver().version,
     }
-    findings = {"rows": found, "notes": {}, "operations": [], "device": device, "sweep": {}}
+    findings = {
+        "rows": found,
+        "notes": {},
+        "failed": [],
+        "operations": [],
+        "device": device,
+        "sweep": {},
+    }
     return _finish(report.complete(findings, arguments), flags.json)
 
 
@@ -194,4 +201,4 @@ def _finish(findings: dict[str, Any], path: Path | None) -> int:
     if path:
         report.write(findings, path)
         terminal.out(f"\nwritten to {path}")
-    return 1 if "failure" in findings else 0
+    return 1 if "failure" in findings or findings["failed"] else 0

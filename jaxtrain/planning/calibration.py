@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from jaxtrain.errors import InputError, shown
 from jaxtrain.storage import atomic
@@ -138,6 +137,8 @@ def _fit(samples: Sequence[Sample]) -> np.ndarray:
     decide alone, nor do many small ones that take no time together. The root is that of at least
     the mean, so that no sample decides alone by a time near zero.
     """
+    from scipy import optimize  # takes 0.3 s to import, and few plans have a calibration
+
     seconds = np.array([one.seconds for one in samples])
     weights = np.maximum(seconds, max(seconds.mean(), 1e-12)) ** -0.5
     work = np.array([(one.flops, one.moved, one.calls) for one in samples], float)

@@ -1,7 +1,10 @@
 """Tests the table of bench findings."""
 
 import json
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from jaxtrain.bench import report
 
@@ -14,7 +17,8 @@ FINDINGS = {
         "memory/device_peak_gib": 39.25,
         "ceilings/copy_bytes": 4.3e12,
     },
-    "notes": {"pipeline": "no data given"},
+    "notes": {"pipeline": "no data given", "save": "OSError: no space"},
+    "failed": ["save"],
     "operations": [
         {
             "kind": "fusion",
@@ -44,7 +48,8 @@ def test_each_number_has_its_unit() -> None:
     assert by_name["flops per second per device"].split()[-2:] == ["3", "TFLOP/s"]
     assert by_name["device peak gib"].split()[3:5] == ["39.25", "GiB"]
     assert by_name["copy bytes"].split()[-2:] == ["4300", "GB/s"]
-    assert any("skipped: no data given" in line for line in lines)
+    assert "pipeline: skipped: no data given" in lines
+    assert "save: failed: OSError: no space" in lines
     assert any("4.50  50.0%" in line and "a.py:3 add" in line for line in lines)
 
 
@@ -59,3 +64,19 @@ def test_the_report_includes_command_versions_and_device(tmp_path: Path) -> None
     assert report.heading(found).startswith("2 x NVIDIA H200 (PJRT cuda 13, driver 580.1), commit ")
     report.write(found, tmp_path / "found.json")
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == FINDINGS["rows"]
+
+
+def test_another_repository_around_the_package_does_not_name_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "venv" / "report.py"
+    inner.parent.mkdir()
+    inner.touch()
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        named = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+        subprocess.run(["git", "-C", str(tmp_path), *named, *command], check=True)
+    monkeypatch.setattr(report, "__file__", str(inner))
+    monkeypatch.setenv("JAXTRAIN_COMMIT", "of the environment")
+    assert report.commit() == "of the environment"
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    assert len(report.commit() or "") == 13  # 12 digits and "+"

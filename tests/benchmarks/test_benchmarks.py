@@ -62,6 +62,7 @@ def _broken() -> side_by_side.Side:
     raise ValueError("no such network")
 
 
+@pytest.mark.long
 def test_sides_may_run_in_separate_processes() -> None:
     apart = side_by_side.Apart
     with apart(_pausing, 0.02) as ours, apart(_pausing, 0.06) as theirs:

@@ -8,7 +8,7 @@ import pytest
 
 HARNESS = Path(__file__).parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

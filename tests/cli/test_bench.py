@@ -7,12 +7,13 @@ import pytest
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
+from jaxtrain.bench.request import BenchRequest
 from jaxtrain.planning import calibration
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, rates = tmp_path / "found.json", tmp_path / "rates.json"
     data = ["--data.path", str(write_corpus(tmp_path)), "--data.cache_dir", str(tmp_path / "cache")]
@@ -77,7 +78,6 @@ def test_wrong_use_is_one_line(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_failing_part_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,3 +89,17 @@ def test_a_failing_part_does_not_stop_the_others(
     assert "nowhere" in found["notes"]["pipeline"]
     assert "save/blocks_loop" in found["rows"]
     assert "pipeline: skipped: " in capsys.readouterr().out
+
+
+def test_a_part_that_fails_sets_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {
+        "rows": {"synthetic/examples_per_second": 3.0, "memory/compiled_gib": 1.0},
+        "notes": {"save": "OSError: no space left on device"},
+        "failed": ["save"],
+        "operations": [],
+    }
+    monkeypatch.setattr(BenchRequest, "findings", lambda self: found)
+    assert main.main(["bench", *TINY_MLM]) == 1
+    assert "save: failed: OSError: no space left on device" in capsys.readouterr().out

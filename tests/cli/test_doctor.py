@@ -63,7 +63,7 @@ def test_a_ready_machine(place: Path) -> None:
     assert not leftovers(place)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_with_many_faults(place: Path) -> None:
     """Every fault is reported, each with its fix."""
     folder = place / "videos"
@@ -178,7 +178,7 @@ def free_job() -> int:
     raise AssertionError("all ports are in use")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_report_together(place: Path) -> None:
     """Only process 1 may open too few files: process 0 reports that too, and both exit with 1."""
     job = free_job()

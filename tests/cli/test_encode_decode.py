@@ -361,6 +361,7 @@ def test_other_previews_are_refused(
         decode.main([*map(str, typed), "--preview", preview])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frames", [1, 5, 6, 17, 22, 23])
 def test_h3_gives_as_many_frames_as_went_in(tmp_path: Path, frames: int) -> None:
     weights = small_autoencoder.save(tmp_path / "w.safetensors", trim="h3", frames=5)

@@ -45,7 +45,6 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_alternatives_are_compiled_and_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,7 +271,7 @@ def test_every_field_is_read(runs: dict[str, config.Run], checkout: Path) -> Non
     assert unread(runs, sources(checkout)) == [], "config fields that no code reads: wire or drop"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module", ["jaxtrain.config.run", "jaxtrain.models.mlm", "jaxtrain.data.text.config"]
 )

@@ -119,6 +119,7 @@ def _own_config(place: Path) -> config.Run:
     return config.load(str(file), ["--loop.steps", "7"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("message_of", "pattern", "expected"),
     [

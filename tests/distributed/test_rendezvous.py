@@ -368,6 +368,7 @@ def process(index: int, port: int, descriptors: int = 1024) -> "subprocess.Popen
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("descriptors", [1024, 64])
 def test_thousands_of_connections_do_not_keep_the_processes_out(descriptors: int) -> None:
     """Even if process 0 runs out of file descriptors."""

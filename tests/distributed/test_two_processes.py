@@ -83,6 +83,7 @@ def test_wrong_input_ends_both_processes(place: Path) -> None:
         assert "Traceback" not in output
 
 
+@pytest.mark.long
 def test_nothing_outlives_a_killed_process(place: Path) -> None:
     """Neither the other process nor any worker, which would keep the pipes open.
 
@@ -96,6 +97,7 @@ def test_nothing_outlives_a_killed_process(place: Path) -> None:
             assert process.returncode not in (0, 2, 130, None), output
 
 
+@pytest.mark.long
 def test_a_stopped_process_does_not_block_the_other(place: Path) -> None:
     stuck = ["--output-dir", "stuck", "--loop.steps", 1_000_000, "--loop.hang_timeout_s", 20]
     with two(place, *stuck) as started:
@@ -110,6 +112,7 @@ def test_a_stopped_process_does_not_block_the_other(place: Path) -> None:
     assert "Thread 0x" in report
 
 
+@pytest.mark.long
 def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
     cold = {"JAX_COMPILATION_CACHE_DIR": str(place / "cold-cache")}
     with two(place, "--output-dir", "early", both=cold) as started:
@@ -124,6 +127,7 @@ def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
     assert not (place / "early" / "checkpoints").exists()
 
 
+@pytest.mark.long
 def test_an_error_in_one_process_ends_both(place: Path) -> None:
     """Even before the run starts: here the second process cannot create its cache."""
     with two(place, "--output-dir", "torn", second={"JAXTRAIN_CACHE": "/proc/nowhere"}) as started:
@@ -133,6 +137,7 @@ def test_an_error_in_one_process_ends_both(place: Path) -> None:
         assert started[0].returncode not in (0, None)
 
 
+@pytest.mark.long
 def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
     with two(place, "--output-dir", "stopped", "--loop.steps", 1_000_000) as started:
         wait_for_steps(started, place / "stopped", 3)
@@ -148,7 +153,8 @@ NOT_A_BYTE = (0, resource.RLIM_INFINITY)
 OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 8, "--loop.eval_every", "None"]
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int) -> None:
     """Neither waits for the other in vain; the next save works in both, or both end."""
     run = place / f"fails-in-{number}"
@@ -176,6 +182,7 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
     assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
 
 
+@pytest.mark.long
 def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
     short = ["--output-dir", "spoilt", "--loop.eval_every", "None"]
     train(place, *EIGHT, *short)

@@ -71,6 +71,7 @@ def examined(
     return findings, groups
 
 
+@pytest.mark.long
 def test_a_hang_ends_only_its_group(place: Path) -> None:
     """A stopped process does not respond, not even to SIGTERM."""
     findings, groups = examined(place, "data", lambda pid: os.kill(pid, signal.SIGSTOP), data=4.0)
@@ -84,6 +85,7 @@ def test_a_hang_ends_only_its_group(place: Path) -> None:
     assert judged(findings)[1] == 1
 
 
+@pytest.mark.long
 def test_a_crash_is_reported_with_its_signal(place: Path) -> None:
     findings, groups = examined(place, "checkpoint", lambda pid: os.kill(pid, signal.SIGSEGV))
     assert groups[-1] in ("checkpoint", "others")
@@ -94,6 +96,7 @@ def test_a_crash_is_reported_with_its_signal(place: Path) -> None:
     assert judged([crash])[1] == 1
 
 
+@pytest.mark.long
 def test_leaving_early_cleans_up(place: Path) -> None:
     events = examination.examine(request(place))
     for event in events:
@@ -107,6 +110,7 @@ def test_leaving_early_cleans_up(place: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.long
 def test_files_of_a_killed_process_are_removed(place: Path) -> None:
     """It has no time to clean up, but it has reported its folder."""
 

@@ -214,7 +214,7 @@ def of(found: dict[str, Any]) -> Finding:
     return Finding(**found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_compare_their_clocks(two: list[dict[str, Any]]) -> None:
     for process in two:
         assert "clocks are at most 0." in all_ok([of(process["level"])])
@@ -282,7 +282,7 @@ print(*[f"{one.level}: {one.seen}" for one in found], sep="\\n")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_with_the_same_number_report_one_problem_each(tmp_path: Path) -> None:
     variables = {
         "WORLD_SIZE": "2",

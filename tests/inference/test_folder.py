@@ -149,7 +149,7 @@ def command(*arguments: Any) -> list[str]:
     return [sys.executable, "-m", "jaxtrain", *map(str, arguments)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_videos_on_four_devices_killed_and_resumed(tmp_path: Path, checkout: Path) -> None:
     weights = small_autoencoder.save(tmp_path / "w.safetensors")
     videos = tmp_path / "videos"

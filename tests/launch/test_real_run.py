@@ -60,6 +60,7 @@ def process(index: int, launcher: "subprocess.Popen[str]") -> int:
     raise AssertionError(f"process {index} does not run")
 
 
+@pytest.mark.long
 def test_a_run_recovers_from_a_killed_process_and_sigterm_ends_all(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     folder = tmp_path / "run/checkpoints"

@@ -51,6 +51,7 @@ def note(directory: Path, index: int) -> Path:
     return directory / "home" / ".cache" / "jaxtrain" / name
 
 
+@pytest.mark.long
 def test_the_hosts_share_a_secret_that_is_not_on_a_command_line(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SHOWS % "(($2 == 2)) || exit 75")
     stubs.note_command_lines(*PROGRAMS)
@@ -71,6 +72,7 @@ def test_a_token_set_by_the_user_reaches_the_hosts(tmp_path: Path) -> None:
     assert tokens(tmp_path) == [r"a\tb$(id)"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", [False, True])
 def test_a_process_is_recorded_where_only_its_user_can_write(tmp_path: Path, runtime: bool) -> None:
     stubs = Stubs(tmp_path, "play() { stopped; }")
@@ -93,6 +95,7 @@ def test_a_process_is_recorded_where_only_its_user_can_write(tmp_path: Path, run
     ]
 
 
+@pytest.mark.long
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     """Its target used to be overwritten, and the process with the number in it killed."""
     stubs = Stubs(tmp_path, "play() { :; }")
@@ -125,6 +128,7 @@ def noted(process: "subprocess.Popen[bytes]") -> str:
     return f"{process.pid} {stat.rpartition(') ')[2].split()[19]}\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["time", "no time", "words", "owner"])
 def test_a_foreign_process_is_not_killed(tmp_path: Path, wrong: str) -> None:
     if wrong == "owner" and os.getuid() != 0:
@@ -149,6 +153,7 @@ def test_a_foreign_process_is_not_killed(tmp_path: Path, wrong: str) -> None:
         assert innocent.poll() is None
 
 
+@pytest.mark.long
 def test_a_process_left_by_a_broken_connection_is_ended(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     with bystander() as left:
@@ -160,6 +165,7 @@ def test_a_process_left_by_a_broken_connection_is_ended(tmp_path: Path) -> None:
         assert left.wait(10) == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { echo hello; }")
     code, out, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, HOME="/proc/none")
@@ -168,6 +174,7 @@ def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert "[a] cannot record this process (mkdir: " in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["a|e;touch owned;", r"a&b\1\n$(touch owned)`touch owned`'%s"])
 def test_host_names_are_not_interpreted(tmp_path: Path, host: str) -> None:
     """They used to be part of a sed command, and of a shell command on the last host."""
@@ -201,7 +208,7 @@ def test_a_process_that_dies_ends_the_others_and_all_restart(tmp_path: Path) -> 
     assert stubs.calls(0)[0][0] != stubs.calls(0)[1][0]  # another port
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($1)) || save $2; (($2 == 4)) || exit 75; }")
     code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
@@ -217,6 +224,7 @@ OFF = """play() {
 }"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("checks", "words"), [("1", "one check"), ("3", "3 checks")])
 def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(
     tmp_path: Path, checks: str, words: str
@@ -231,6 +239,7 @@ def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(
     assert "in a row" not in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("argument", [(), ("--doctor",)])
 def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     tmp_path: Path, argument: tuple[str, ...]
@@ -253,6 +262,7 @@ def test_no_host_keeps_a_folder_if_one_host_fails_the_check(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_reaches_every_host(tmp_path: Path, number: signal.Signals, code: int) -> None:
     plan = """play() {
@@ -277,7 +287,7 @@ SAVES = """play() {
 }"""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_broken_connection_ends_its_process(tmp_path: Path) -> None:
     """It still saves although its output is not read; then all restart."""
     stubs = Stubs(tmp_path, SAVES)
@@ -292,6 +302,7 @@ def test_a_broken_connection_ends_its_process(tmp_path: Path) -> None:
     assert len(stubs.calls(1)) == 2
 
 
+@pytest.mark.long
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SAVES)
     with stubs.start("ssh.sh", hosts(tmp_path), *RUN, SILENCE_S="3") as launcher:

@@ -120,7 +120,7 @@ def test_lpips_is_a_loss_and_a_metric_without_trained_parameters(weights: Path) 
     assert made.flops_per_example() > without.flops_per_example()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("decode", [False, True])
 def test_the_loss_follows_the_teacher(weights: Path, decode: bool) -> None:
     made = dataclasses.replace(

@@ -195,7 +195,6 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
     """Single runs differ by more than the precisions do; benchmarks compare many runs."""
     graph, params = parts
@@ -215,7 +214,6 @@ def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_remat_changes_no_number() -> None:
     results = []
     for mode in ("none", "ends", "block"):
@@ -309,3 +307,35 @@ def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         dataclasses.replace(TINY, **changes)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"decoder_widths": (24, 16, 12, 12)},
+        {"decoder": "super", "decoder_widths": (16, 16, 12, 12)},
+        {"patch_size": 2, "decoder_widths": (24, 16, 12, 12), "encoder_width": 12},
+    ],
+    ids=["base", "super", "patches"],
+)
+def test_a_model_can_start_as_a_thumbnail(changed: dict[str, Any]) -> None:
+    """The first reconstruction is the mean over the pixels and frames of each latent."""
+    side, frames = 8 * changed.get("patch_size", 1), 8
+    config = dataclasses.replace(
+        TINY, **{"encoder_width": 8, **changed}, frames=frames, height=4 * side, width=4 * side
+    )
+    config = dataclasses.replace(config, latent_channels=12, init="thumbnail")
+    rng = np.random.default_rng(0)
+    # Of one color per latent: any mean is exact.
+    colors = rng.uniform(0.05, 0.3, (2, 2, 4, 4, 3)).astype(np.float32)
+    clip = colors.repeat(4, 1).repeat(side, 2).repeat(side, 3)
+    module = config.build(nnx.Rngs(0))
+    found = module.decode(module.encode(jnp.asarray(clip)))
+    limited = clip if config.decoder == "super" else 3 * np.tanh(clip / 3)  # of latents
+    np.testing.assert_allclose(found, limited[:, 3:], rtol=1e-5, atol=1e-6)
+
+
+def test_a_thumbnail_needs_channels_for_the_colors() -> None:
+    with pytest.raises(InputError, match=r"carries 3 x model.patch_size\^2 = 12 channels") as error:
+        dataclasses.replace(TINY, init="thumbnail", patch_size=2, latent_channels=8)
+    assert "narrowest has" in str(error.value)

@@ -64,6 +64,7 @@ def test_images_are_used_if_there_are_no_clips(run: Path) -> None:
     assert (len(steps), steps[0], steps[-1]) == (24, 1, 99)
 
 
+@pytest.mark.long
 def test_a_large_animation_becomes_smaller(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written_run.add_samples(run, [5])
     noise = np.random.default_rng(0).integers(0, 255, (2, 600, 600, 3), dtype=np.uint8)

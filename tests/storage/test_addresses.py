@@ -178,7 +178,7 @@ def _spilled(place: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> None:
     """Training, quarantine, checkpoint, resume with another signature, failures and a report."""
     with serving() as server:

@@ -41,6 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_devices_processes_workers_sharding_and_accumulation_may_change(place: Path) -> None:
     for number, shape in enumerate(SHAPES):
         more = ["--loop.steps", STEPS * (number + 1), "--output-dir", "chain", "--resume", "latest"]

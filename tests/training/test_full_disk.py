@@ -134,6 +134,7 @@ def same_losses(place: Path, run: Path, *, lost: bool = False) -> None:
     assert {step: found[step] for step in common} == {step: straight[step] for step in common}
 
 
+@pytest.mark.long
 def test_three_failures_end_the_run_and_it_resumes_later(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
@@ -182,6 +183,7 @@ def complete_steps_after(run: Path, step: int) -> bool:
     return any(one > step for one in layout.steps(run / "checkpoints"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("freed", [True, False])
 def test_the_last_save_is_retried(place: Path, disk: Disk, freed: bool) -> None:
     run = disk.path / "run"
@@ -200,6 +202,7 @@ def test_the_last_save_is_retried(place: Path, disk: Disk, freed: bool) -> None:
         assert "none is complete" in text
 
 
+@pytest.mark.long
 def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) -> None:
     """Like a network disk; nothing is written in its place meanwhile."""
     run, away = tmp_path / "run", tmp_path / "away"
@@ -218,6 +221,7 @@ def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) 
     same_losses(place, run)
 
 
+@pytest.mark.long
 def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -> None:
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
@@ -233,6 +237,7 @@ def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -
     assert not (run / "checkpoints").exists()
 
 
+@pytest.mark.long
 def test_a_directory_that_cannot_be_written_ends_the_run(place: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with running(place, run) as process:

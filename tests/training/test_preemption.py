@@ -94,6 +94,7 @@ MOMENTS: dict[str, Callable[[Start], bool]] = {
 COLD = ("compilation", "evaluation")
 
 
+@pytest.mark.long
 def test_sigterm_saves_all_completed_steps_and_the_run_resumes(place: Path) -> None:
     for moment, reached in MOMENTS.items():
         cache = {"JAX_COMPILATION_CACHE_DIR": str(place / f"{moment}-compiled")}
@@ -157,6 +158,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(place: Path) -> None
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.long
 def test_an_abandoned_compilation_does_not_crash_the_exit(place: Path, tmp_path: Path) -> None:
     """It continues in XLA's threads, and XLA would crash in an ordinary exit."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}

@@ -57,6 +57,7 @@ def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
         np.testing.assert_array_equal(array, right[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_a_longer_run_reports_what_happens_to_the_learning_rate(place: Path) -> None:
     shutil.copytree(place / "eight", place / "longer")
     arguments = [*EIGHT, "--output-dir", "longer", "--resume", "latest", "--loop.steps", 20]
@@ -158,6 +159,7 @@ def _command_lines(group: int) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_resumed_is_rejected(place: Path) -> None:
     again = run(place, *EIGHT, "--loop.steps", 20, "--output-dir", "straight")
     assert again.returncode == 2
@@ -179,6 +181,7 @@ def test_a_run_that_cannot_be_resumed_is_rejected(place: Path) -> None:
 FRESH = ["--output-dir", "fresh", "--resume", "latest", "--profile", "1:2"]
 
 
+@pytest.mark.long
 def test_resume_latest_starts_from_scratch_without_a_checkpoint(place: Path) -> None:
     text = train(place, *EIGHT, "--loop.steps", 2, *FRESH)
     assert "no checkpoint" in text

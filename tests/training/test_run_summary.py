@@ -183,7 +183,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_report_is_not_a_hang(tmp_path: Path) -> None:
     corpus = program.write_corpus(tmp_path)
     given = [*program.TINY_MLM, "--data.path", corpus, "--output-dir", "run", "--loop.steps", 2]

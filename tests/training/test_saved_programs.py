@@ -240,7 +240,7 @@ def test_only_a_folder_of_programs_is_replaced(folder: Path, tmp_path: Path) -> 
         saved_programs.check_writable(tmp_path / "no" / "such")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_saved_programs_compiles_nothing(tmp_path: Path) -> None:
     data = ["--data.path", str(write_corpus(tmp_path)), "--loop.steps", "3"]
     again = {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}

@@ -84,6 +84,7 @@ def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
     assert (tmp_path / f"run/checkpoints/{STEPS}/tokenizer.json").is_file()
 
 
+@pytest.mark.long
 def test_the_gpt_on_eight_devices_writes_texts(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path)
     said = trained(

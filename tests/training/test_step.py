@@ -102,7 +102,7 @@ def example_of(name: str, rows: int = 16) -> tuple[Any, dict[str, np.ndarray]]:
     return model, batch(model.batch_spec(rows))
 
 
-LONG = [pytest.mark.slow, pytest.mark.long]
+LONG = [pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from program import arrays, command, environment, losses, records, train
 
 from jaxtrain.interop import weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CLIPS = (
     *("--config", "demo", "--data.path", "videos", "--data.workers", 0, "--data.windows", "fixed"),

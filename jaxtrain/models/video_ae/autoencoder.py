@@ -48,6 +48,9 @@ class VideoAutoencoder(nnx.Module):
             space_ups=config.space_ups,
             rngs=rngs,
         )
+        if config.init == "thumbnail":
+            self.encoder.start_as_thumbnail()
+            self.decoder.start_as_thumbnail()
         self.timing = config.timing
         self.space_factor = config.space_factor
         self.space_up = math.prod(config.space_ups) * config.patch_size

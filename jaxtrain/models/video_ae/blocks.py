@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -117,6 +118,43 @@ def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax
     """
     bound = math.sqrt(3 / fan_in)
     return uniform_init(rngs, shape, bound)
+
+
+SAME = np.outer([0.0, 1.0, 0.0], [0.0, 1.0, 0.0])
+MEAN_OF_SQUARE = np.outer([0.0, 0.5, 0.5], [0.0, 0.5, 0.5])
+"""What a 3x3 kernel does to a carried channel (:func:`carry`): nothing, or with a stride of 2 the
+mean of each 2x2 square."""
+
+
+def carry(
+    kernel: nnx.Param[jax.Array],
+    channels: int,
+    taps: np.ndarray = np.ones(()),  # noqa: B008
+    *,
+    pool: int = 1,
+    grow: int = 1,
+    copies: int = 1,
+) -> None:
+    """Makes the first output channels of a kernel the first input channels, unmixed.
+
+    Args:
+        kernel: [*taps.shape, inputs, outputs].
+        channels: how many are carried; the other outputs keep their weights.
+        taps: what happens to each of them in space, [3, 3], or [] for a pointwise layer.
+        pool: groups of this many frames are averaged: [.., pool * inputs, outputs], frame-major.
+        grow: each frame is repeated this many times: [.., inputs, grow * outputs], frame-major.
+        copies: each channel becomes this many neighbors.
+    """
+    found = kernel[...]
+    inputs, outputs = found.shape[-2] // pool, found.shape[-1] // grow
+    for into in range(grow):
+        first = into * outputs
+        found = found.at[..., first : first + copies * channels].set(0)
+        for channel in range(channels):
+            made = slice(first + copies * channel, first + copies * (channel + 1))
+            for past in range(pool):
+                found = found.at[..., past * inputs + channel, made].set(taps[..., None] / pool)
+    kernel[...] = found
 
 
 def zeros(*shape: int) -> nnx.Param[jax.Array]:

@@ -84,6 +84,10 @@ class Config:
     (between the first layer and the first halving, and between the last doubling and the last
     layer), frame by frame; they are a third of the memory. block: these and the memory blocks, of
     which only the inputs are kept. none: nothing."""
+    init: Literal["random", "thumbnail"] = "random"
+    """Initial parameters of a new run. random: all of them, so training starts with gray clips;
+    thumbnail: the first channels of each layer carry the colors, so it starts with the clip as
+    reconstructed from an eighth of its size, and the other channels learn the details."""
     reconstruction_weight: float = 20.0
     """Weight of the mean squared error of a clip, with colors from 0 to 1."""
     teacher: Teacher | None = None
@@ -164,6 +168,15 @@ class Config:
                 f"model.height={self.height} and model.width={self.width}: use at least "
                 f"{_LEAST_SIDE} for each (SSIM has windows of {quality.SSIM_WINDOW} pixels)",
                 about=("model.height", "model.width"),
+            )
+        narrowest = min(self.latent_channels, self.encoder_width, *self.widths)
+        if self.init == "thumbnail" and narrowest < 3 * self.patch_size**2:
+            raise InputError(
+                f"model.init=thumbnail carries 3 x model.patch_size^2 = {3 * self.patch_size**2} "
+                f"channels through all layers, but the narrowest has {narrowest} "
+                "(model.latent_channels, model.encoder_width, model.decoder_widths): widen it, or "
+                "set --model.init random",
+                about=("model.init", "model.patch_size"),
             )
         bounds.number("model.reconstruction_weight", self.reconstruction_weight, above=0)
         if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain.models.video_ae import blocks, folding, pairs
@@ -73,6 +74,15 @@ class Encoder(nnx.Module):
         for stage in self.stages[1:]:
             x = blocks.run(stage.blocks, stage.halved(x), remat)
         return self.tail(x)
+
+    def start_as_thumbnail(self) -> None:
+        """Makes some initial latents the colors at an eighth of the size: means over pixels."""
+        channels = 3 * self.patch_size**2
+        blocks.carry(self.head.kernel, channels, blocks.SAME)
+        for stage in self.stages:
+            blocks.carry(stage.pool.kernel, channels, pool=stage.pool.stride)
+            blocks.carry(stage.down.kernel, channels, blocks.MEAN_OF_SQUARE)
+        blocks.carry(self.tail.kernel, channels, blocks.SAME)
 
     def step(self, video_BTHW3: jax.Array, memory: list[Memory]) -> tuple[jax.Array, list[Memory]]:
         """Encodes the next frames into the next latents."""
@@ -142,6 +152,11 @@ class DecoderStage(nnx.Module):
         parts = (self.grow.matrices(), self.out.kernel[...])
         return _unfolded(blocks.conv_frames(x_BTHWC, parts, fold=fold), self.grow.stride, up)
 
+    def carry(self, channels: int) -> None:
+        """Makes the first channels of the enlarged frames those of the small ones."""
+        blocks.carry(self.grow.kernel, channels, grow=self.grow.stride)
+        blocks.carry(self.out.kernel, channels, blocks.SAME)
+
 
 class WideStage(nnx.Module):
     """Does the same with wide memory blocks; a convolution computes the larger frame's pixels."""
@@ -160,6 +175,11 @@ class WideStage(nnx.Module):
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
         return self.grow(blocks.shuffle(relu(self.out(x_BTHWC)), self.space_up))
+
+    def carry(self, channels: int) -> None:
+        """Makes the first channels of the enlarged frames those of the small ones."""
+        blocks.carry(self.out.kernel, channels, blocks.SAME, copies=self.space_up**2)
+        blocks.carry(self.grow.kernel, channels, grow=self.grow.stride)
 
 
 class _AnyDecoder(nnx.Module):
@@ -220,6 +240,20 @@ class _AnyDecoder(nnx.Module):
         skipped = [max(0, math.ceil((first_frame - number) / grow)) for number in range(grow)]
         squares = pairs.interleaved(self.closed(x_BTHWC, remat, skipped), first_frame)
         return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
+
+    def start_as_thumbnail(self) -> None:
+        """Makes the initial decoder enlarge the colors that the encoder carries.
+
+        The last layer reads nothing else at first; the other channels keep their random weights.
+        """
+        channels = 3 * self.patch_size**2
+        taps = blocks.SAME if isinstance(self.head, blocks.Conv) else np.ones(())
+        blocks.carry(self.head.kernel, channels, taps)
+        for stage in self.stages:
+            stage.carry(channels)
+        self.tail.kernel = blocks.zeros(*self.tail.kernel.shape)
+        self.tail.bias = blocks.zeros(channels)
+        blocks.carry(self.tail.kernel, channels, blocks.SAME)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """Returns the zero memory before the first latent of this size."""

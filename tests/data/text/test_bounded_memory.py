@@ -33,7 +33,7 @@ def peak_gib(folder: Path, megabytes: float) -> float:
     return text_memory.measured(command, folder)["peak_anonymous_gib"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_four_times_the_text_takes_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def streams(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in finished}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kills_do_not_change_tokens_or_losses(tmp_path: Path) -> None:
     write(tmp_path, 8)
     calm, struck = tmp_path / "calm", tmp_path / "struck"
