@@ -20,7 +20,7 @@ from jax.custom_derivatives import (
 )
 
 from jaxtrain.models.video_ae import blocks
-from jaxtrain.ops import per_device
+from jaxtrain.ops import convolution, per_device
 from jaxtrain.ops.per_device import Wanted
 
 
@@ -101,19 +101,16 @@ def _together_backward(
     def gradients(rows: tuple[jax.Array, ...], parts: Any) -> tuple[jax.Array | None, Any]:
         x, between, grad = rows
         pair, unfold = jax.vjp(fold, parts)
-        _, back_second = _vjp(
-            functools.partial(_second, stride=stride),
-            between,
-            pair,
-            Wanted(of_rows=True, of_shared=wanted.of_shared),
+        both = Wanted(of_rows=True, of_shared=wanted.of_shared)
+        grad_between, *of_second = _of_convolution(
+            between, pair.next_kernel, pair.next_bias, grad, stride, both
         )
-        grad_between, more = back_second(grad)
+        assert grad_between is not None
         (grad_y,) = blocks.relu_backward(between, grad_between)
-        _, back = _vjp(_first, x, pair, wanted)
-        grad_x, grad_pair = back(grad_y)
+        grad_x, *of_first = _of_convolution(x, pair.kernel, pair.bias, grad_y, 1, wanted)
         if not wanted.of_shared:
             return grad_x, None
-        return grad_x, unfold(jax.tree.map(jnp.add, grad_pair, more))[0]
+        return grad_x, unfold(Pair(*of_first, *of_second))[0]
 
     return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), parts)
 
@@ -126,17 +123,33 @@ def _wanted(x_BTHWC: CustomVJPPrimal, parts: Any) -> Wanted:
     return Wanted(x_BTHWC.perturbed, any(leaf.perturbed for leaf in leaves))
 
 
-def _vjp(
-    function: Callable[[jax.Array, Pair], jax.Array], x: jax.Array, pair: Pair, wanted: Wanted
-) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array | None, Pair | None]]]:
-    """Returns `function(x, pair)` and a function of its gradient; None is a gradient not wanted."""
-    if wanted.of_rows and wanted.of_shared:
-        return jax.vjp(function, x, pair)  # type: ignore[no-any-return]
-    if wanted.of_rows:
-        y, back = jax.vjp(lambda x: function(x, pair), x)
-        return y, lambda grad: (back(grad)[0], None)
-    y, back = jax.vjp(functools.partial(function, x), pair)
-    return y, lambda grad: (None, back(grad)[0])
+def _of_convolution(
+    x_BTHWC: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    grad_BTHWC: jax.Array,
+    stride: int,
+    wanted: Wanted,
+) -> tuple[jax.Array | None, Any, Any]:
+    """Computes the gradients of frames, kernel and bias of a convolution, without its result.
+
+    ``jax.vjp`` would trace the result, too, and the plan would count its operations.
+    """
+    b, t, *hwc = x_BTHWC.shape
+    rows = x_BTHWC.reshape(b * t, *hwc), grad_BTHWC.reshape(b * t, *grad_BTHWC.shape[2:])
+    of_rows, of_kernel = per_device.at_once(
+        functools.partial(convolution.gradients, stride=stride, wanted=wanted),
+        rows,
+        kernel.astype(x_BTHWC.dtype),
+    )
+    grad_x = None if of_rows is None else of_rows.reshape(x_BTHWC.shape)
+    if not wanted.of_shared:
+        return grad_x, None, None
+    of_bias = None
+    if bias is not None:
+        zero = jnp.zeros((), grad_BTHWC.dtype)
+        of_bias = lax.reduce(rows[1], zero, lax.add, (0, 1, 2)).astype(bias.dtype)
+    return grad_x, of_kernel.astype(kernel.dtype), of_bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
