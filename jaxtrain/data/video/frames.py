@@ -81,7 +81,9 @@ class Crop:
         image = self._graph.vpull()
         (plane,) = image.planes
         strides = (plane.line_size, 3, 1)  # a view, where to_ndarray copies
-        image_HWC = np.ndarray((image.height, image.width, 3), np.uint8, plane, strides=strides)
+        image_HWC = np.ndarray(
+            (image.height, image.width, 3), np.uint8, memoryview(plane), strides=strides
+        )
         self.out_THWC[number] = np.rot90(image_HWC, self._info.rotation // 90)
 
 

@@ -284,7 +284,8 @@ class _Writer:
         codec, options = _mpeg4(settings) if settings.codec == "mpeg4" else _h264(settings)
         self._time_base = 1 / rate
         self._container = av.open(str(path), "w", options={"movflags": "+faststart"})
-        self._stream: Any = self._container.add_stream(codec, rate=rate, options=options)
+        add: Any = self._container.add_stream
+        self._stream = add(codec, rate=rate, options=options)
         self._stream.height, self._stream.width = size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
