@@ -26,7 +26,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain.ops import attention, per_device
 from jaxtrain.planning import cards
-from jaxtrain.xla import hlo
+from jaxtrain.xla import hlo, operations
 
 BATCH, LENGTH, HEADS, WIDTH = 32, 512, 12, 64
 DOCUMENTS = 16  # the most in a sequence, for packed offsets
@@ -131,7 +131,7 @@ def main() -> None:
             scores = re.search(rf"\[(?:{BATCH},{HEADS}|{BATCH * HEADS}),{LENGTH},{LENGTH}\]", text)
             sent = sum(one.times * one.wire_bytes for one in hlo.collectives(text, flags.devices))
             result = (
-                f"{hlo.moved_bytes(text) / 1e9:.3f} GB moved, "
+                f"{operations.moved_bytes(text) / 1e9:.3f} GB moved, "
                 f"{program.memory_analysis().temp_size_in_bytes / 2**20:.0f} MiB of temporaries, "
                 f"{'with' if scores else 'no'} array [B, N, S, S], {sent / 1e6:.1f} MB sent"
             )

@@ -29,7 +29,7 @@ from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import GatheredParam, make_mesh
 from jaxtrain.training import setup
-from jaxtrain.xla import hlo
+from jaxtrain.xla import hlo, operations
 
 GIB = 2**30
 
@@ -69,7 +69,7 @@ def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> di
         "trace_s": round(traced - began, 1),
         "compile_s": round(done - traced, 1),
         "temporaries_gib": round(compiled.memory_analysis().temp_size_in_bytes / GIB, 2),
-        "moved_gb": round(hlo.moved_bytes(text) / 1e9, 1),
+        "moved_gb": round(operations.moved_bytes(text) / 1e9, 1),
         "sent_mb": round(sent / 1e6, 1),
         "jax": jax.__version__,
     }

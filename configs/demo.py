@@ -15,7 +15,6 @@ run = config.named("h100_8").override(
         "model.width": 64,
         "model.encoder_width": 16,
         "model.decoder_widths": (64, 32, 16, 16),
-        "model.remat": "none",
         "model.init": "thumbnail",  # colors from the first step: 160 steps do not learn them
         "data.demo": True,
         "data.batch_size": 4,

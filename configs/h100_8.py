@@ -19,7 +19,7 @@ run = config.Run(
         latent_channels=16,
         encoder_width=64,
         decoder_widths=(256, 128, 64, 64),
-        remat="ends",
+        remat="none",
         reconstruction_weight=20.0,
     ),
     data=video.Config(

@@ -34,7 +34,7 @@ from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
 from jaxtrain.training.state import State
-from jaxtrain.xla import gpu_memory, hlo, operations, options
+from jaxtrain.xla import gpu_memory, operations, options
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
@@ -381,7 +381,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     }
     if "synthetic/step" not in rows:
         return shares
-    rate = hlo.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
+    rate = operations.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
     datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from jaxtrain import terminal
 from jaxtrain.config import invocation
@@ -74,6 +75,7 @@ def _clips(arguments: list[str]) -> int:
         "min-frames": "minimum frames per prepared clip; shorter pieces are dropped",
         "min-side": "minimum length of a video's shorter side, pixels; smaller videos are dropped",
         "gop": "frames between keyframes",
+        "quantizer": "MPEG-4 quality, from 1 (best) to 31 (worst)",
         "crf": "H.264 quality, from 0 (lossless) to 51 (worst)",
     }
     for name, what in numbers.items():
@@ -81,10 +83,16 @@ def _clips(arguments: list[str]) -> int:
         add(
             f"--{name}",
             type=type(value),
-            default=value,
             metavar="N",
             help=f"{what} (default: {value})",
         )
+    add(
+        "--codec",
+        choices=get_args(pieces.Codec),
+        default=default.codec,
+        help="codec of the prepared clips: mpeg4 decodes faster, h264 is smaller "
+        f"(default: {default.codec})",
+    )
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     cores = worker_count.cores()
     add(
@@ -111,10 +119,13 @@ def _clips(arguments: list[str]) -> int:
         )
     if flags.workers < 1:
         raise InputError(f"--workers {flags.workers}: use at least 1")
-    settings = pieces.Settings(
-        split_at_cuts=not flags.keep_cuts,
-        **{name.replace("-", "_"): getattr(flags, name.replace("-", "_")) for name in numbers},
-    )
+    given = {field: getattr(flags, field) for field in (one.replace("-", "_") for one in numbers)}
+    given = {field: value for field, value in given.items() if value is not None}
+    unused = "crf" if flags.codec == "mpeg4" else "quantizer"
+    if unused in given:
+        other = "--codec h264" if unused == "crf" else "--codec mpeg4"
+        raise InputError(f"--{unused} {given[unused]} requires {other}")
+    settings = pieces.Settings(codec=flags.codec, split_at_cuts=not flags.keep_cuts, **given)
 
     def say(message: str) -> None:
         terminal.say(message)

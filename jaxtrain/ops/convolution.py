@@ -89,15 +89,23 @@ def _backward(
 
     def backward(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
         kernel, unfold = jax.vjp(fold, parts)
-        grad_x, grad_kernel = _gradients(rows, kernel, stride=stride, wanted=wanted)
+        grad_x, grad_kernel = gradients(rows, kernel, stride=stride, wanted=wanted)
         return grad_x, None if grad_kernel is None else unfold(grad_kernel)[0]
 
     return per_device.at_once(backward, (x_NHWI, grad_NHWO), parts)
 
 
-def _gradients(
+def gradients(
     rows: tuple[jax.Array, jax.Array], kernel: jax.Array, *, stride: int, wanted: Wanted
 ) -> tuple[jax.Array | None, jax.Array | None]:
+    """Computes the gradients of :func:`conv`'s arguments, without computing its result.
+
+    Args:
+        rows: the images, and the gradient of the result.
+        kernel: as in :func:`conv`.
+        stride: as in :func:`conv`.
+        wanted: the gradients needed; the other is None.
+    """
     x_NHWI, grad_NHWO = rows
     forward = functools.partial(_conv, stride=stride)
     if platform() == "cpu":

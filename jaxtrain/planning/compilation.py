@@ -129,7 +129,7 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
     largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
-        "moved_bytes": hlo.moved_bytes(text),
+        "moved_bytes": operations.moved_bytes(text),
         "work": operations.totals(operations.costs(text)),
         "attention": hlo.attention_calls(text),
         "kernels": hlo.kernels(text),

@@ -73,7 +73,7 @@ from jaxtrain.training.state import (
 from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
-from jaxtrain.xla import hlo
+from jaxtrain.xla import operations
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
@@ -586,7 +586,7 @@ def _moved_bytes(step: jax.stages.Compiled) -> float | None:
     text = step.as_text()
     if text is None or hardware.memory_bytes_per_second(jax.devices()[0].device_kind) is None:
         return None
-    return hlo.moved_bytes(text)
+    return operations.moved_bytes(text)
 
 
 def _open_batches(

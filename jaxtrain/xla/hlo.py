@@ -1,4 +1,4 @@
-"""Parses compiled HLO text: collectives, how often they run, and their source lines."""
+"""Parses compiled HLO text: collectives, kernels, how often they run, and their source lines."""
 
 import dataclasses
 import itertools
@@ -156,35 +156,6 @@ def executions(text: str) -> dict[str, int]:
 
     visit(entry_name(text), 1)
     return times
-
-
-def moved_bytes(text: str) -> float:
-    """Returns the bytes that the instructions of a step read and write.
-
-    This estimates the memory traffic of one device: each operand and each result counts once. Data
-    inside an instruction (a fusion, a library call) does not count. Data that a cache keeps between
-    two instructions does count, and so does an entire operand of which only a part is read.
-
-    Args:
-        text: ``compiled.as_text()``.
-    """
-    lines = computations(text)
-    total = 0.0
-    for name, count in executions(text).items():
-        sizes: dict[str, int] = {}
-        for line in lines.get(name, ()):
-            match = INSTRUCTION.match(line)
-            if match is None:
-                continue
-            opcode = opcode_of(line)
-            shape, _, rest = match[2].partition(f" {opcode}(")
-            sizes[match[1]] = sum(array.size for array in arrays(shape))
-            if opcode in FREE or opcode.endswith("-done"):
-                continue
-            operands = rest.partition(")")[0]
-            read = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
-            total += count * (sizes[match[1]] + read)
-    return total
 
 
 def attention_calls(text: str) -> dict[str, int]:

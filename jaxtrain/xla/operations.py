@@ -44,7 +44,7 @@ class Cost:
         kind: class of operation, such as "matmul bf16": convolutions and matmuls with the element
             type of their first operand.
         flops: of its convolutions, matmuls and attention; a multiply-add counts as two.
-        moved: bytes read and written. Of an array that is only sliced, the slice counts.
+        moved: bytes read and written: see :func:`moved_bytes`.
         times: how often it runs per step, including loop iterations.
     """
 
@@ -78,19 +78,25 @@ def costs(text: str) -> list[Cost]:
     Args:
         text: ``compiled.as_text()``.
     """
-    computations = {
-        name: list(_instructions(lines)) for name, lines in hlo.computations(text).items()
-    }
-    found = []
-    for name, times in hlo.executions(text).items():
-        shapes = {one.name: one.shape for one in computations.get(name, ())}
-        for one in computations.get(name, ()):
-            if one.opcode in hlo.FREE or one.opcode.endswith("-done"):
-                continue
-            kind, flops = _work(one, shapes, computations)
-            moved = _moved(one, shapes, computations)
-            found.append(Cost(one.name, kind, flops, moved, times))
-    return found
+    return [
+        Cost(one.name, *_work(one, shapes, inside), _moved(one, shapes, inside), times)
+        for one, shapes, inside, times in _executed(text)
+    ]
+
+
+def moved_bytes(text: str) -> float:
+    """Returns the bytes that the instructions of a step read and write.
+
+    This estimates the memory traffic of one device: each operand and each result counts once, and
+    of an operand that is only sliced, the slices. Data inside an instruction (a fusion, a library
+    call) does not count. Data that a cache keeps between two instructions does count.
+
+    Args:
+        text: ``compiled.as_text()``.
+    """
+    return sum(
+        times * _moved(one, shapes, inside) for one, shapes, inside, times in _executed(text)
+    )
 
 
 def totals(found: Iterable[Cost]) -> dict[str, Totals]:
@@ -102,6 +108,24 @@ def totals(found: Iterable[Cost]) -> dict[str, Totals]:
             flops + one.times * one.flops, moved + one.times * one.moved, calls + one.times
         )
     return sums
+
+
+def _executed(
+    text: str,
+) -> Iterator[tuple[_Instruction, dict[str, str], dict[str, list[_Instruction]], int]]:
+    """Yields the instructions that run on the device.
+
+    Each comes with the shapes of its computation's values, with all computations, and with how
+    often it runs per step.
+    """
+    computations = {
+        name: list(_instructions(lines)) for name, lines in hlo.computations(text).items()
+    }
+    for name, times in hlo.executions(text).items():
+        shapes = {one.name: one.shape for one in computations.get(name, ())}
+        for one in computations.get(name, ()):
+            if one.opcode not in hlo.FREE and not one.opcode.endswith("-done"):
+                yield one, shapes, computations, times
 
 
 def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
@@ -230,22 +254,26 @@ def _moved(
 
 
 def _read(inner: Iterable[_Instruction], sizes: list[int]) -> Iterator[int]:
-    """Yields the bytes that a fusion reads of each operand."""
+    """Yields the bytes that a fusion reads of each operand: of one that is only sliced, the slices.
+
+    Slices that overlap count once.
+    """
     inner = list(inner)
     shapes = {one.name: one.shape for one in inner}
     for one in inner:
         if one.opcode != "parameter":
             continue
         number = int(re.findall(r"parameter\((\d+)\)", one.line)[0])
+        size = sizes[number] if number < len(sizes) else 0
         users = [user for user in inner if one.name in user.operands]
         if users and all(user.operands[0] == one.name and user.opcode in _SLICES for user in users):
-            yield sum(_size(user.shape) for user in users)
+            yield min(size, sum(_size(user.shape) for user in users))
         elif users and all(
             user.operands[0] == one.name and user.opcode == "dynamic-update-slice" for user in users
         ):
             yield sum(_size(shapes[user.operands[1]]) for user in users)
         else:
-            yield sizes[number] if number < len(sizes) else 0
+            yield size
 
 
 def _written(inner: Iterable[_Instruction], made: int) -> int:

@@ -97,6 +97,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for arguments, message in (
         (("prepare", "frames"), "unknown action frames; use clips, tokens, or latents"),
         (("prepare", "clips", tmp_path), "needs SOURCE and OUT"),
+        (("prepare", "clips", tmp_path, "o", "--crf", 9), "--crf 9 requires --codec h264"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),

@@ -100,7 +100,7 @@ def test_video_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (model.frames, model.height, model.width) == (frames, 480, 720)
     assert (model.latent_channels, model.encoder_width) == (16, 64)
     assert model.decoder_widths == (256, 128, 64, 64)
-    assert model.remat == "ends"
+    assert model.remat == "none"
     assert model.reconstruction_weight == (10 if name == "a800_8" else 20)
     assert (data.min_frame_delta, data.max_frame_delta, data.train_split) == (1, 2, 0.95)
     assert (data.brightness, data.contrast, data.saturation, data.hue) == (0.15, 0.15, 0.15, 0.08)

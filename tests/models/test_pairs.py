@@ -32,21 +32,29 @@ def close(left: Any, right: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), left, right)
 
 
+@pytest.mark.parametrize("remat", ["none", "ends", "block"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_computing_frame_by_frame_changes_no_number(stride: int) -> None:
+def test_pairs_compute_what_two_convolutions_do(stride: int, remat: blocks.VideoRemat) -> None:
+    """Also if only the frames or only the pair is trained."""
     x, weights = normal(0, 2, 3, 4, 6, 3), pair(3, 4, 2)
     pull = normal(5, 2, 3, 4 // stride, 6 // stride, 2)
 
-    def result(remat: blocks.VideoRemat) -> Any:
+    def plain(x: jax.Array, pair: pairs.Pair) -> jax.Array:
+        between = jnp.maximum(blocks.conv_frames(x, pair.kernel, pair.bias), 0)
+        return blocks.conv_frames(between, pair.next_kernel, pair.next_bias, stride)
+
+    def by_pair(x: jax.Array, pair: pairs.Pair) -> jax.Array:
+        return pairs.by_pair(x, pair, as_it_is, stride, remat)
+
+    def result(apply: Any, trained: Any) -> Any:
         def loss(x: jax.Array, weights: pairs.Pair) -> tuple[jax.Array, jax.Array]:
-            found = pairs.by_pair(x, weights, as_it_is, stride, remat)
+            found = apply(x, weights)
             return (found * pull).sum(), found
 
-        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, weights)
+        return jax.jit(jax.value_and_grad(loss, trained, has_aux=True))(x, weights)
 
-    plain = result("none")
-    close(result("ends"), plain)
-    close(result("block"), plain)
+    for trained in ((0, 1), 0, 1):
+        close(result(by_pair, trained), result(plain, trained))
 
 
 def test_intermediates_exist_for_one_frame_at_a_time() -> None:
@@ -101,8 +109,9 @@ def test_gradients_of_frames_are_summed_in_float32_and_rounded_once() -> None:
         np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2**-8)
 
 
+@pytest.mark.parametrize("remat", ["none", "ends"])
 @pytest.mark.parametrize("argument", [1, (0, 1)])
-def test_eight_gpus_match_the_gradients_of_one(argument: Any) -> None:
+def test_eight_gpus_match_the_gradients_of_one(argument: Any, remat: blocks.VideoRemat) -> None:
     """Each computes those of its own clips, in microbatches; the video needs no gradient."""
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
@@ -121,7 +130,7 @@ def test_eight_gpus_match_the_gradients_of_one(argument: Any) -> None:
 
     def on_gpus(x: jax.Array, w: pairs.Pair) -> Any:
         with per_device.tracing(platform="cuda", mesh=mesh):
-            return gradients(x, w, "ends")
+            return gradients(x, w, remat)
 
     found = jax.jit(on_gpus)(jax.device_put(x, rows), weights)
     close(found, jax.jit(gradients, static_argnums=2)(x, weights, "none"))

@@ -6,10 +6,11 @@ import itertools
 import pytest
 
 from jaxtrain import config
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import fit
 
-RUN = config.load("h100_16")  # 8 clips per device, remat ends, shard params
+RUN = config.load("h100_16", ["--model.remat", "ends"])  # 8 clips per device, shard params
 
 
 def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
@@ -90,7 +91,8 @@ def test_a_candidate_that_does_not_compile_is_skipped() -> None:
 
 def test_candidates_keep_the_batch_and_are_valid_configs() -> None:
     for (shard, remat), parts in itertools.product(fit.kinds(RUN), fit.microbatches(RUN)):
-        other = config.load("h100_16", fit._changes(RUN, (shard, remat), parts))
+        changes = fit._changes(RUN, (shard, remat), parts)
+        other = config.load("h100_16", overrides.merged(("--model.remat", "ends"), changes))
         assert other.data.batch_size == RUN.data.batch_size
         assert (other.mesh.shard, other.model.remat) == (shard, remat)
         assert other.optim.accumulate == parts

@@ -8,7 +8,7 @@ from step_findings import findings
 from jaxtrain.planning import cards, planner, relief
 
 H100 = cards.CARDS["h100"]
-TYPED = ["--data.path", "clips"]
+TYPED = ["--data.path", "clips", "--model.remat", "ends"]
 
 
 def compile_step(one: planner.PlanRequest, _: float, *, estimate: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parsing compiled HLO text: collectives, how often they run, bytes moved, source lines."""
+"""Parsing compiled HLO text: collectives, kernels, how often they run, source lines."""
 
 from pathlib import Path
 
@@ -26,11 +26,6 @@ def test_collectives_have_groups_and_counts() -> None:
     assert (scatter.kind, scatter.times, scatter.wire_bytes) == ("reduce-scatter", 3, 16 / 2)
     assert reduce.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert (reduce.times, reduce.overlapped, reduce.wire_bytes) == (1, False, 2 * 40 / 2)
-
-
-def test_bytes_moved_include_loops_but_not_the_inside_of_fusions() -> None:
-    body = (16 + 64 + 16) + 16 + 8  # the gather with its operand, the fusion, the scatter
-    assert hlo.moved_bytes(TEXT) == 3 * body + (40 + 40) + (40 + 40)
 
 
 def test_the_line_of_the_model_is_preferred() -> None:

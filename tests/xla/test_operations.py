@@ -13,7 +13,8 @@ from jaxtrain.xla import operations
 X = jax.ShapeDtypeStruct((4, 32, 32, 8), jnp.float32)
 KERNEL = jax.ShapeDtypeStruct((3, 3, 8, 16), jnp.float32)
 
-GPU = (Path(__file__).parents[1] / "fixtures" / "gpu_calls.hlo").read_text()
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+GPU = (FIXTURES / "gpu_calls.hlo").read_text()
 
 
 def of(function: object, *inputs: jax.ShapeDtypeStruct) -> tuple[list[operations.Cost], float]:
@@ -58,6 +59,32 @@ def test_a_loop_counts_each_iteration_and_only_the_slices_it_reads() -> None:
     # Per iteration: the slice is read and written, the matmul reads two and writes one, tanh reads
     # and writes one; XLA may copy the carried matrix.
     assert sum(one.moved for one in totals.values()) < 10 * 12 * matrix
+
+
+def test_bytes_moved_include_loops_but_not_the_inside_of_fusions() -> None:
+    body = (16 + 64 + 16) + 16 + 8  # the gather with its operand, the fusion, the scatter
+    program = (FIXTURES / "program.hlo").read_text()
+    assert operations.moved_bytes(program) == 3 * body + (40 + 40) + (40 + 40)
+
+
+def test_overlapping_slices_of_an_operand_count_it_once() -> None:
+    text = """HloModule m
+
+%neighbors (p: f32[100]) -> f32[90] {
+  %p = f32[100]{0} parameter(0)
+  %left = f32[90]{0} slice(%p), slice={[0:90]}
+  %right = f32[90]{0} slice(%p), slice={[10:100]}
+  ROOT %sum = f32[90]{0} add(%left, %right)
+}
+
+ENTRY %main (x: f32[100]) -> f32[90] {
+  %x = f32[100]{0} parameter(0)
+  ROOT %y = f32[90]{0} fusion(%x), kind=kLoop, calls=%neighbors
+}
+"""
+    assert operations.moved_bytes(text) == 4 * (100 + 90)
+    part = text.replace("slice(%p), slice={[10:100]}", "negate(%left)")
+    assert operations.moved_bytes(part) == 4 * (90 + 90)
 
 
 def test_an_update_in_place_counts_the_new_part() -> None:

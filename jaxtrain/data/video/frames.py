@@ -78,7 +78,12 @@ class Crop:
             piece = _piece(frame, self._info.pixel_aspect, wide / high, *self._place)
             self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
         self._graph.push(frame)
-        image_HWC = self._graph.vpull().to_ndarray()
+        image = self._graph.vpull()
+        (plane,) = image.planes
+        strides = (plane.line_size, 3, 1)  # a view, where to_ndarray copies
+        image_HWC = np.ndarray(
+            (image.height, image.width, 3), np.uint8, memoryview(plane), strides=strides
+        )
         self.out_THWC[number] = np.rot90(image_HWC, self._info.rotation // 90)
 
 

@@ -346,6 +346,7 @@ def _keep_settings(out: Path, settings: Settings) -> None:
         raise InputError(
             f"{path} is damaged ({error}): choose another OUT, or remove it"
         ) from error
+    before = {**now, "codec": "h264", **before}  # older folders have H.264 and no such fields
     differ = [
         f"{name} {before.get(name)}, not {value}"
         for name, value in now.items()

@@ -56,9 +56,10 @@ def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
     weights = jax.nn.softmax(-jnp.square(distance[None] / sigma) / 2, -1)
     x = video_BTHW3
     for axis in (2, 3):
-        border = [(0, 0)] * x.ndim
-        border[axis] = (_RADIUS, _RADIUS)
-        padded, size = jnp.pad(x, border, mode="edge"), x.shape[axis]
+        size = x.shape[axis]
+        first, last = (jax.lax.slice_in_dim(x, i, i + 1, axis=axis) for i in (0, size - 1))
+        # Not jnp.pad, whose two concatenations are separate passes on a GPU.
+        padded = jnp.concatenate([first] * _RADIUS + [x] + [last] * _RADIUS, axis)
         x = jnp.zeros_like(x)
         for i in range(2 * _RADIUS + 1):
             share = weights[:, i].reshape(-1, 1, 1, 1, 1)

@@ -168,6 +168,7 @@ def conv_frames(
     bias: jax.Array | None = None,
     stride: int = 1,
     fold: convolution.Fold = lambda kernel: kernel,
+    skip_BTHWC: jax.Array | None = None,
 ) -> jax.Array:
     """Convolves each frame, 3x3, with a kernel and a bias of any dtype.
 
@@ -177,12 +178,16 @@ def conv_frames(
         bias: [outputs].
         stride: 1 or 2.
         fold: see :func:`jaxtrain.ops.convolution.by_parts`.
+        skip_BTHWC: is added to the result. cuDNN adds it, the bias and a ReLU in the same call, but
+            XLA recognizes that only without a reshape between them.
     """
     b, t, *hwc = x_BTHWC.shape
     x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype
     y = convolution.by_parts(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
     if bias is not None:
         y = y + bias.astype(x_BTHWC.dtype).reshape(1, 1, 1, -1)
+    if skip_BTHWC is not None:
+        y = y + skip_BTHWC.reshape(y.shape)
     return y.reshape(b, t, *y.shape[1:])
 
 
@@ -200,10 +205,10 @@ class Conv(nnx.Module):
         self.bias = zeros(outputs) if use_bias else None
         self.stride = stride
 
-    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """Maps [B, T, H, W, inputs] to [B, T, H / stride, W / stride, outputs]."""
+    def __call__(self, x_BTHWC: jax.Array, skip_BTHWC: jax.Array | None = None) -> jax.Array:
+        """Maps [B, T, H, W, inputs] to [B, T, H / stride, W / stride, outputs], adds the skip."""
         bias = None if self.bias is None else self.bias[...]
-        return conv_frames(x_BTHWC, self.kernel[...], bias, self.stride)
+        return conv_frames(x_BTHWC, self.kernel[...], bias, self.stride, skip_BTHWC=skip_BTHWC)
 
 
 class MemoryConv(nnx.Module):
@@ -228,6 +233,35 @@ class MemoryConv(nnx.Module):
         """Adds a frame's own output, its predecessor's output for it, and the bias."""
         return _add_bias(own_BTHWC + inherited_BTHWC, self.bias)
 
+    def rectified(self, x_BTHWC: jax.Array) -> jax.Array:
+        """Returns the ReLU of all frames' outputs, [B, T, H, W, C]."""
+        return _rectified(conv_frames(x_BTHWC, self.kernel[...]), self.bias[...])
+
+
+@jax.custom_vjp
+def _rectified(shares_BTHWE: jax.Array, bias: jax.Array) -> jax.Array:
+    """Joins both shares of all frames (:meth:`MemoryConv.shares`, not split) and takes the ReLU."""
+    own, left = jnp.split(shares_BTHWE, 2, axis=-1)
+    return jnp.maximum(own + previous(left) + bias.reshape(1, 1, 1, 1, -1), 0)
+
+
+def _rectified_forward(shares_BTHWE: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = _rectified(shares_BTHWE, bias)
+    return y, y
+
+
+def _rectified_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (grad,) = relu_backward(y, grad)
+    zero = jnp.zeros((), grad.dtype)
+    following = lax.pad(grad, zero, ((0, 0, 0), (-1, 1, 0), *((0, 0, 0),) * 3))
+    # The barrier makes XLA write both in one pass, before it sums the gradient of the bias.
+    both = lax.optimization_barrier(jnp.concatenate([grad, following], axis=-1))
+    own = both[..., : grad.shape[-1]]
+    return both, lax.reduce(own, zero, lax.add, (0, 1, 2, 3))
+
+
+_rectified.defvjp(_rectified_forward, _rectified_backward)
+
 
 class MemoryBlock(nnx.Module):
     """Three convolutions and a skip; the first one also sees the previous frame."""
@@ -241,17 +275,16 @@ class MemoryBlock(nnx.Module):
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """Maps [B, T, H, W, C] to the same shape."""
-        own, left = self.conv1.shares(x_BTHWC)
-        return self._rest(x_BTHWC, self.conv1.joined(own, previous(left)))
+        return self._rest(x_BTHWC, self.conv1.rectified(x_BTHWC))
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes further frames; the memory is the previous frame's output for the next."""
         own, left = self.conv1.shares(x_BTHWC)
-        y = self._rest(x_BTHWC, self.conv1.joined(own, after(memory_B1HWC, left)))
+        y = self._rest(x_BTHWC, relu(self.conv1.joined(own, after(memory_B1HWC, left))))
         return y, left[:, -1:]
 
     def _rest(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:
-        return relu(self.conv3(relu(self.conv2(relu(y_BTHWC)))) + x_BTHWC)
+        return relu(self.conv3(relu(self.conv2(y_BTHWC)), x_BTHWC))
 
 
 class Pointwise(nnx.Module):
@@ -331,9 +364,11 @@ class TimeGrow(nnx.Module):
 
 def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: VideoRemat) -> jax.Array:
     """Applies blocks in order to all frames of a clip."""
-    mode: layers.Remat = "none" if remat == "ends" else remat
     for block in blocks:
-        x_BTHWC = layers.remat(type(block).__call__, mode)(block, x_BTHWC)
+        apply = type(block).__call__
+        # Otherwise without layers.remat, which would gather the parameters again in the backward
+        # pass: they are small, and its barrier separates a sum of gradients from the next ReLU's.
+        x_BTHWC = (layers.remat(apply, "block") if remat == "block" else apply)(block, x_BTHWC)
     return x_BTHWC
 
 

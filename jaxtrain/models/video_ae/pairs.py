@@ -20,7 +20,7 @@ from jax.custom_derivatives import (
 )
 
 from jaxtrain.models.video_ae import blocks
-from jaxtrain.ops import per_device
+from jaxtrain.ops import convolution, per_device
 from jaxtrain.ops.per_device import Wanted
 
 
@@ -45,9 +45,8 @@ def by_pair(
     Args:
         x_BTHWC: the frames.
         parts: arrays that the pair is folded from. They are gathered once for all frames and kept
-            until the backward pass, since they are small, unlike the parameters of the blocks.
-            Their gradients are summed over devices in their dtype; if `remat` is "none", the
-            gradients of the pair are.
+            until the backward pass, since they are small. Their gradients are summed over devices
+            in their dtype.
         fold: builds the pair from the parts.
         stride: stride of the second convolution.
         remat: with "none", all frames are computed at once. Otherwise they are computed one after
@@ -55,8 +54,7 @@ def by_pair(
             is needed, so that it exists for only a few frames at a time.
     """
     if remat == "none" or not x_BTHWC.shape[1]:
-        pair = fold(parts)
-        return _second(blocks.relu(_first(x_BTHWC, pair)), pair, stride)
+        return _together(x_BTHWC, parts, fold, stride)
     return _in_turn(x_BTHWC, parts, fold, stride)
 
 
@@ -66,6 +64,92 @@ def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
 
 def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
     return blocks.conv_frames(x_BTHWC, pair.next_kernel, pair.next_bias, stride)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _together(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+    """Computes :func:`by_pair` for all frames and keeps the result between the convolutions."""
+    return _together_kept(x_BTHWC, parts, fold, stride)[0]
+
+
+def _together_kept(
+    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, jax.Array]:
+    pair = fold(parts)
+    between = blocks.relu(_first(x_BTHWC, pair))
+    return _second(between, pair, stride), between
+
+
+def _together_forward(
+    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array], Any, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
+    found, between = _together_kept(x, values, fold, stride)
+    return found, ((x, between), values, _wanted(x_BTHWC, parts))
+
+
+def _together_backward(
+    fold: Fold,
+    stride: int,
+    kept: tuple[tuple[jax.Array, jax.Array], Any, Wanted],
+    grad_BTHWC: jax.Array,
+) -> tuple[jax.Array | None, Any]:
+    (x_BTHWC, between), parts, wanted = kept
+    if isinstance(grad_BTHWC, SymbolicZero):
+        return None, None
+
+    def gradients(rows: tuple[jax.Array, ...], parts: Any) -> tuple[jax.Array | None, Any]:
+        x, between, grad = rows
+        pair, unfold = jax.vjp(fold, parts)
+        both = Wanted(of_rows=True, of_shared=wanted.of_shared)
+        grad_between, *of_second = _of_convolution(
+            between, pair.next_kernel, pair.next_bias, grad, stride, both
+        )
+        assert grad_between is not None
+        (grad_y,) = blocks.relu_backward(between, grad_between)
+        grad_x, *of_first = _of_convolution(x, pair.kernel, pair.bias, grad_y, 1, wanted)
+        if not wanted.of_shared:
+            return grad_x, None
+        return grad_x, unfold(Pair(*of_first, *of_second))[0]
+
+    return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), parts)
+
+
+_together.defvjp(_together_forward, _together_backward, symbolic_zeros=True)
+
+
+def _wanted(x_BTHWC: CustomVJPPrimal, parts: Any) -> Wanted:
+    leaves = jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal))
+    return Wanted(x_BTHWC.perturbed, any(leaf.perturbed for leaf in leaves))
+
+
+def _of_convolution(
+    x_BTHWC: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    grad_BTHWC: jax.Array,
+    stride: int,
+    wanted: Wanted,
+) -> tuple[jax.Array | None, Any, Any]:
+    """Computes the gradients of frames, kernel and bias of a convolution, without its result.
+
+    ``jax.vjp`` would trace the result, too, and the plan would count its operations.
+    """
+    b, t, *hwc = x_BTHWC.shape
+    rows = x_BTHWC.reshape(b * t, *hwc), grad_BTHWC.reshape(b * t, *grad_BTHWC.shape[2:])
+    of_rows, of_kernel = per_device.at_once(
+        functools.partial(convolution.gradients, stride=stride, wanted=wanted),
+        rows,
+        kernel.astype(x_BTHWC.dtype),
+    )
+    grad_x = None if of_rows is None else of_rows.reshape(x_BTHWC.shape)
+    if not wanted.of_shared:
+        return grad_x, None, None
+    of_bias = None
+    if bias is not None:
+        zero = jnp.zeros((), grad_BTHWC.dtype)
+        of_bias = lax.reduce(rows[1], zero, lax.add, (0, 1, 2)).astype(bias.dtype)
+    return grad_x, of_kernel.astype(kernel.dtype), of_bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

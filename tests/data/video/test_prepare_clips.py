@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import types
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -31,6 +32,7 @@ SMALL = Settings(
     min_frames=8,
     min_side=16,
     gop=4,
+    quantizer=2,
     crf=10,
     split_at_cuts=False,  # every numbered frame looks like a new shot
 )
@@ -52,10 +54,14 @@ def _run(source: Path, out: Path, settings: Settings = SMALL) -> tuple[Any, list
     return report, said
 
 
-def test_pieces_contain_all_frames_in_order(tmp_path: Path) -> None:
+CODECS = pytest.mark.parametrize("codec", typing.get_args(pieces.Codec))
+
+
+@CODECS
+def test_pieces_contain_all_frames_in_order(tmp_path: Path, codec: pieces.Codec) -> None:
     pictures = [sample.numbered(number, 128, 192) for number in range(39)]
     source = sample.write(tmp_path / "a.mp4", pictures, g="250")
-    half = Settings(**{**vars(SMALL), "min_crop_scale": 0.5})
+    half = Settings(**{**vars(SMALL), "min_crop_scale": 0.5, "codec": codec})
     assert _cut(source, tmp_path / "out", half) == pieces.Cut((16, 16), 7)
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files] == ["00000.mp4", "00001.mp4"]
@@ -71,11 +77,12 @@ def test_pieces_contain_all_frames_in_order(tmp_path: Path) -> None:
             assert sample.number_of(picture) == first + number
 
 
-def test_the_same_video_gives_the_same_bytes(tmp_path: Path) -> None:
+@CODECS
+def test_the_same_video_gives_the_same_bytes(tmp_path: Path, codec: pieces.Codec) -> None:
     """x264 may depend on the memory addresses of frames, which differ between threads."""
     frames = [scenes.to_uint8(f) for f in scenes.render(scenes._KINDS["hills"], 0)]
     scenes.encode(tmp_path / "a.mp4", iter(frames), scenes.FPS)
-    large = Settings(height=80, width=128, frames=48, gop=24)
+    large = Settings(height=80, width=128, frames=48, gop=24, codec=codec)
 
     def pieces_of(number: int) -> bytes:
         folder = tmp_path / str(number)
@@ -227,6 +234,12 @@ def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     assert not (out / "sub/2.mp4.pieces").exists()
 
 
+SETTINGS_BEFORE = (  # of pieces when all were H.264
+    *("height", "width", "min_crop_scale", "frames", "min_frames", "min_side", "gop", "crf"),
+    "split_at_cuts",
+)
+
+
 def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
@@ -237,11 +250,35 @@ def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write to"):
         _run(source, tmp_path / "file/out")
+    stored = out / ".prepare/settings.json"
+    before = json.loads(stored.read_text())
+    stored.write_text(json.dumps({k: v for k, v in before.items() if k in SETTINGS_BEFORE}))
+    with pytest.raises(InputError, match=r"pieces with other settings \(codec h264, not mpeg4\)"):
+        _run(source, out)
+    _, said = _run(source, out, Settings(**{**vars(SMALL), "codec": "h264"}))
+    assert said[0] == "4 of 4 videos are already done"
     with pytest.raises(InputError, match=r"--width 853: .* the nearest is 856"):
         Settings(width=853)
-    for wrong in ({"gop": 0}, {"min_frames": 99, "frames": 9}, {"crf": 60}, {"min_crop_scale": 0}):
+    for wrong in (
+        *({"gop": 0}, {"min_frames": 99, "frames": 9}, {"crf": 60}, {"quantizer": 0}),
+        {"min_crop_scale": 0},
+    ):
         with pytest.raises(InputError, match="--"):
             Settings(**wrong)
+
+
+@CODECS
+@pytest.mark.parametrize("fps", [120_000 / 1001, 1e6])
+def test_many_frames_per_second_can_be_written(
+    tmp_path: Path, codec: pieces.Codec, fps: float
+) -> None:
+    writer = pieces._Writer(
+        tmp_path / "fast.mp4", (64, 96), fps, Settings(**{**vars(SMALL), "codec": codec})
+    )
+    for _ in range(9):
+        writer.add(av.VideoFrame(96, 64, "yuv420p"))
+    writer.close()
+    assert packets.scan(str(writer.path)).frames == 9
 
 
 def test_a_video_with_hours_between_frames_is_cut(tmp_path: Path) -> None:
