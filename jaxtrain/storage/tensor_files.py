@@ -24,6 +24,8 @@ from jaxtrain.storage import atomic, pytorch_format
 SAFETENSORS = ".safetensors"
 PYTORCH = (".pth", ".pt", ".bin")
 ENDINGS = (SAFETENSORS, *PYTORCH)
+INDEX = ".index.json"
+"""Added to the name of a file that is split into parts: lists them."""
 
 Tensors = dict[str, np.ndarray]
 # safetensors' names of the supported dtypes. 8-bit floats are exact in float32; if they need
@@ -91,6 +93,54 @@ def read(path: Path) -> tuple[Tensors, dict[str, str]]:
     check_ending(path)
     check_file(path, f"a weights file ({', '.join(ENDINGS)})")
     return _read_safetensors(path) if path.suffix == SAFETENSORS else (_read_pytorch(path), {})
+
+
+def of_folder(folder: Path, name: str) -> list[Path]:
+    """Returns the ``.safetensors`` files of a folder of transformers or diffusers.
+
+    Args:
+        folder: the folder.
+        name: the file, or that of which ``NAME.index.json`` lists the parts; the file comes first,
+            as in transformers.
+
+    Returns:
+        The paths, which may not exist; [] if the folder has neither file.
+
+    Raises:
+        InputError: the index is damaged.
+    """
+    if (folder / name).is_file():
+        return [folder / name]
+    index = folder / f"{name}{INDEX}"
+    return [folder / part for part in parts(index)] if index.is_file() else []
+
+
+def parts(index: Path) -> list[str]:
+    """Returns the files that an index lists, all in its own folder.
+
+    Raises:
+        InputError: it lists none, or files elsewhere.
+    """
+    try:
+        names = atomic.read_json(index).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{index} cannot be read: {first_line(error)}") from error
+    if not isinstance(names, dict) or not names:
+        raise InputError(
+            f"{index} lists no files: its weight_map must be an object with file names"
+        )
+    for name in names.values():
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.isprintable()
+            or not name.endswith(SAFETENSORS)
+        ):
+            raise InputError(
+                f"{index}: its weight_map lists {errors.shown(name)}, but only "
+                f"{SAFETENSORS} files of its own folder are allowed"
+            )
+    return sorted(set(names.values()))
 
 
 def check_file(path: Path, wanted: str) -> None:
