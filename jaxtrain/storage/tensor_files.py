@@ -9,7 +9,7 @@ more memory than their file, are rejected before memory is allocated for them.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,15 +84,23 @@ def check_pytorch(path: Path) -> None:
     _torch(path)
 
 
-def read(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """Reads all arrays of a file (floating-point ones as float32), and its metadata.
+def read(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Tensors, dict[str, str]]:
+    """Reads the arrays of a file (floating-point ones as float32), and its metadata.
+
+    Args:
+        path: the file.
+        wanted: whether to read the array with this name; the default reads all.
 
     Raises:
         InputError: the file does not exist, or has other content.
     """
     check_ending(path)
     check_file(path, f"a weights file ({', '.join(ENDINGS)})")
-    return _read_safetensors(path) if path.suffix == SAFETENSORS else (_read_pytorch(path), {})
+    if path.suffix == SAFETENSORS:
+        return _read_safetensors(path, wanted)
+    return {name: array for name, array in _read_pytorch(path).items() if wanted(name)}, {}
 
 
 def of_folder(folder: Path, name: str) -> list[Path]:
@@ -258,8 +266,9 @@ def _check_name(path: Path, name: object) -> None:
         raise InputError(f"{path}: {errors.shown(name)} is not a valid array name")
 
 
-def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
-    there, about = places(path)
+def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensors, dict[str, str]]:
+    everything, about = places(path)
+    there = {name: place for name, place in everything.items() if wanted(name)}
     for name, place in there.items():
         if place.code not in _DTYPES:
             raise InputError(
