@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import wan_weights
+from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_vae
@@ -27,7 +28,36 @@ def video(frames: int, side: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).random((1, frames, side, side, 3), np.float32))
 
 
+LAYERS = {
+    "residual block": lambda: wan_vae.ResidualBlock(4, 8),
+    "down": lambda: wan_vae.Down(4, True),
+    "up": lambda: wan_vae.Up(4, 2, True),
+    "down block": lambda: wan_vae.DownBlock(4, 8, space=2, time=2),
+    "up block": lambda: wan_vae.UpBlock(8, 4, space=2, time=2, residual=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
+    """First one frame, then four, two, and two."""
+    graph, weights = nnx.split(nnx.eval_shape(LAYERS[name]))
+    rng = np.random.default_rng(0)
+    filled = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) / 4), weights)
+
+    @jax.jit
+    def both(weights: Any, x: jax.Array) -> Any:
+        layer = nnx.merge(graph, weights)
+        whole, _ = layer.step(x, None)
+        return whole, wan_vae._in_parts(layer.step, x, (1, 4, 2, 2))
+
+    x = rng.normal(size=(1, 9, 4, 4, 4 if "up" not in name or name == "up" else 8))
+    whole, parts = both(filled, jnp.asarray(x, jnp.float32))
+    assert np.asarray(whole)[:, -1].std() > 0.1
+    np.testing.assert_allclose(parts, whole, atol=1e-4)
+
+
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [OLD, NEW])
 def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) -> None:
     arrays = {
