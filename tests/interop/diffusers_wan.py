@@ -47,7 +47,7 @@ def _nchw(x: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("frames", [1, 5, 12, 13])
+@pytest.mark.parametrize("frames", [1, 12])
 def test_latents_equal(pair: Any, frames: int, at_once: bool) -> None:
     """Frames beyond 4 n + 1 are not encoded: 12 frames have the latents of 9."""
     theirs, ours = pair
@@ -65,7 +65,7 @@ def test_latents_equal(pair: Any, frames: int, at_once: bool) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("latents", [1, 2, 4])
+@pytest.mark.parametrize("latents", [1, 3])
 def test_frames_equal(pair: Any, latents: int, at_once: bool) -> None:
     theirs, ours = pair
     mean, deviation = _statistics(theirs)

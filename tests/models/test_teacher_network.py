@@ -78,6 +78,7 @@ def test_it_sees_the_augmented_clip_and_teaches_both_parts(folder: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_on_four_devices_is_that_of_one_and_keeps_the_teacher(folder: Path) -> None:
     """The teacher is sharded with the state."""
     model, taught = with_folder(folder), None
