@@ -201,6 +201,7 @@ _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _check": _FLAGS,
+    "cli/evaluate.py _resolve": "names in the table _USUAL",
     "cli/evaluate_text.py main": _FLAGS,
     "cli/import.py _changed": _FLAGS,
     "cli/import.py _folder": _FLAGS,
