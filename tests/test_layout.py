@@ -229,6 +229,7 @@ CHOSEN = {
     "models/video_ae/config.py Config.__post_init__": _LITERAL,
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/losses.py Adversary.__post_init__": _LITERAL,
+    "models/video_ae/losses.py Teacher.__post_init__": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,
