@@ -214,7 +214,8 @@ def _published(protocol: Protocol) -> str:
         rows.append((one.model, "", *("-" if value is None else str(value) for value in values)))
     return (
         f"\npublished, on {protocol.about}:\n{_table(rows)}\nsource: {protocol.source}\n"
-        "Its programs may crop, average, and compute SSIM and rFVD in slightly different ways."
+        "These were computed by other programs, which may crop, average, and compute SSIM and rFVD "
+        "slightly differently."
     )
 
 
