@@ -201,6 +201,7 @@ _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _check": _FLAGS,
+    "cli/evaluate.py _resolve": "names in the table _USUAL",
     "cli/evaluate_text.py main": _FLAGS,
     "cli/import.py _changed": _FLAGS,
     "cli/import.py _folder": _FLAGS,
@@ -228,6 +229,7 @@ CHOSEN = {
     "models/video_ae/config.py Config.__post_init__": _LITERAL,
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/losses.py Adversary.__post_init__": _LITERAL,
+    "models/video_ae/losses.py Teacher.__post_init__": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,

@@ -2,7 +2,8 @@
 
 SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
 Hugging Face Hub. Autoencoders reconstruct the same clips, the middle of each
-video, and each frame is compared with its original. A language model is
+video, and each frame is compared with its original. --protocol measures as
+published, and prints the published results beside it. A language model is
 measured on a text: jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N]
 prints the pseudo-perplexity or the bits per byte. For the flags of a language
 model, run jaxtrain evaluate SOURCE --help.
@@ -17,6 +18,7 @@ from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, evaluate_text, video_flags
+from jaxtrain.config import overrides
 from jaxtrain.data.video import fixed_clips
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, load, video
@@ -24,8 +26,9 @@ from jaxtrain.inference.compare import Comparison, Measure
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.language_model import CausalModel
+from jaxtrain.inference.protocols import PROTOCOLS, Protocol
 from jaxtrain.interop import hub, weights
-from jaxtrain.models.video_ae import lpips
+from jaxtrain.models.video_ae import i3d, lpips
 from jaxtrain.storage import addresses, atomic
 
 # Optional methods of a model's module (jaxtrain.models), and the class that calls them.
@@ -36,6 +39,7 @@ _OF_TEXT: dict[str, type[MaskedModel] | type[CausalModel]] = {
 _OF_VIDEO = "decode"
 _MOST_SOURCES = 3
 _LETTERS = "ABC"
+_USUAL = {"frames": 16, "height": 256, "width": 256}
 _DIGITS = {"psnr": 3}
 _USUAL_DIGITS = 4
 _UNITS = {"psnr": "psnr (dB)"}
@@ -61,25 +65,23 @@ def main(arguments: list[str]) -> int:
     if flags is None:
         return 0
     _check(flags)
+    protocol = _resolve(flags)
     atomic.check_writable("--json", flags.json)
     measures: Mapping[str, Measure] = compare.MEASURES
     if flags.lpips:
         measures = {**measures, "lpips": lpips.measure(flags.lpips, flags.backbone)}
-    clips = fixed_clips.choose(
-        flags.data,
-        "--data",
-        frames=flags.frames,
-        height=flags.height,
-        width=flags.width,
-        clips=flags.clips,
-        say=_say,
-    )
+    features = None if flags.i3d is None else i3d.measure(flags.i3d)
+    size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
+    if protocol is None:
+        clips = fixed_clips.choose(flags.data, "--data", **size, clips=flags.clips, say=_say)
+    else:
+        clips = fixed_clips.from_the_start(
+            flags.data, "--data", **size, fps=protocol.fps, complete=protocol.complete, say=_say
+        )
     models = [
         video.Autoencoder(source, flags.precision, command="evaluate") for source in flags.sources
     ]
-    meter = compare.Meter(
-        models, measures, frames=flags.frames, height=flags.height, width=flags.width
-    )
+    meter = compare.Meter(models, measures, **size, features=features)
     measured = []
     told = video_flags.Counter(len(clips), "clip")
     for one in meter(clips, _say):
@@ -89,7 +91,10 @@ def main(arguments: list[str]) -> int:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
     found = compare.compare(measured, list(measures))
-    terminal.out(_text(found, [model.source for model in models], flags, meter.compared))
+    rfvd = meter.rfvd()
+    terminal.out(_text(found, [model.source for model in models], flags, meter.compared, rfvd))
+    if protocol is not None:
+        terminal.out(_published(protocol))
     if flags.json:
         content = {
             "sources": [model.source for model in models],
@@ -101,6 +106,8 @@ def main(arguments: list[str]) -> int:
             "precision": flags.precision,
             "versions": versions.line(),
             "metrics": _as_json(found),
+            **({"rfvd": rfvd} if rfvd else {}),
+            **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
@@ -128,12 +135,41 @@ def _check(flags: argparse.Namespace) -> None:
             raise InputError(f"--{name} {value}: use at least 1")
 
 
+def _resolve(flags: argparse.Namespace) -> Protocol | None:
+    """Sets the size of a clip; returns the protocol of ``--protocol``.
+
+    Raises:
+        InputError: an unknown protocol, or flags that it determines.
+    """
+    if flags.protocol is None:
+        for name, value in _USUAL.items():
+            setattr(flags, name, getattr(flags, name) or value)
+        return None
+    protocol = PROTOCOLS.get(flags.protocol)
+    if protocol is None:
+        near = overrides.did_you_mean(flags.protocol, PROTOCOLS)
+        raise InputError(f"--protocol {flags.protocol}: unknown protocol; {near}")
+    for name in (*_USUAL, "clips"):
+        if getattr(flags, name) is not None:
+            raise InputError(
+                f"--{name} {getattr(flags, name)}: --protocol {flags.protocol} determines it; omit "
+                "one of the two"
+            )
+    for name in _USUAL:
+        setattr(flags, name, getattr(protocol, name))
+    return protocol
+
+
 def _say(line: str) -> None:
     terminal.say(line)
 
 
 def _text(
-    found: Comparison, sources: Sequence[str], flags: argparse.Namespace, compared: int
+    found: Comparison,
+    sources: Sequence[str],
+    flags: argparse.Namespace,
+    compared: int,
+    rfvd: Sequence[float],
 ) -> str:
     lines = [
         f"measured on {found.videos} {'video' if found.videos == 1 else 'videos'} "
@@ -146,6 +182,8 @@ def _text(
     for name, estimates in found.estimates.items():
         for letter, one in zip(_LETTERS, estimates, strict=False):
             rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
+    for letter, value in zip(_LETTERS, rfvd, strict=False):
+        rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(found.videos)))
     lines.append(_table(rows))
     if len(sources) > 1:
         rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
@@ -166,6 +204,19 @@ def _text(
             "p: paired t-test and sign-flip test, two-sided, not corrected for multiple tests."
         )
     return "\n".join(lines)
+
+
+def _published(protocol: Protocol) -> str:
+    """Returns the table of published results."""
+    rows: list[tuple[str, ...]] = [("model", "", "psnr (dB)", "ssim", "lpips", "rfvd")]
+    for one in protocol.published:
+        values = (f"{one.psnr:.2f}", one.ssim, one.lpips, one.rfvd)
+        rows.append((one.model, "", *("-" if value is None else str(value) for value in values)))
+    return (
+        f"\npublished, on {protocol.about}:\n{_table(rows)}\nsource: {protocol.source}\n"
+        "These were computed by other programs, which may crop, average, and compute SSIM and rFVD "
+        "slightly differently."
+    )
 
 
 def _numbers(name: str, one: Estimate, sign: str = "") -> tuple[str, str, str]:
@@ -222,9 +273,14 @@ def _parser() -> argparse.ArgumentParser:
         help="an autoencoder; differences between two or three are tested for significance",
     )
     add("--data", metavar="PATH", required=True, help="the videos: a folder, a video, or a list")
-    add("--frames", metavar="N", type=int, default=16, help="frames per clip (default: 16)")
-    add("--height", metavar="N", type=int, default=256, help="clip height, pixels (default: 256)")
-    add("--width", metavar="N", type=int, default=256, help="clip width, pixels (default: 256)")
+    add(
+        "--protocol",
+        metavar="NAME",
+        help=f"measure as published: {' or '.join(PROTOCOLS)}; it determines the clips",
+    )
+    add("--frames", metavar="N", type=int, help="frames per clip (default: 16)")
+    add("--height", metavar="N", type=int, help="clip height, pixels (default: 256)")
+    add("--width", metavar="N", type=int, help="clip width, pixels (default: 256)")
     add(
         "--clips",
         metavar="N",
@@ -243,6 +299,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=command_line.named_file,
         help="state dict of torchvision's AlexNet, if --lpips has only the linear layers",
+    )
+    add(
+        "--i3d",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="also measure rFVD, the Fréchet video distance to the originals, with this state dict "
+        "of pytorch-i3d's InceptionI3d(400)",
     )
     add(
         "--json",

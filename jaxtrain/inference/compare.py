@@ -17,7 +17,7 @@ from flax import nnx
 
 from jaxtrain.data.video.fixed_clips import Clip
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import intervals
+from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import quality
@@ -33,6 +33,10 @@ MEASURES: dict[str, Measure] = {
     "flicker_ratio": quality.flicker_ratio,
 }
 """The standard measures; callers may add others, such as a perceptual distance."""
+Features = Callable[[jax.Array], jax.Array]
+"""Videos, float32 [B, T, H, W, 3] in [0, 1] -> [B, K]."""
+
+_FEATURES = "features"
 _ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
 
@@ -56,6 +60,12 @@ class Measured:
 class Meter:
     """Reconstructs clips with autoencoders and compares each frame with its original.
 
+    Args:
+        models: the autoencoders.
+        measures: name -> measure.
+        frames, height, width: size of a clip.
+        features: of originals and reconstructions, for :meth:`rfvd`; None computes none.
+
     Attributes:
         compared: frames per clip that all models reconstruct; a decoder that drops the first frames
             returns fewer than were encoded.
@@ -72,6 +82,7 @@ class Meter:
         frames: int,
         height: int,
         width: int,
+        features: Features | None = None,
     ) -> None:
         for model in models:
             model.require_whole()
@@ -91,16 +102,19 @@ class Meter:
         ]
         self.compared = min(frames, *decoded)
         self._sources = [model.source for model in models]
+        if features is not None:
+            measures = {**measures, _FEATURES: functools.partial(_of_both, features)}
         self._programs = [_program(model, measures, self.compared) for model in models]
+        self._features: list[list[np.ndarray]] = [[] for _ in models]  # of each clip, [2, K]
 
     def __call__(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
         """Measures each clip; reports and skips unreadable ones."""
         for clip, video in _read(clips, say):
-            found = [program(video[None]) for program in self._programs]
-            values = [
-                {name: float(np.mean(value)) for name, value in one.items()}
-                for one in jax.device_get(found)
-            ]
+            found = jax.device_get([program(video[None]) for program in self._programs])
+            for of_model, one in zip(self._features, found, strict=True):
+                if _FEATURES in one:
+                    of_model.append(one.pop(_FEATURES)[:, 0])
+            values = [{name: float(np.mean(value)) for name, value in one.items()} for one in found]
             self._check_numbers(clip, values)
             defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
             yield Measured(
@@ -108,6 +122,16 @@ class Meter:
                 place=clip.place,
                 values=tuple({name: one[name] for name in defined} for one in values),
             )
+
+    def rfvd(self) -> list[float]:
+        """Returns each model's Fréchet video distance over the measured clips; [] without features.
+
+        Raises:
+            InputError: fewer than two clips were measured.
+        """
+        return [
+            frechet.distance(*np.stack(of_model, axis=1)) for of_model in self._features if of_model
+        ]
 
     def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
         """Raises InputError if a reconstruction has NaN/Inf, which means broken weights."""
@@ -193,6 +217,11 @@ def _measure(
     target = module.timing.target(video)[:, :compared]
     found = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
     return {name: of(target, jnp.clip(found, 0, 1)) for name, of in measures}
+
+
+def _of_both(features: Features, video: jax.Array, other: jax.Array) -> jax.Array:
+    """Returns the features of the originals and of the reconstructions, [2, B, K]."""
+    return jnp.stack([features(video), features(other)])
 
 
 def _read(clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[tuple[Clip, np.ndarray]]:

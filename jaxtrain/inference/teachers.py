@@ -22,11 +22,11 @@ from jaxtrain.data.video.latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
+from jaxtrain.models import wan_vae
 from jaxtrain.storage.atomic import read_json
 
 _DIGITS = 12  # hex digits of the digest in a teacher's name
 _ENCODER = "encoder."
-_TIME_FACTOR = 4  # AutoencoderKLWan: frames per latent after the first, which has one frame
 
 
 def load(
@@ -110,7 +110,7 @@ class Diffusers:
         kind = str(_class_name(folder))
         made = {
             "AutoencoderKLCogVideoX": diffusers.AutoencoderKLCogVideoX,
-            "AutoencoderKLWan": diffusers.AutoencoderKLWan,
+            wan_vae.CLASS: diffusers.AutoencoderKLWan,
         }
         if kind not in made:
             raise InputError(
@@ -133,12 +133,8 @@ class Diffusers:
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
         """See :class:`jaxtrain.data.video.latents.Teacher`."""
         torch = self._torch
-        frames = video_BTHW3.shape[1]
-        if self._kind == "AutoencoderKLWan" and frames % _TIME_FACTOR != 1:
-            raise InputError(
-                f"model.frames={frames}: AutoencoderKLWan needs {_TIME_FACTOR} n + 1 frames; use "
-                f"{(frames - 1) // _TIME_FACTOR * _TIME_FACTOR + 1}"
-            )
+        if self._kind == wan_vae.CLASS:  # it would drop the others without a message
+            video_BTHW3 = video_BTHW3[:, : wan_vae.encoded_frames(video_BTHW3.shape[1])]
         video_BCTHW = np.ascontiguousarray(video_BTHW3.transpose(0, 4, 1, 2, 3))
         found = []
         with torch.inference_mode():

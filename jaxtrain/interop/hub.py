@@ -273,7 +273,7 @@ def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -
         if huggingface.ARRAYS in sizes:
             names = [huggingface.ARRAYS]
         elif huggingface.INDEX in sizes:
-            names = huggingface.parts(index())
+            names = tensor_files.parts(index())
             if missing := [name for name in names if name not in sizes]:
                 raise InputError(
                     f"{named.text}: {huggingface.INDEX} lists {_listed(missing)}, which the "

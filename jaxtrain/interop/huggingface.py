@@ -21,7 +21,7 @@ CARD = "README.md"
 _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
 _DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 ARRAYS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+INDEX = ARRAYS + tensor_files.INDEX
 _PYTORCH = "pytorch_model.bin"
 _WRITTEN = {SETTINGS, CARD, _DESCRIBED, _TOKENS, ARRAYS, "tokenizer.json"}
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
@@ -65,49 +65,18 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     Raises:
         InputError: there are none, or a file is damaged.
     """
-    if (folder / ARRAYS).is_file():  # before an index, as in transformers
-        names = [ARRAYS]
-    elif (folder / INDEX).is_file():
-        names = parts(folder / INDEX)
-    else:
-        names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
-    if not names:
+    paths = tensor_files.of_folder(folder, ARRAYS)
+    if not paths and (folder / _PYTORCH).is_file():
+        paths = [folder / _PYTORCH]
+    if not paths:
         raise InputError(
             f"{folder} has neither {ARRAYS} nor {_PYTORCH}: download the complete folder, or "
             "pass a weights file"
         )
     found: tensor_files.Tensors = {}
-    for name in names:
-        found |= tensor_files.read(folder / name)[0]
+    for path in paths:
+        found |= tensor_files.read(path)[0]
     return found
-
-
-def parts(index: Path) -> list[str]:
-    """Returns the files that an index lists, all in its own folder.
-
-    Raises:
-        InputError: it lists none, or files elsewhere.
-    """
-    try:
-        names = atomic.read_json(index).get("weight_map")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{index} cannot be read: {first_line(error)}") from error
-    if not isinstance(names, dict) or not names:
-        raise InputError(
-            f"{index} lists no files: its weight_map must be an object with file names"
-        )
-    for name in names.values():
-        if (
-            not isinstance(name, str)
-            or Path(name).name != name
-            or not name.isprintable()
-            or not name.endswith(tensor_files.SAFETENSORS)
-        ):
-            raise InputError(
-                f"{index}: its weight_map lists {errors.shown(name)}, but only "
-                f"{tensor_files.SAFETENSORS} files of its own folder are allowed"
-            )
-    return sorted(set(names.values()))
 
 
 def check_target(folder: Path) -> None:

@@ -65,7 +65,7 @@ Any data:
 - ``video``: uint8 [B, T, H, W, 3], RGB frames;
 - ``augment``: float32 [B, 5], factors of brightness, contrast and saturation, hue shift in turns,
   blur sigma in pixels;
-- ``latents``, only if ``model.teacher`` is set: float32 [B, L, h, w, C], the teacher's latents.
+- ``latents``, only if ``model.teacher.prepared``: float32 [B, L, h, w, C], the teacher's latents.
 
 Data sets read their sizes from the model's config, so it needs these attributes:
 
@@ -96,7 +96,7 @@ member                   of       used for
 ``bare``                 Config   loading a trained model without its training-only parts
 ``from_older``           Config   descriptions of models in files of older versions
 ``latent_shape``         Config   ``prepare latents``
-``teacher``, a field     Config   latents in video batches, unless it is None
+``teacher``, a field     Config   latents in video batches, if ``teacher.prepared``
 ``remat``, a field       Config   ``plan --fit`` and ``bench sweep``, which try its other values
 ``to_weights``           Config   ``export``; with ``from_weights``, ``guess``, ``not_in_weights``
 ``to_settings``          Config   folders of transformers; with ``from_settings``, ``model_type``
@@ -116,7 +116,7 @@ Of the config:
   with their own optimizer and clipping, such as a discriminator's, and how ``optim.muon`` treats
   the others.
 - ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files
-  when a new run starts.
+  when a run starts. Checkpoints contain them, and a resumed run needs files with the same values.
 - ``freeze``: a tuple of parts or dotted paths; parameters below them have no gradient and no
   optimizer state, and are replicated, so that they are never communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid

@@ -22,6 +22,10 @@ GATHERED = "gathered_param"
 """Name (`jax.ad_checkpoint.checkpoint_name`) of a parameter that was gathered from its shards."""
 
 
+class Frozen(nnx.Variable[jax.Array]):
+    """A weight that is read from a file and not trained."""
+
+
 class Gathered:
     """Marks an NNX variable that is stored in shards and gathered where it is read."""
 

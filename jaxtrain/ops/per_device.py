@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 Rows = TypeVar("Rows")
 Shared = TypeVar("Shared")
@@ -125,6 +125,19 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
         by_itself, mesh=mesh, in_specs=(over, whole), out_specs=(over, over), check_vma=False
     )(rows, shared)
     return of_rows, jax.tree.map(_sum, parts)
+
+
+def gathered(array: jax.Array) -> jax.Array:
+    """Returns an array that each device has in full, without a gradient.
+
+    A sharded array is gathered in its own dtype: cast it before, and the barrier keeps the compiler
+    from casting after the gather. Nothing happens if the mesh is unknown or has one device.
+    """
+    devices = _devices.get()
+    if devices.mesh is None or devices.mesh.size == 1 or devices.inside:
+        return array
+    shard = lax.optimization_barrier(lax.stop_gradient(array))
+    return lax.with_sharding_constraint(shard, NamedSharding(devices.mesh, PartitionSpec()))
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["mesh"])

@@ -9,7 +9,7 @@ more memory than their file, are rejected before memory is allocated for them.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from jaxtrain.storage import atomic, pytorch_format
 SAFETENSORS = ".safetensors"
 PYTORCH = (".pth", ".pt", ".bin")
 ENDINGS = (SAFETENSORS, *PYTORCH)
+INDEX = ".index.json"
+"""Added to the name of a file that is split into parts: lists them."""
 
 Tensors = dict[str, np.ndarray]
 # safetensors' names of the supported dtypes. 8-bit floats are exact in float32; if they need
@@ -82,15 +84,71 @@ def check_pytorch(path: Path) -> None:
     _torch(path)
 
 
-def read(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """Reads all arrays of a file (floating-point ones as float32), and its metadata.
+def read(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Tensors, dict[str, str]]:
+    """Reads the arrays of a file (floating-point ones as float32), and its metadata.
+
+    Args:
+        path: the file.
+        wanted: whether to read the array with this name; the default reads all.
 
     Raises:
         InputError: the file does not exist, or has other content.
     """
     check_ending(path)
     check_file(path, f"a weights file ({', '.join(ENDINGS)})")
-    return _read_safetensors(path) if path.suffix == SAFETENSORS else (_read_pytorch(path), {})
+    if path.suffix == SAFETENSORS:
+        return _read_safetensors(path, wanted)
+    return {name: array for name, array in _read_pytorch(path).items() if wanted(name)}, {}
+
+
+def of_folder(folder: Path, name: str) -> list[Path]:
+    """Returns the ``.safetensors`` files of a folder of transformers or diffusers.
+
+    Args:
+        folder: the folder.
+        name: the file, or that of which ``NAME.index.json`` lists the parts; the file comes first,
+            as in transformers.
+
+    Returns:
+        The paths, which may not exist; [] if the folder has neither file.
+
+    Raises:
+        InputError: the index is damaged.
+    """
+    if (folder / name).is_file():
+        return [folder / name]
+    index = folder / f"{name}{INDEX}"
+    return [folder / part for part in parts(index)] if index.is_file() else []
+
+
+def parts(index: Path) -> list[str]:
+    """Returns the files that an index lists, all in its own folder.
+
+    Raises:
+        InputError: it lists none, or files elsewhere.
+    """
+    try:
+        names = atomic.read_json(index).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{index} cannot be read: {first_line(error)}") from error
+    if not isinstance(names, dict) or not names:
+        raise InputError(
+            f"{index} lists no files: its weight_map must be an object with file names"
+        )
+    for name in names.values():
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.isprintable()
+            or not name.endswith(SAFETENSORS)
+        ):
+            raise InputError(
+                f"{index}: its weight_map lists {errors.shown(name)}, but only "
+                f"{SAFETENSORS} files of its own folder are allowed"
+            )
+    return sorted(set(names.values()))
 
 
 def check_file(path: Path, wanted: str) -> None:
@@ -208,8 +266,9 @@ def _check_name(path: Path, name: object) -> None:
         raise InputError(f"{path}: {errors.shown(name)} is not a valid array name")
 
 
-def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
-    there, about = places(path)
+def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensors, dict[str, str]]:
+    everything, about = places(path)
+    there = {name: place for name, place in everything.items() if wanted(name)}
     for name, place in there.items():
         if place.code not in _DTYPES:
             raise InputError(

@@ -66,6 +66,7 @@ from jaxtrain.training.state import (
     State,
     abstract_state,
     bytes_per_device,
+    check_extras,
     jit_init,
     parameter_count,
     with_values,
@@ -501,6 +502,7 @@ def _first_state(
         say=say,
     )
     state = restore(start_from, setup.target, verified=True)
+    check_extras(state, _constants(setup.run.model), str(start_from))
     best = resume.best_so_far(saved["best"], setup.run.checkpoint, start_from, directory)
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
@@ -543,13 +545,17 @@ def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
         InputError: the values in a file do not match the model.
     """
     model = setup.run.model
-    constants = model.constants() if hasattr(model, "constants") else {}
+    constants = _constants(model)
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
     return with_values(setup.fresh_state(), params, constants)
+
+
+def _constants(model: Any) -> dict[str, np.ndarray]:
+    return model.constants() if hasattr(model, "constants") else {}
 
 
 def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:

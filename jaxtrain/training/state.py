@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
+from jaxtrain.errors import InputError
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
@@ -233,6 +234,27 @@ def with_values(
     return dataclasses.replace(
         state, params=among(state.params, params), extras=among(state.extras, extras)
     )
+
+
+def check_extras(state: State, extras: Mapping[str, np.ndarray], source: str) -> None:
+    """Checks that a restored state has these values, which it was trained with.
+
+    Args:
+        state: the state.
+        extras: dotted path -> the full array, on each host.
+        source: the checkpoint, for the message.
+
+    Raises:
+        InputError: names the first array that differs.
+    """
+    for name, array in extras.items():
+        for shard in state.extras[name].addressable_shards:
+            held = np.asarray(shard.data)
+            if not np.array_equal(held, np.asarray(array[shard.index], held.dtype)):
+                raise InputError(
+                    f"{source} was trained with other values of {name} than this config's files "
+                    "have: pass the files that the run started with"
+                )
 
 
 def bytes_per_device(target: Any) -> int:

@@ -1,6 +1,8 @@
 """``jaxtrain evaluate`` on videos: correct metrics, and all models on the same clips."""
 
+import dataclasses
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,11 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.cli import evaluate as command
 from jaxtrain.data.video import fixed_clips, packets
 from jaxtrain.errors import InputError
-from jaxtrain.inference import compare, intervals
+from jaxtrain.inference import compare, intervals, protocols
 from jaxtrain.inference import video as autoencoding
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt
-from jaxtrain.models.video_ae import quality
+from jaxtrain.models.video_ae import i3d, quality
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]
@@ -340,3 +342,74 @@ def test_lpips_is_measured_if_weights_are_given(
     assert "LPIPS needs 32 pixels" in capsys.readouterr().err
     assert run(*arguments[:-1], tmp_path / "gone.safetensors") == 2
     assert "gone.safetensors does not exist" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Videos of 20 and 40 numbered frames at 25 and 60 frames per second, and a short one."""
+    folder = tmp_path_factory.mktemp("films")
+    sample_videos.write(folder / "a.mp4", 20, fps=25)
+    sample_videos.write(folder / "b.mp4", 40, fps=60)
+    sample_videos.write(folder / "c.mp4", 5, fps=25)
+    return folder
+
+
+def numbers_of(films: Path, **how: Any) -> list[tuple[str, list[int]]]:
+    size = {"height": sample_videos.HEIGHT, "width": sample_videos.WIDTH}
+    chosen = fixed_clips.from_the_start(str(films), "--data", **size, **how, say=lambda line: None)
+    return [
+        (clip.entry.name, [sample_videos.number_of(image) for image in clip.read()])
+        for clip in chosen
+    ]
+
+
+def test_clips_of_a_complete_video_follow_each_other(films: Path) -> None:
+    """At 30 frames per second: every frame of 25, every second of 60; the last frame repeats."""
+    found = numbers_of(films, frames=17, fps=30, complete=True)
+    assert found == [
+        ("a.mp4", list(range(17))),
+        ("a.mp4", [17, 18, 19] + [19] * 14),
+        ("b.mp4", list(range(0, 34, 2))),
+        ("b.mp4", [34, 36, 38] + [38] * 14),
+        ("c.mp4", [0, 1, 2, 3, 4] + [4] * 12),
+    ]
+
+
+def test_first_clips_begin_at_the_first_frame(films: Path) -> None:
+    found = numbers_of(films, frames=18, fps=None, complete=False)
+    assert found == [("a.mp4", list(range(18))), ("b.mp4", list(range(18)))]
+
+
+@pytest.mark.slow
+def test_a_protocol_prints_the_published_results_and_rfvd(
+    films: Path,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = dataclasses.replace(protocols.PROTOCOLS["mcl-jcv"], height=32, width=32)
+    monkeypatch.setitem(protocols.PROTOCOLS, "mcl-jcv", small)
+    # The network itself is compared with PyTorch elsewhere.
+    mixing = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    monkeypatch.setattr(i3d, "measure", lambda path: lambda video: video.mean((1, 2, 3)) @ mixing)
+    report = tmp_path / "report.json"
+    arguments = [place / "0.safetensors", "--data", films, "--protocol", "mcl-jcv"]
+    assert run(*arguments, "--i3d", tmp_path / "i3d.pt", "--json", report) == 0
+    said = capsys.readouterr().out
+    assert "measured on 3 videos (5 clips of 17 frames, 17 of them compared, 32x32" in said
+    assert "VidTok 4x8x8, 16 channels" in said
+    assert "35.04  0.942  0.047   78.9" in said
+    assert "source: https://github.com/microsoft/VidTok" in said
+    found = json.loads(report.read_text())
+    assert f"rfvd                  A  {found['rfvd'][0]:.2f}" in re.sub(r"A +", "A  ", said)
+    assert found["rfvd"][0] > 0
+    assert found["protocol"]["fps"] == 30
+
+
+def test_a_protocol_determines_the_clips(place: Path) -> None:
+    arguments = [str(place / "0.safetensors"), "--data", str(place / "videos"), "--protocol"]
+    with pytest.raises(InputError, match=r"--frames 8: --protocol mcl-jcv determines it; omit one"):
+        command.main([*arguments, "mcl-jcv", "--frames", "8"])
+    with pytest.raises(InputError, match=r"--protocol mcl: .*; did you mean mcl-jcv"):
+        command.main([*arguments, "mcl"])

@@ -66,7 +66,7 @@ class Config:
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
     splits, an epoch contains each of a file's consecutive clips once, center-cropped and not
-    augmented; model.teacher requires this."""
+    augmented; model.teacher requires this, except with model.teacher.network."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
@@ -172,12 +172,13 @@ class Config:
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""
         found: list[str] = []
-        taught = getattr(model, "teacher", None) is not None
+        taught = _has_prepared_latents(model)
         if taught and self.windows != "fixed":
             found.append(
                 Problem(
                     "model.teacher requires data.windows=fixed, because only fixed clips have a "
-                    "teacher's latents: set --data.windows fixed, or --model.teacher None",
+                    "teacher's latents: set --data.windows fixed, or --model.teacher None, or "
+                    "--model.teacher.network to compute them inside the step",
                     "model.teacher",
                     "data.windows",
                 )
@@ -185,8 +186,8 @@ class Config:
         if self.teacher is not None and not taught:
             found.append(
                 Problem(
-                    f"data.teacher={self.teacher} has no effect while model.teacher is None: set "
-                    "model.teacher, or remove data.teacher",
+                    f"data.teacher={self.teacher} has no effect without model.teacher, or with "
+                    "model.teacher.network: remove data.teacher, or train on prepared latents",
                     "data.teacher",
                     "model.teacher",
                 )
@@ -217,7 +218,7 @@ class Config:
         if wrong := self.problems(model):
             raise InputError(*wrong)
         root = cache.root(self.cache_dir)
-        taught = getattr(model, "teacher", None) is not None
+        taught = _has_prepared_latents(model)
         path = str(scenes.prepare(root, say)) if self.path is None else self.path
         train, bad, folder = self._index(path, "--data.path", model, root, say)
         val_folder = folder
@@ -326,6 +327,11 @@ class Config:
                 f"is too short: it has {entry.info.frames - missing} frames, a clip needs {frames}"
             )
         return None
+
+
+def _has_prepared_latents(model: Any) -> bool:
+    teacher = getattr(model, "teacher", None)
+    return teacher is not None and bool(teacher.prepared)
 
 
 def _report_skipped(bad: list[BadExample], say: Callable[[str], None]) -> None:

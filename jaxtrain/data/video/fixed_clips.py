@@ -19,13 +19,15 @@ from jaxtrain.storage import addresses
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A clip of a video: consecutive frames, in the largest center crop with the target's aspect.
+    """A clip of a video: some frames, in the largest center crop with the target's aspect.
 
     Attributes:
         entry: the file.
         folder: the input's index folder in the cache.
         place: place of the first frame within the possible range, 0 to 1.
         frames, height, width: size of the clip.
+        chosen: which of the intact frames, which may repeat; () takes `frames` consecutive ones
+            from `place` on.
     """
 
     entry: Entry
@@ -34,6 +36,7 @@ class Clip:
     frames: int
     height: int
     width: int
+    chosen: tuple[int, ...] = ()
 
     def read(self) -> np.ndarray:
         """Decodes the clip, uint8 [T, H, W, 3].
@@ -46,13 +49,16 @@ class Clip:
             raise BadExample(self.entry.path, verdict.broken)
         info = self.entry.scanned
         there = np.setdiff1d(np.arange(info.frames), verdict.missing, assume_unique=True)
-        room = len(there) - self.frames
+        needed = max(self.chosen) + 1 if self.chosen else self.frames
+        room = len(there) - needed
         if room < 0:
-            text = f"is too short: it has {len(there)} frames, a clip needs {self.frames}"
+            text = f"is too short: it has {len(there)} frames, a clip needs {needed}"
             raise BadExample(self.entry.path, text)
         first = round(self.place * room)
-        numbers = there[first : first + self.frames].tolist()
-        return unaugmented(self.entry, numbers, self.height, self.width)
+        chosen = self.chosen or tuple(range(first, first + self.frames))
+        different = sorted(set(chosen))
+        images = unaugmented(self.entry, there[different].tolist(), self.height, self.width)
+        return images[np.searchsorted(different, chosen)]
 
 
 def choose(
@@ -78,6 +84,65 @@ def choose(
     Raises:
         InputError: there are no videos, or none can be used.
     """
+    usable, folder = _usable(path, flag, frames, say)
+    count = clips or len(usable)
+    if count < len(usable):
+        usable = [usable[place * len(usable) // count] for place in range(count)]
+    shares = [
+        count * (place + 1) // len(usable) - count * place // len(usable)
+        for place in range(len(usable))
+    ]
+    return [
+        Clip(entry, folder, (number + 0.5) / share, frames, height, width)
+        for entry, share in zip(usable, shares, strict=True)
+        for number in range(share)
+    ]
+
+
+def from_the_start(
+    path: str,
+    flag: str,
+    *,
+    frames: int,
+    height: int,
+    width: int,
+    fps: float | None,
+    complete: bool,
+    say: Callable[[str], None],
+) -> list[Clip]:
+    """Returns the clips of a published protocol (:mod:`jaxtrain.inference.protocols`).
+
+    Args:
+        path: a folder, a video or a list of videos.
+        flag: the option that set the path, for messages.
+        frames, height, width: size of a clip.
+        fps: frame rate of the clips: takes every n-th frame, n = round(a video's rate / fps); None
+            takes every frame.
+        complete: whether to divide the complete video into clips, and to fill the last one by
+            repeating its last frame; otherwise only the first clip is taken.
+        say: prints a message.
+
+    Raises:
+        InputError: there are no videos, or none can be used.
+    """
+    usable, folder = _usable(path, flag, 1 if complete else frames, say)
+    found = []
+    for entry in usable:
+        info = entry.scanned
+        every = max(1, round(info.fps / fps)) if fps else 1
+        taken = list(range(0, info.frames, every))
+        for first in range(0, len(taken) if complete else 1, frames):
+            some = taken[first : first + frames]
+            some += some[-1:] * (frames - len(some))
+            place = some[0] / info.frames
+            found.append(Clip(entry, folder, place, frames, height, width, tuple(some)))
+    return found
+
+
+def _usable(
+    path: str, flag: str, frames: int, say: Callable[[str], None]
+) -> tuple[list[Entry], Path]:
+    """Returns the videos with enough frames, and the input's index folder in the cache."""
     root = cache.root(None)
     found = files.find(path, flag, root, say)
     folder = index.folder_of(path, root)
@@ -97,15 +162,4 @@ def choose(
             f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used (the "
             f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
-    count = clips or len(usable)
-    if count < len(usable):
-        usable = [usable[place * len(usable) // count] for place in range(count)]
-    shares = [
-        count * (place + 1) // len(usable) - count * place // len(usable)
-        for place in range(len(usable))
-    ]
-    return [
-        Clip(entry, folder, (number + 0.5) / share, frames, height, width)
-        for entry, share in zip(usable, shares, strict=True)
-        for number in range(share)
-    ]
+    return usable, folder

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import augment, network, quality, samples
@@ -18,6 +19,7 @@ from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
 from jaxtrain.models.video_ae.lpips import Lpips
+from jaxtrain.models.wan_vae import WanVae
 
 _SAMPLE_CLIPS = 3
 _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
@@ -57,6 +59,8 @@ class VideoAutoencoder(nnx.Module):
         self.remat = config.remat
         self.reconstruction_weight = config.reconstruction_weight
         self.teacher = config.teacher
+        sizes = None if config.teacher is None else config.teacher.sizes(config.latent_channels)
+        self.teacher_network = None if sizes is None else WanVae(sizes, decodes=False)
         self.lpips = None if config.perceptual is None else Lpips()
         self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
         self.adversary = _adversary(config, rngs)
@@ -185,7 +189,7 @@ class VideoAutoencoder(nnx.Module):
         total = self.reconstruction_weight * error
         metrics: Sums = {"reconstruction_loss": (error, weight)}
         if self.teacher is not None:
-            assert seen.taught is not None, "a batch has latents where there is a teacher"
+            assert seen.taught is not None, "there is a teacher"
             far = (jnp.square(seen.encoded - seen.taught).mean((1, 2, 3, 4)) * weight_B).sum()
             total += self.teacher.encoder_weight * far
             metrics["encoder_loss"] = (far, weight)
@@ -214,11 +218,19 @@ class VideoAutoencoder(nnx.Module):
             )
         target = self.timing.target(video_BTHW3)
         encoded = self.encode(video_BTHW3)
-        taught = None if self.teacher is None else batch["latents"]
+        taught = self._taught(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoded = taught if from_teacher and taught is not None else encoded
         found = self.decode(decoded).astype(jnp.float32)
         return _Seen(target, found, encoded.astype(jnp.float32), decoded, taught)
+
+    def _taught(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
+        """Returns the teacher's latents of these frames; None without a teacher."""
+        if self.teacher is None:
+            return None
+        if self.teacher_network is None:
+            return batch["latents"]
+        return lax.stop_gradient(self.teacher_network.encode(video_BTHW3, self._dtype))
 
 
 class _Seen(NamedTuple):

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
+from jaxtrain.models import wan_vae
 from jaxtrain.models.video_ae import (
     adversary,
     augment,
@@ -188,6 +189,8 @@ class Config:
             )
         if self.adversary is not None:
             self._check_adversary(self.adversary)
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
 
     def _check_adversary(self, settings: Adversary) -> None:
         decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
@@ -203,6 +206,39 @@ class Config:
                 f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
                 "or None for the full frame",
                 about="model.adversary.crop",
+            )
+
+    def _check_teacher(self, teacher: Teacher) -> None:
+        """Checks that the teacher's network has latents of the same places and frames."""
+        sizes = teacher.sizes(self.latent_channels)
+        if sizes is None:
+            return
+        if sizes.patch_size != self.patch_size:
+            raise InputError(
+                f"model.patch_size={self.patch_size}: model.teacher.network={teacher.network} has "
+                f"one latent per {sizes.space_factor}x{sizes.space_factor} pixels: set "
+                f"--model.patch_size {sizes.patch_size}",
+                about=("model.patch_size", "model.teacher.network"),
+            )
+
+        def fits(frames: int) -> bool:
+            """Whether both have the same latents, of the frames that are decoded again."""
+            latents = self.timing.latent_frames(frames)
+            taught = (wan_vae.latent_frames(frames), wan_vae.encoded_frames(frames))
+            return taught == (latents, self.timing.decoded(latents))
+
+        if not fits(self.frames):
+            latents = self.timing.latent_frames(self.frames)
+            around = (
+                self.frames + sign * n for n in range(1, self.frames + 32) for sign in (-1, 1)
+            )
+            raise InputError(
+                f"model.frames={self.frames}: model.teacher.network={teacher.network} makes "
+                f"{wan_vae.latent_frames(self.frames)} latents of {self.frames} frames, which "
+                f"cover {wan_vae.encoded_frames(self.frames)} of them; this model makes {latents}, "
+                f"which cover {self.timing.decoded(latents)} (model.time_downscale, model.trim): "
+                f"use --model.frames {next(n for n in around if n > 0 and fits(n))}",
+                about=("model.frames", "model.teacher.network"),
             )
 
     @property
@@ -283,22 +319,43 @@ class Config:
                             "model.perceptual",
                         )
                     )
+        if self.teacher is not None and self.teacher.network is not None:
+            path = self.teacher.weights
+            if path is None or not os.path.isdir(expanded(path)):
+                given = "is not set" if path is None else f"={path}: no such folder"
+                found.append(
+                    Problem(
+                        f"model.teacher.weights{'' if path else ' '}{given}: pass the local folder "
+                        f"of {self.teacher.network}'s autoencoder in diffusers' format, or set "
+                        "--model.teacher None",
+                        "model.teacher.weights",
+                        "model.teacher",
+                    )
+                )
         return found
 
     def constants(self) -> dict[str, np.ndarray]:
-        """Reads the weights of LPIPS, by dotted path in the module.
+        """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
 
         Raises:
             InputError: the files are missing or have other contents.
         """
-        if self.perceptual is None:
-            return {}
-        backbone = self.perceptual.backbone
-        found = lpips.read(
-            expanded(self.perceptual.weights),
-            None if backbone is None else expanded(backbone),
-        )
-        return {f"lpips.{name}": array for name, array in found.items()}
+        found: dict[str, np.ndarray] = {}
+        if self.perceptual is not None:
+            backbone = self.perceptual.backbone
+            of_lpips = lpips.read(
+                expanded(self.perceptual.weights),
+                None if backbone is None else expanded(backbone),
+            )
+            found |= {f"lpips.{name}": array for name, array in of_lpips.items()}
+        sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
+        if self.teacher is not None and sizes is not None:
+            field = "model.teacher.weights"
+            if self.teacher.weights is None:
+                raise InputError(f"{field} is not set: pass the folder of {sizes.version}")
+            of_teacher = wan_vae.read(expanded(self.teacher.weights), sizes, field=field)
+            found |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
+        return found
 
     def optimizer_groups(self) -> dict[str, config.Group]:
         """Returns the group of the discriminator, with its own optimizer and clipping."""
@@ -320,7 +377,7 @@ class Config:
         """Returns the arrays of a batch.
 
         `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
-        [B]. With a teacher also `latents`, float32 [B, L, h, w, C].
+        [B]. With prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
         spec = {
@@ -328,7 +385,7 @@ class Config:
             "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
             "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
         }
-        if self.teacher is not None:
+        if self.teacher is not None and self.teacher.prepared:
             latents = (batch_size, *self.latent_shape)
             spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
         return spec
@@ -349,7 +406,8 @@ class Config:
         count as trained. LPIPS has two forward passes and one
         backward pass without gradients of its weights (3); the discriminator has a forward and
         backward pass of its batch (3), and for the correction two forward passes and one backward
-        pass without gradients of its weights (3).
+        pass without gradients of its weights (3). A teacher's network has one forward pass of its
+        encoder.
         """
         forward, first = self.forward_flops()
         frames = self.timing.decoded(self.timing.latent_frames(self.frames))
@@ -369,6 +427,9 @@ class Config:
             channels = 3 * self.adversary.frames + self.latent_channels
             windows = frames // self.adversary.frames
             total += 6 * windows * adversary.forward_flops(channels, high, wide)
+        sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
+        if sizes is not None:
+            total += sizes.encoder_flops(self.frames, self.height, self.width)
         return total
 
     def encoder_flops(self) -> float:

@@ -8,20 +8,55 @@ import math
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
+from jaxtrain.models import wan_vae
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
     """Latents of another autoencoder as training targets.
-    Computed once, by `jaxtrain prepare latents`.
+    Computed inside the step, or once by `jaxtrain prepare latents`.
     """
 
     encoder_weight: float = 0.1
     """Weight of the mean squared difference between the encoder's latents and the teacher's."""
     decode: bool = False
     """Whether the decoder is trained on the teacher's latents instead of the encoder's."""
+    network: wan_vae.Version | None = None
+    """Autoencoder that computes the latents inside the step, from the same random clips as the
+    model sees: wan2.1 or wan2.2. None uses the latents of fixed clips that `jaxtrain prepare
+    latents` computed."""
+    weights: str | None = None
+    """With network: the local folder of diffusers' AutoencoderKLWan, with a config.json and
+    .safetensors files."""
+    width: int | None = None
+    """With network: channels of its first layer. None uses those of the published weights, 96
+    (wan2.1) or 160 (wan2.2)."""
+
+    @property
+    def prepared(self) -> bool:
+        """Returns whether the latents are read with the clips."""
+        return self.network is None
+
+    def sizes(self, latent_channels: int) -> wan_vae.Architecture | None:
+        """Returns the sizes of the network; None without one."""
+        if self.network is None:
+            return None
+        usual = wan_vae.VERSIONS[self.network]
+        return dataclasses.replace(
+            usual, latent_channels=latent_channels, width=self.width or usual.width
+        )
 
     def __post_init__(self) -> None:
+        for name in ("weights", "width"):
+            if self.network is None and getattr(self, name) is not None:
+                raise InputError(
+                    f"model.teacher.{name}={getattr(self, name)} has no effect without "
+                    "model.teacher.network: set --model.teacher.network "
+                    f"{' or '.join(wan_vae.VERSIONS)}",
+                    about=(f"model.teacher.{name}", "model.teacher.network"),
+                )
+        if self.width is not None:
+            bounds.whole("model.teacher.width", self.width, 4096)
         if not 0 <= self.encoder_weight < math.inf:
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight}: use 0 or more",

@@ -17,6 +17,7 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain.errors import InputError
+from jaxtrain.ops.layers import Frozen
 from jaxtrain.storage import tensor_files
 
 LEAST_SIDE = 32
@@ -33,10 +34,6 @@ _LAYERS = (
     (3, 1, 1, 384, 256, False, "features.8", "net.slice4.8"),
     (3, 1, 1, 256, 256, False, "features.10", "net.slice5.10"),
 )
-
-
-class Frozen(nnx.Variable[jax.Array]):
-    """A weight that is not trained."""
 
 
 class Lpips(nnx.Module):

@@ -17,7 +17,7 @@ SHAPE = (2, 8, 12, 3)
 MODEL = types.SimpleNamespace(
     frames=6, height=sample.HEIGHT, width=sample.WIDTH, teacher=None, latent_shape=SHAPE
 )
-TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "teacher": "a section"})
+TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "teacher": types.SimpleNamespace(prepared=True)})
 
 
 class Means:

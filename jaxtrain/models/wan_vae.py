@@ -1,0 +1,698 @@
+"""Wan's video autoencoders, versions 2.1 and 2.2: diffusers' ``AutoencoderKLWan``.
+
+A video of 4 n + 1 frames becomes n + 1 latents: the first frame alone, then four frames each. All
+convolutions are causal. The networks are not trained here: they teach others (:mod:`.video_ae`).
+
+``step`` processes the next frames of a video with the memory that the frames before it left. None
+is the memory before the first frame. So one step with all frames equals diffusers' loop, the first
+frame and then four at a time, which needs less memory (:meth:`WanVae.encode`).
+
+A causal convolution stacks each frame and the frames before it as input channels of a convolution
+of single frames: XLA gives cuDNN 3D convolutions in NCDHW layout, which Tensor Cores do not take.
+
+Shapes: B clips, T frames, H height, W width, C channels, layout BTHWC; L latents in time, h x w in
+space, Z latent channels.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from jaxtrain import errors
+from jaxtrain.errors import InputError
+from jaxtrain.ops import per_device
+from jaxtrain.ops.layers import Frozen, einsum_float32
+from jaxtrain.storage import atomic, tensor_files
+
+CLASS = "AutoencoderKLWan"
+"""The class in the config.json of a folder."""
+SETTINGS = "config.json"
+ARRAYS = "diffusion_pytorch_model.safetensors"
+TIME_FACTOR = 4
+"""Frames per latent after the first, which has one frame."""
+
+Version = Literal["wan2.1", "wan2.2"]
+_MULTIPLES = (1, 2, 4, 4)
+_BLOCKS = 2
+_TIME = (False, True, True)  # whether a halving of the height and width also halves the frames
+_SPACE_FACTOR = 2 ** len(_TIME)
+_EPSILON = 1e-12
+_ENCODING = ("encoder.", "quant_conv.")
+_LISTED = 4
+
+Memory = Any
+"""What the frames before leave for a layer: nested tuples of arrays. None is before the first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The sizes of a network.
+
+    Attributes:
+        width: channels of the encoder's first layer (base_dim in diffusers).
+        decoder_width: of the decoder's last layer (decoder_base_dim).
+        latent_channels: channels of a latent (z_dim).
+        patch_size: side of the square patches that become channels (pixels).
+        residual: whether blocks that change the size have a skip, as in 2.2 (is_residual).
+    """
+
+    width: int = 96
+    decoder_width: int = 96
+    latent_channels: int = 16
+    patch_size: int = 1
+    residual: bool = False
+
+    @property
+    def space_factor(self) -> int:
+        """Returns the pixels per latent along a side."""
+        return _SPACE_FACTOR * self.patch_size
+
+    @property
+    def version(self) -> Version:
+        """Returns the version with this kind of blocks."""
+        return "wan2.2" if self.residual else "wan2.1"
+
+    def encoder_flops(self, frames: int, height: int, width: int) -> float:
+        """Counts the floating-point operations to encode one clip.
+
+        An output value of a convolution costs `2 * taps * inputs`; a frame's attention over P
+        pixels costs `4 * P^2 * channels`. The rest is bound by memory bandwidth.
+        """
+        t = encoded_frames(frames)
+        pixels = height * width // self.patch_size**2
+        total = 27.0 * t * pixels * 3 * self.patch_size**2 * self.width
+        inputs = self.width
+        for number, multiple in enumerate(_MULTIPLES):
+            outputs = multiple * self.width
+            for _ in range(_BLOCKS):
+                shortcut = inputs * outputs if inputs != outputs else 0
+                total += t * pixels * (27 * (inputs + outputs) * outputs + shortcut)
+                inputs = outputs
+            if number < len(_TIME):
+                pixels //= 4
+                total += 9 * t * pixels * outputs**2
+                if _TIME[number]:
+                    t = (t + 1) // 2
+                    total += 3 * (t - 1) * pixels * outputs**2
+        total += t * pixels * (4 * 27 + 4) * inputs**2 + 2.0 * t * pixels**2 * inputs
+        doubled = 2 * self.latent_channels
+        total += t * pixels * (27 * inputs * doubled + doubled**2)
+        return 2 * total
+
+
+VERSIONS: dict[Version, Architecture] = {
+    "wan2.1": Architecture(),
+    "wan2.2": Architecture(
+        width=160, decoder_width=256, latent_channels=48, patch_size=2, residual=True
+    ),
+}
+
+
+def latent_frames(frames: int) -> int:
+    """Returns the number of latents of `frames` frames; the rest of the division is not encoded."""
+    return 1 + (frames - 1) // TIME_FACTOR
+
+
+def encoded_frames(frames: int) -> int:
+    """Returns how many of `frames` frames are encoded: 4 n + 1, as in diffusers."""
+    return 1 + TIME_FACTOR * (latent_frames(frames) - 1)
+
+
+def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> Frozen:
+    """Returns zeros; `theirs` is the shape in diffusers, or None for no array of a weights file."""
+    return Frozen(jnp.zeros(shape), theirs=theirs)
+
+
+def _read(weight: Frozen, dtype: jnp.dtype) -> jax.Array:
+    """Casts before the gather, so that the devices communicate the smaller dtype."""
+    return per_device.gathered(weight[...].astype(dtype))
+
+
+class Conv(nnx.Module):
+    """Convolution with a bias.
+
+    Args:
+        inputs: channels.
+        outputs: channels.
+        taps: (rows, columns) or (frames, rows, columns) of the kernel. Of several frames, the
+            current one is the last; rows and columns are 1 or 3.
+    """
+
+    def __init__(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> None:
+        *time, rows, columns = taps
+        self.frames = time[0] if time else 1
+        self.kernel = _frozen(
+            rows, columns, self.frames * inputs, outputs, theirs=(outputs, inputs, *taps)
+        )
+        self.bias = _frozen(outputs, theirs=(outputs,))
+
+    def __call__(self, x_BTHWC: jax.Array, stride: int = 1) -> jax.Array:
+        """Convolves frames that are already stacked (:func:`_stacked`).
+
+        Args:
+            x_BTHWC: [B, T, H, W, frames * inputs].
+            stride: 2 adds the border of zeros only on the right and below, as diffusers does.
+        """
+        kernel = _read(self.kernel, x_BTHWC.dtype)
+        bias = _read(self.bias, x_BTHWC.dtype).reshape(1, 1, 1, 1, -1)
+        if kernel.shape[:2] == (1, 1):
+            return x_BTHWC @ kernel[0, 0] + bias
+        b, t, *hwc = x_BTHWC.shape
+        border = (0, 1) if stride == 2 else (1, 1)
+        y_NHWC = lax.conv_general_dilated(
+            x_BTHWC.reshape(b * t, *hwc),
+            kernel,
+            window_strides=(stride, stride),
+            padding=(border, border),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return y_NHWC.reshape(b, t, *y_NHWC.shape[1:]) + bias
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Convolves each frame with those before it; zeros before the first."""
+        b, _, *hwc = x_BTHWC.shape
+        before = self.frames - 1
+        past = jnp.zeros((b, before, *hwc), x_BTHWC.dtype) if memory is None else memory
+        x = jnp.concatenate([past, x_BTHWC], axis=1)
+        return self(_stacked(x, self.frames)), x[:, -before:]
+
+
+def _stacked(x_BTHWC: jax.Array, count: int, stride: int = 1) -> jax.Array:
+    """Stacks every `stride`-th run of successive frames as channels, the oldest frame first."""
+    runs = (x_BTHWC.shape[1] - count) // stride + 1
+    parts = [x_BTHWC[:, first : first + runs * stride : stride] for first in range(count)]
+    return jnp.concatenate(parts, axis=-1)
+
+
+class Norm(nnx.Module):
+    """Scales each pixel's channels to a root mean square of 1, then by a factor per channel.
+
+    Args:
+        channels: the number.
+        ones: dimensions of size 1 after the channels in diffusers' array.
+    """
+
+    def __init__(self, channels: int, ones: int = 3) -> None:
+        self.gamma = _frozen(channels, theirs=(channels,) + (1,) * ones)
+
+    def __call__(self, x_BTHWC: jax.Array, activate: bool = True) -> jax.Array:
+        """Normalizes, and applies SiLU; float32 inside."""
+        x = x_BTHWC.astype(jnp.float32)
+        length = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
+        gamma = self.gamma[...].reshape(1, 1, 1, 1, -1)
+        x = x / jnp.maximum(length, _EPSILON) * (math.sqrt(x.shape[-1]) * gamma)
+        return (jax.nn.silu(x) if activate else x).astype(x_BTHWC.dtype)
+
+
+class ResidualBlock(nnx.Module):
+    """Two causal convolutions and a skip."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.norm1 = Norm(inputs)
+        self.conv1 = Conv(inputs, outputs, (3, 3, 3))
+        self.norm2 = Norm(outputs)
+        self.conv2 = Conv(outputs, outputs, (3, 3, 3))
+        self.conv_shortcut = None if inputs == outputs else Conv(inputs, outputs, (1, 1, 1))
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, inputs] to [B, T, H, W, outputs]."""
+        of_first, of_second = memory or (None, None)
+        y, first = self.conv1.step(self.norm1(x_BTHWC), of_first)
+        y, second = self.conv2.step(self.norm2(y), of_second)
+        skipped = x_BTHWC if self.conv_shortcut is None else self.conv_shortcut(x_BTHWC)
+        return y + skipped, (first, second)
+
+
+class Attention(nnx.Module):
+    """Attention among the pixels of each frame, with one head."""
+
+    def __init__(self, channels: int) -> None:
+        self.norm = Norm(channels, ones=2)
+        self.to_qkv = Conv(channels, 3 * channels, (1, 1))
+        self.proj = Conv(channels, channels, (1, 1))
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """Maps [B, T, H, W, C] to the same shape; softmax in float32."""
+        b, t, h, w, c = x_BTHWC.shape
+        qkv = self.to_qkv(self.norm(x_BTHWC, activate=False)).reshape(b * t, h * w, 3 * c)
+        q, k, v = jnp.split(qkv, 3, axis=-1)
+        scores = einsum_float32("npc,nqc->npq", q, k) / math.sqrt(c)
+        y = jax.nn.softmax(scores, axis=-1).astype(v.dtype) @ v
+        return x_BTHWC + self.proj(y.reshape(b, t, h, w, c))
+
+
+class Middle(nnx.Module):
+    """The blocks at the smallest size."""
+
+    def __init__(self, channels: int) -> None:
+        self.resnets = nnx.List([ResidualBlock(channels, channels) for _ in range(2)])
+        self.attentions = nnx.List([Attention(channels)])
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, C] to the same shape."""
+        of_first, of_second = memory or (None, None)
+        x, first = self.resnets[0].step(x_BTHWC, of_first)
+        x, second = self.resnets[1].step(self.attentions[0](x), of_second)
+        return x, (first, second)
+
+
+class Down(nnx.Module):
+    """Halves the height and width, and with `time` the frames after the first."""
+
+    def __init__(self, channels: int, time: bool) -> None:
+        self.resample = Conv(channels, channels, (3, 3))
+        self.time_conv = Conv(channels, channels, (3, 1, 1)) if time else None
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, C] to [B, T', H / 2, W / 2, C]."""
+        x = self.resample(x_BTHWC, stride=2)
+        if self.time_conv is None:
+            return x, ()
+        with_last = x if memory is None else jnp.concatenate([memory, x], axis=1)
+        halved = self.time_conv(_stacked(with_last, 3, stride=2))
+        y = jnp.concatenate([x[:, :1], halved], axis=1) if memory is None else halved
+        return y, x[:, -1:]
+
+
+class Up(nnx.Module):
+    """Doubles the height and width, and with `time` the frames after the first."""
+
+    def __init__(self, inputs: int, outputs: int, time: bool) -> None:
+        self.resample = Conv(inputs, outputs, (3, 3))
+        self.time_conv = Conv(inputs, 2 * inputs, (3, 1, 1)) if time else None
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, inputs] to [B, T', 2 H, 2 W, outputs]."""
+        x, left = x_BTHWC, ()
+        if self.time_conv is not None:
+            # The first frame of a video stays one, and the others do not see it.
+            alone, rest = (x[:, :1], x[:, 1:]) if memory is None else (x[:, :0], x)
+            grown, left = self.time_conv.step(rest, memory)
+            b, t, h, w, c = rest.shape
+            grown = grown.reshape(b, t, h, w, 2, c).transpose(0, 1, 4, 2, 3, 5)
+            x = jnp.concatenate([alone, grown.reshape(b, 2 * t, h, w, c)], axis=1)
+        return self.resample(jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3)), left
+
+
+class DownBlock(nnx.Module):
+    """Blocks of 2.2's encoder, with a skip over all of them."""
+
+    def __init__(self, inputs: int, outputs: int, *, space: int, time: int) -> None:
+        blocks = [(inputs, outputs)] + [(outputs, outputs)] * (_BLOCKS - 1)
+        self.resnets = nnx.List([ResidualBlock(*pair) for pair in blocks])
+        self.downsampler = None if space == 1 else Down(outputs, time == 2)
+        self.outputs, self.space, self.time = outputs, space, time
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, inputs] to [B, T', H / space, W / space, outputs]."""
+        layers = [*self.resnets, *([] if self.downsampler is None else [self.downsampler])]
+        x, left = _run(layers, x_BTHWC, memory)
+        return x + self._skip(x_BTHWC), left
+
+    def _skip(self, x_BTHWC: jax.Array) -> jax.Array:
+        """Averages the values of a group of frames and a square of pixels over channels.
+
+        A first frame is the second of its group, after one of zeros.
+        """
+        x = jnp.pad(x_BTHWC, ((0, 0), (-x_BTHWC.shape[1] % self.time, 0), *((0, 0),) * 3))
+        b, t, h, w, c = x.shape
+        time, side = self.time, self.space
+        x = x.reshape(b, t // time, time, h // side, side, w // side, side, c)
+        x = x.transpose(0, 1, 3, 5, 7, 2, 4, 6)
+        grouped = x.reshape(b, t // time, h // side, w // side, self.outputs, -1)
+        return grouped.mean(-1, dtype=jnp.float32).astype(x.dtype)
+
+
+class UpBlock(nnx.Module):
+    """Blocks of the decoder; in 2.2 with a skip over all of them if they enlarge the frames."""
+
+    def __init__(self, inputs: int, outputs: int, *, space: int, time: int, residual: bool) -> None:
+        blocks = [(inputs, outputs)] + [(outputs, outputs)] * _BLOCKS
+        self.resnets = nnx.List([ResidualBlock(*pair) for pair in blocks])
+        self.outputs, self.time = outputs, time
+        self.upsampler = Up(outputs, outputs, time == 2) if residual and space == 2 else None
+        below = [Up(outputs, outputs // 2, time == 2)] if not residual and space == 2 else []
+        self.upsamplers = nnx.List(below)
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, T, H, W, inputs] to [B, T', H * space, W * space, outputs]."""
+        if self.upsampler is None:
+            return _run([*self.resnets, *self.upsamplers], x_BTHWC, memory)
+        x, left = _run([*self.resnets, self.upsampler], x_BTHWC, memory)
+        return x + self._skip(x_BTHWC, first=memory is None), left
+
+    def _skip(self, x_BTHWC: jax.Array, first: bool) -> jax.Array:
+        """Spreads channels over a group of frames and a square of pixels, each repeated.
+
+        A first frame becomes only the last of its group.
+        """
+        b, t, h, w, c = x_BTHWC.shape
+        repeats = self.outputs * self.time * 4 // c
+        x = jnp.repeat(x_BTHWC, repeats, axis=-1)
+        x = x.reshape(b, t, h, w, self.outputs, self.time, 2, 2)
+        x = x.transpose(0, 1, 5, 2, 6, 3, 7, 4)
+        x = x.reshape(b, t * self.time, 2 * h, 2 * w, self.outputs)
+        return x[:, self.time - 1 :] if first else x
+
+
+def _run(layers: Sequence[Any], x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+    left = []
+    for number, layer in enumerate(layers):
+        x_BTHWC, kept = layer.step(x_BTHWC, None if memory is None else memory[number])
+        left.append(kept)
+    return x_BTHWC, tuple(left)
+
+
+class Encoder(nnx.Module):
+    """Patches of pixels -> means and log variances of latents, before ``quant_conv``."""
+
+    def __init__(self, sizes: Architecture) -> None:
+        widths = [sizes.width * multiple for multiple in (1, *_MULTIPLES)]
+        self.conv_in = Conv(3 * sizes.patch_size**2, widths[0], (3, 3, 3))
+        stages: list[Any] = []
+        for number, pair in enumerate(itertools.pairwise(widths)):
+            last = number == len(_TIME)
+            time = not last and _TIME[number]
+            if sizes.residual:
+                stages.append(DownBlock(*pair, space=1 if last else 2, time=2 if time else 1))
+                continue
+            stages += [ResidualBlock(*pair), ResidualBlock(pair[1], pair[1])]
+            stages += [] if last else [Down(pair[1], time)]
+        self.down_blocks = nnx.List(stages)
+        self.mid_block = Middle(widths[-1])
+        self.norm_out = Norm(widths[-1])
+        self.conv_out = Conv(widths[-1], 2 * sizes.latent_channels, (3, 3, 3))
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, 4 n + 1, H, W, C] to [B, n + 1, H / 8, W / 8, 2 Z]; later 4 n to n."""
+        body, of_head = memory or (None, None)
+        x, left = _run([self.conv_in, *self.down_blocks, self.mid_block], x_BTHWC, body)
+        x, of_head = self.conv_out.step(self.norm_out(x), of_head)
+        return x, (left, of_head)
+
+
+class Decoder(nnx.Module):
+    """Latents after ``post_quant_conv`` -> patches of pixels."""
+
+    def __init__(self, sizes: Architecture) -> None:
+        widths = [sizes.decoder_width * multiple for multiple in (*_MULTIPLES, _MULTIPLES[-1])]
+        widths.reverse()
+        self.conv_in = Conv(sizes.latent_channels, widths[0], (3, 3, 3))
+        self.mid_block = Middle(widths[0])
+        stages = []
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+            last = number == len(_TIME)
+            time = not last and _TIME[::-1][number]
+            halved = number > 0 and not sizes.residual  # by the upsampler before
+            stages.append(
+                UpBlock(
+                    inputs // 2 if halved else inputs,
+                    outputs,
+                    space=1 if last else 2,
+                    time=2 if time else 1,
+                    residual=sizes.residual,
+                )
+            )
+        self.up_blocks = nnx.List(stages)
+        self.norm_out = Norm(widths[-1])
+        self.conv_out = Conv(widths[-1], 3 * sizes.patch_size**2, (3, 3, 3))
+
+    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Maps [B, n + 1, h, w, Z] to [B, 4 n + 1, 8 h, 8 w, C]; later n to 4 n."""
+        body, of_head = memory or (None, None)
+        x, left = _run([self.conv_in, self.mid_block, *self.up_blocks], x_BTHWC, body)
+        x, of_head = self.conv_out.step(self.norm_out(x), of_head)
+        return x, (left, of_head)
+
+
+class WanVae(nnx.Module):
+    """The autoencoder, with weights of zero until :func:`read` reads the real ones.
+
+    Args:
+        sizes: the sizes.
+        decodes: whether it has a decoder; a teacher needs none.
+    """
+
+    def __init__(self, sizes: Architecture, *, decodes: bool = True) -> None:
+        channels = sizes.latent_channels
+        self.patch_size = sizes.patch_size
+        self.encoder = Encoder(sizes)
+        self.quant_conv = Conv(2 * channels, 2 * channels, (1, 1, 1))
+        self.decoder = Decoder(sizes) if decodes else None
+        self.post_quant_conv = Conv(channels, channels, (1, 1, 1)) if decodes else None
+        self.latents_mean = _frozen(channels, theirs=None)
+        self.latents_std = Frozen(jnp.ones(channels), theirs=None)
+
+    def encode(
+        self, video_BTHW3: jax.Array, dtype: jnp.dtype, *, at_once: bool = True
+    ) -> jax.Array:
+        """Encodes a video to the modes of its latents, normalized as a diffusion model sees them.
+
+        Args:
+            video_BTHW3: in [0, 1]; frames beyond 4 n + 1 are not encoded, as in diffusers.
+            dtype: of the computation.
+            at_once: False encodes the first frame and then four at a time.
+
+        Returns:
+            float32 [B, n + 1, h, w, Z].
+        """
+        video = video_BTHW3[:, : encoded_frames(video_BTHW3.shape[1])]
+        x = _patches((2 * video - 1).astype(dtype), self.patch_size)
+        sizes = [x.shape[1]] if at_once else [1] + [TIME_FACTOR] * (x.shape[1] // TIME_FACTOR)
+        moments = self.quant_conv(_in_parts(self.encoder.step, x, sizes))
+        mean, _ = jnp.split(moments.astype(jnp.float32), 2, axis=-1)
+        return (mean - self._shift()) / self._scale()
+
+    def decode(
+        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, at_once: bool = True
+    ) -> jax.Array:
+        """Decodes normalized latents to float32 [B, 4 L - 3, H, W, 3] in [0, 1].
+
+        Args:
+            latents_BLhwZ: as from :meth:`encode`.
+            dtype: of the computation.
+            at_once: False decodes one latent after the other.
+        """
+        assert self.decoder is not None
+        assert self.post_quant_conv is not None
+        latents = (latents_BLhwZ * self._scale() + self._shift()).astype(dtype)
+        x = self.post_quant_conv(latents)
+        sizes = [x.shape[1]] if at_once else [1] * x.shape[1]
+        frames = _in_parts(self.decoder.step, x, sizes)
+        return (jnp.clip(_pixels(frames.astype(jnp.float32), self.patch_size), -1, 1) + 1) / 2
+
+    def _shift(self) -> jax.Array:
+        return self.latents_mean[...].reshape(1, 1, 1, 1, -1)
+
+    def _scale(self) -> jax.Array:
+        return self.latents_std[...].reshape(1, 1, 1, 1, -1)
+
+
+def _in_parts(
+    step: Callable[[jax.Array, Memory], tuple[jax.Array, Memory]],
+    x_BTHWC: jax.Array,
+    sizes: Sequence[int],
+) -> jax.Array:
+    """Steps through the frames of a video, `sizes` frames at a time."""
+    memory, found, first = None, [], 0
+    for size in sizes:
+        y, memory = step(x_BTHWC[:, first : first + size], memory)
+        found.append(y)
+        first += size
+    return jnp.concatenate(found, axis=1)
+
+
+def _patches(x_BTHWC: jax.Array, side: int) -> jax.Array:
+    """Moves squares of pixels to channels (color, column, row): [B, T, H / P, W / P, C P P]."""
+    b, t, h, w, c = x_BTHWC.shape
+    x = x_BTHWC.reshape(b, t, h // side, side, w // side, side, c)
+    return x.transpose(0, 1, 2, 4, 6, 5, 3).reshape(b, t, h // side, w // side, -1)
+
+
+def _pixels(x_BTHWC: jax.Array, side: int) -> jax.Array:
+    """Inverts :func:`_patches`."""
+    b, t, h, w, c = x_BTHWC.shape
+    x = x_BTHWC.reshape(b, t, h, w, c // side**2, side, side)
+    return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(b, t, h * side, w * side, -1)
+
+
+def names(sizes: Architecture, *, decodes: bool) -> dict[str, tuple[str, Frozen]]:
+    """Returns name in diffusers -> (dotted path in :class:`WanVae`, abstract array)."""
+    module = nnx.eval_shape(lambda: WanVae(sizes, decodes=decodes))
+    found = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(module, Frozen)):
+        if leaf.get_metadata()["theirs"] is not None:
+            ours = ".".join(map(str, path))
+            theirs = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")
+            found[theirs] = (ours, leaf)
+    return found
+
+
+def read(
+    folder: Path, sizes: Architecture, *, decodes: bool = False, field: str
+) -> dict[str, np.ndarray]:
+    """Reads a folder of diffusers: config.json, and safetensors files.
+
+    Args:
+        folder: the folder.
+        sizes: of the network; the decoder's do not matter without `decodes`.
+        decodes: whether to read the decoder, too.
+        field: the config field with the folder, for messages.
+
+    Returns:
+        Dotted path in :class:`WanVae` -> float32 array.
+
+    Raises:
+        InputError: the folder has another network, lacks arrays, or has unknown ones.
+    """
+    what = f"{field}={folder}"
+    settings = _settings(folder, what)
+    _check_sizes(settings, sizes, decodes, what)
+    found = {
+        name: _statistics(settings, name, sizes.latent_channels, what)
+        for name in ("latents_mean", "latents_std")
+    }
+    if not (found["latents_std"] > 0).all():
+        raise InputError(f"{what}: latents_std in its {SETTINGS} has values of 0 or less")
+    paths = tensor_files.of_folder(folder, ARRAYS)
+    if not paths:
+        raise InputError(
+            f"{what} has no weights: it lacks {ARRAYS} and {ARRAYS}{tensor_files.INDEX}; pass a "
+            "folder with one of them (pickled files, such as .bin, are not read)"
+        )
+    tensors: dict[str, np.ndarray] = {}
+    for path in paths:
+        tensors |= tensor_files.read(path, lambda name: decodes or name.startswith(_ENCODING))[0]
+    known = names(sizes, decodes=decodes)
+    _check_arrays(tensors, known, what)
+    return found | {
+        ours: _converted(tensors[theirs], leaf.shape) for theirs, (ours, leaf) in known.items()
+    }
+
+
+def _converted(tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Converts diffusers' layout, [out, in, (frames,) rows, columns] for kernels."""
+    if tensor.ndim == 5:
+        tensor = tensor.transpose(3, 4, 2, 1, 0)
+    elif tensor.ndim == 4:
+        tensor = tensor.transpose(2, 3, 1, 0)
+    return np.ascontiguousarray(tensor.reshape(shape), np.float32)
+
+
+def _settings(folder: Path, what: str) -> Mapping[str, Any]:
+    path = folder / SETTINGS
+    if not path.is_file():
+        below = folder / "vae"
+        near = f"pass {below}" if (below / SETTINGS).is_file() else f"pass a folder of {CLASS}"
+        raise InputError(f"{what} has no {SETTINGS}: {near}")
+    try:
+        settings = atomic.read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{what}: its {SETTINGS} cannot be read: {error}") from error
+    kind = settings.get("_class_name")
+    if kind != CLASS:
+        raise InputError(f"{what} has the class {errors.shown(kind)}: pass a folder of {CLASS}")
+    return settings
+
+
+def _check_sizes(
+    settings: Mapping[str, Any], sizes: Architecture, decodes: bool, what: str
+) -> None:
+    """Compares the settings of a folder with the expected network.
+
+    Raises:
+        InputError: names each setting that differs, and the config fields that fit the folder.
+    """
+    base = settings.get("base_dim", 96)
+    found = {
+        "is_residual": settings.get("is_residual", False),
+        "patch_size": settings.get("patch_size") or 1,
+        "z_dim": settings.get("z_dim", 16),
+        "base_dim": base,
+        "decoder_base_dim": settings.get("decoder_base_dim") or base,
+        "dim_mult": settings.get("dim_mult", list(_MULTIPLES)),
+        "num_res_blocks": settings.get("num_res_blocks", _BLOCKS),
+        "temperal_downsample": settings.get("temperal_downsample", list(_TIME)),
+        "attn_scales": settings.get("attn_scales", []),
+    }
+    wanted = {
+        "is_residual": sizes.residual,
+        "patch_size": sizes.patch_size,
+        "z_dim": sizes.latent_channels,
+        "base_dim": sizes.width,
+        "decoder_base_dim": sizes.decoder_width if decodes else found["decoder_base_dim"],
+        "dim_mult": list(_MULTIPLES),
+        "num_res_blocks": _BLOCKS,
+        "temperal_downsample": list(_TIME),
+        "attn_scales": [],
+    }
+    wrong = [
+        f"{name} {errors.shown(found[name])} instead of {wanted[name]}"
+        for name in wanted
+        if found[name] != wanted[name]
+    ]
+    if not wrong:
+        return
+    near = next(
+        (
+            f"--model.teacher.network {version} --model.latent_channels {one.latent_channels} "
+            f"--model.patch_size {one.patch_size}"
+            for version, one in VERSIONS.items()
+            if (one.residual, one.patch_size, one.latent_channels, one.width)
+            == tuple(found[name] for name in ("is_residual", "patch_size", "z_dim", "base_dim"))
+        ),
+        f"the folder of {sizes.version}'s autoencoder",
+    )
+    raise InputError(f"{what} has another network ({', '.join(wrong)}): pass {near}")
+
+
+def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:
+    """Returns latents_mean or latents_std of a folder."""
+    values = settings.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(one, int | float) and math.isfinite(one) for one in values)
+    ):
+        raise InputError(f"{what}: {name} in its {SETTINGS} is not a list of {count} numbers")
+    return np.array(values, np.float32)
+
+
+def _check_arrays(
+    tensors: Mapping[str, np.ndarray], known: Mapping[str, tuple[str, Frozen]], what: str
+) -> None:
+    """Compares names and shapes.
+
+    Raises:
+        InputError: lists arrays that are missing, unknown or misshapen.
+    """
+    tensor_files.check_real(tensors, what)
+    shapes = {name: leaf.get_metadata()["theirs"] for name, (_, leaf) in known.items()}
+    complaints = {
+        "missing": [name for name in shapes if name not in tensors],
+        "unknown": [name for name in tensors if name not in shapes],
+        "misshapen": [
+            f"{name} {tensors[name].shape} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in tensors and tensors[name].shape != shape
+        ],
+    }
+    text = "; ".join(
+        f"{word}: {', '.join(names[:_LISTED])}"
+        + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        for word, names in complaints.items()
+        if names
+    )
+    if text:
+        raise InputError(
+            f"{what}: its weights do not fit its {SETTINGS}; {text}: download the folder again"
+        )

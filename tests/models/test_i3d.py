@@ -1,0 +1,61 @@
+"""Tests I3D against the published network, on reproducible random weights."""
+
+from pathlib import Path
+from typing import Any
+
+import i3d_weights
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtrain.errors import InputError
+from jaxtrain.models.video_ae import i3d
+from jaxtrain.storage import tensor_files
+
+# The first three logits, computed by tests/interop/torch_i3d.py with PyTorch on the same weights
+# and clips.
+WANTED = ((1.0731908, -2.6937132, -0.4476384), (1.0107688, -3.0202997, -0.8283260))
+
+
+def clips(side: int, frames: int = 9) -> np.ndarray:
+    """Returns two clips with values in [-1, 1]."""
+    shape = (2, frames, side, side, 3)
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return i3d_weights.write(tmp_path_factory.mktemp("i3d") / "i3d.safetensors")
+
+
+@pytest.mark.slow
+def test_logits_match_the_published_network(weights: Path) -> None:
+    units = i3d.read(weights)
+    found = jax.jit(lambda x: i3d.logits(units, x))(clips(32))
+    assert found.shape == (2, i3d.CLASSES)
+    np.testing.assert_allclose(found[:, :3], WANTED, rtol=1e-4)
+
+
+def test_clips_are_resized_and_cropped_to_a_square() -> None:
+    """Corners are those of the center; colors go from -1 to 1."""
+    video = np.zeros((1, 1, 448, 896, 3), np.float32)
+    video[:, :, :, 224:672] = 1
+    found = np.asarray(i3d.prepared(jnp.asarray(video)))
+    assert found.shape == (1, 1, 224, 224, 3)
+    np.testing.assert_array_equal(found, np.ones_like(found))
+    assert (np.asarray(i3d.prepared(jnp.zeros((1, 1, 256, 256, 3)))) == -1).all()
+
+
+def test_bad_weights_and_short_clips_are_refused(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"clips of 8 compared frames: rFVD needs 9"):
+        i3d.measure(weights)(jnp.zeros((1, 8, 16, 16, 3)))
+    arrays: dict[str, Any] = i3d_weights.tensors()
+    arrays["Mixed_4c.b1b.bn.running_var"] = np.zeros(3, np.float32)
+    tensor_files.write(tmp_path / "shape.safetensors", arrays, {})
+    with pytest.raises(InputError, match=r"Mixed_4c.b1b.bn.running_var has shape \(3,\) instead"):
+        i3d.read(tmp_path / "shape.safetensors")
+    del arrays["Mixed_4c.b1b.bn.running_var"]
+    tensor_files.write(tmp_path / "less.safetensors", arrays, {})
+    with pytest.raises(InputError, match=r"less.safetensors has no Mixed_4c.b1b.bn.running_var: "):
+        i3d.read(tmp_path / "less.safetensors")

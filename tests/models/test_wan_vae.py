@@ -1,0 +1,167 @@
+"""Wan's autoencoders: chunks, folders, FLOPs. tests/interop compares them with diffusers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import wan_weights
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models import wan_vae
+from jaxtrain.planning import work
+from jaxtrain.storage import tensor_files
+
+OLD, NEW = wan_weights.NARROW["wan2.1"], wan_weights.NARROW["wan2.2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wan_weights.write(tmp_path_factory.mktemp("wan") / "vae", NEW)
+
+
+def video(frames: int, side: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).random((1, frames, side, side, 3), np.float32))
+
+
+LAYERS = {
+    "residual block": lambda: wan_vae.ResidualBlock(4, 8),
+    "down": lambda: wan_vae.Down(4, True),
+    "up": lambda: wan_vae.Up(4, 2, True),
+    "down block": lambda: wan_vae.DownBlock(4, 8, space=2, time=2),
+    "up block": lambda: wan_vae.UpBlock(8, 4, space=2, time=2, residual=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
+    """First one frame, then four, two, and two."""
+    graph, weights = nnx.split(nnx.eval_shape(LAYERS[name]))
+    rng = np.random.default_rng(0)
+    filled = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) / 4), weights)
+
+    @jax.jit
+    def both(weights: Any, x: jax.Array) -> Any:
+        layer = nnx.merge(graph, weights)
+        whole, _ = layer.step(x, None)
+        return whole, wan_vae._in_parts(layer.step, x, (1, 4, 2, 2))
+
+    x = rng.normal(size=(1, 9, 4, 4, 4 if "up" not in name or name == "up" else 8))
+    whole, parts = both(filled, jnp.asarray(x, jnp.float32))
+    assert np.asarray(whole)[:, -1].std() > 0.1
+    np.testing.assert_allclose(parts, whole, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [OLD, NEW])
+def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) -> None:
+    arrays = {
+        ours: wan_vae._converted(wan_weights.tensors(sizes)[theirs], leaf.shape)
+        for theirs, (ours, leaf) in wan_vae.names(sizes, decodes=True).items()
+    }
+    statistics = {name: np.full(4, 0.5, np.float32) for name in ("latents_mean", "latents_std")}
+    module = wan_weights.filled(sizes, arrays | statistics)
+
+    @jax.jit
+    def both(x: jax.Array) -> Any:
+        latents = [module.encode(x, jnp.float32, at_once=at_once) for at_once in (True, False)]
+        frames = [module.decode(latents[0], jnp.float32, at_once=one) for one in (True, False)]
+        return latents, frames
+
+    latents, frames = both(video(12, 16))
+    assert latents[0].shape[1] == 3
+    assert frames[0].shape == (1, 9, 16, 16, 3)
+    assert np.asarray(latents[0]).std() > 0.1
+    np.testing.assert_allclose(latents[0], latents[1], atol=1e-4)
+    np.testing.assert_allclose(frames[0], frames[1], atol=1e-4)
+
+
+def test_weights_in_several_files_are_those_of_one(folder: Path, tmp_path: Path) -> None:
+    split = wan_weights.write(tmp_path / "split", NEW, parts=3)
+    assert len(list(split.glob("*.safetensors"))) == 3
+    found = [wan_vae.read(one, NEW, decodes=True, field="f") for one in (folder, split)]
+    assert found[0].keys() == found[1].keys()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name], err_msg=name)
+
+
+def test_a_teacher_needs_only_the_encoder(folder: Path) -> None:
+    found = wan_vae.read(folder, NEW, field="f")
+    assert {name.partition(".")[0] for name in found} == {
+        *("encoder", "quant_conv", "latents_mean", "latents_std")
+    }
+
+
+def changed(folder: Path, target: Path, **settings: Any) -> Path:
+    """Copies a folder with other settings."""
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    found = json.loads((folder / wan_vae.SETTINGS).read_text())
+    (target / wan_vae.SETTINGS).write_text(json.dumps(found | settings))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"_class_name": "AutoencoderKL"}, r"class 'AutoencoderKL': pass a folder of Autoen"),
+        ({"z_dim": 16}, r"\(z_dim 16 instead of 4\): pass the folder of wan2.2's autoencoder"),
+        (
+            {"is_residual": False, "patch_size": None, "z_dim": 16, "base_dim": 96},
+            r"is_residual .* pass --model.teacher.network wan2.1 --model.latent_channels 16 "
+            r"--model.patch_size 1",
+        ),
+        ({"attn_scales": [0.5]}, r"attn_scales \[0.5\] instead of \[\]"),
+        ({"latents_mean": [0.0]}, r"latents_mean in its config.json is not a list of 4 numbers"),
+        ({"latents_std": [1, 1, "a", 1]}, r"latents_std in its config.json is not a list of 4"),
+        ({"latents_std": [1, 1, 0, 1]}, r"latents_std in its config.json has values of 0 or less"),
+    ],
+)
+def test_other_folders_are_refused(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    other = changed(folder, tmp_path / "other", **settings)
+    with pytest.raises(InputError, match=rf"^field={other}.*{message}"):
+        wan_vae.read(other, NEW, field="field")
+
+
+def test_incomplete_folders_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no config.json: pass a folder of AutoencoderKLWan"):
+        wan_vae.read(tmp_path, NEW, field="field")
+    with pytest.raises(InputError, match=rf"has no config.json: pass {folder}"):
+        wan_vae.read(folder.parent, NEW, field="field")  # of a pipeline, with vae/ in it
+    empty = changed(folder, tmp_path / "empty")
+    (empty / wan_vae.ARRAYS).unlink()
+    (empty / "diffusion_pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"has no weights: it lacks diffusion_pytorch_model.safet"):
+        wan_vae.read(empty, NEW, field="field")
+
+
+def test_arrays_that_do_not_fit_are_listed(folder: Path, tmp_path: Path) -> None:
+    other, arrays = changed(folder, tmp_path / "other"), wan_weights.tensors(NEW)
+    del arrays["encoder.conv_in.bias"]
+    arrays["encoder.more"] = np.zeros(3, np.float32)
+    arrays["quant_conv.bias"] = np.zeros(3, np.float32)
+    tensor_files.write(other / wan_vae.ARRAYS, arrays, {})
+    with pytest.raises(
+        InputError,
+        match=r"missing: encoder.conv_in.bias; unknown: encoder.more; misshapen: quant_conv.bias "
+        r"\(3,\) instead of \(8,\): download the folder again",
+    ):
+        wan_vae.read(other, NEW, field="field")
+
+
+@pytest.mark.parametrize("version", wan_vae.VERSIONS)
+def test_the_formula_of_the_flops_counts_the_program(version: wan_vae.Version) -> None:
+    sizes = wan_vae.VERSIONS[version]
+    module = jax.eval_shape(lambda: video(12, 64))
+    traced = jax.jit(lambda x: wan_vae.WanVae(sizes, decodes=False).encode(x, jnp.float32)).trace(
+        module
+    )
+    assert sizes.encoder_flops(12, 64, 64) == work.product_flops(traced.jaxpr)

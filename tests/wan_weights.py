@@ -1,0 +1,86 @@
+"""Writes folders of diffusers' AutoencoderKLWan, with narrow networks and random weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.models import wan_vae
+from jaxtrain.storage import tensor_files
+
+NARROW: dict[wan_vae.Version, wan_vae.Architecture] = {
+    "wan2.1": wan_vae.Architecture(width=8, decoder_width=8, latent_channels=4),
+    "wan2.2": wan_vae.Architecture(
+        width=8, decoder_width=12, latent_channels=4, patch_size=2, residual=True
+    ),
+}
+
+
+def settings(sizes: wan_vae.Architecture) -> dict[str, Any]:
+    """Returns the config.json of a network, with statistics that are neither 0 nor 1."""
+    count = sizes.latent_channels
+    return {
+        "_class_name": "AutoencoderKLWan",
+        "base_dim": sizes.width,
+        "decoder_base_dim": sizes.decoder_width,
+        "z_dim": count,
+        "is_residual": sizes.residual,
+        "in_channels": 3 * sizes.patch_size**2,
+        "out_channels": 3 * sizes.patch_size**2,
+        "patch_size": sizes.patch_size if sizes.patch_size > 1 else None,
+        "latents_mean": np.linspace(-0.2, 0.3, count).round(3).tolist(),
+        "latents_std": np.linspace(0.5, 1.5, count).round(3).tolist(),
+    }
+
+
+def tensors(sizes: wan_vae.Architecture, seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns random weights by diffusers' names."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, (_, leaf) in wan_vae.names(sizes, decodes=True).items():
+        shape = leaf.get_metadata()["theirs"]
+        scale = 1.0 if name.endswith("gamma") else 0.1
+        if name.endswith("weight"):
+            scale = float(np.prod(shape[1:])) ** -0.5
+        found[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
+    return found
+
+
+def write(folder: Path, sizes: wan_vae.Architecture, seed: int = 0, parts: int = 1) -> Path:
+    """Writes a folder; with several parts, its weights are split over as many files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / wan_vae.SETTINGS).write_text(json.dumps(settings(sizes)))
+    whole = tensors(sizes, seed)
+    if parts == 1:
+        tensor_files.write(folder / wan_vae.ARRAYS, whole, {})
+        return folder
+    places = {}
+    for number in range(parts):
+        name = wan_vae.ARRAYS.replace(".", f"-{number + 1:05}-of-{parts:05}.", 1)
+        some = {key: whole[key] for key in sorted(whole)[number::parts]}
+        tensor_files.write(folder / name, some, {})
+        places |= dict.fromkeys(some, name)
+    index = folder / f"{wan_vae.ARRAYS}{tensor_files.INDEX}"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def module(folder: Path, sizes: wan_vae.Architecture, *, decodes: bool = True) -> wan_vae.WanVae:
+    """Returns the network of a folder."""
+    found = wan_vae.read(folder, sizes, decodes=decodes, field="folder")
+    return filled(sizes, found, decodes=decodes)
+
+
+def filled(
+    sizes: wan_vae.Architecture, arrays: dict[str, np.ndarray], *, decodes: bool = True
+) -> wan_vae.WanVae:
+    """Returns the network with these arrays, by dotted path."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: wan_vae.WanVae(sizes, decodes=decodes)))
+    leaves = [
+        (path, leaf.replace(jnp.asarray(arrays[".".join(map(str, path))])))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(leaves))
