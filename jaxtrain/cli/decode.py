@@ -53,7 +53,7 @@ def _model(flags: argparse.Namespace) -> video.Autoencoder:
 
 
 def _folder(flags: argparse.Namespace) -> int:
-    todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4")
+    todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4", flags.workers)
     model = _model(flags)
 
     def work(own: video.Autoencoder, job: video_flags.Job) -> dict[str, object]:

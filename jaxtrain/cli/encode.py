@@ -9,6 +9,8 @@ a folder with manifest.jsonl; to resume after a stop, repeat the command.
 import argparse
 import math
 
+import numpy as np
+
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, video_flags
 from jaxtrain.data.video import files
@@ -53,24 +55,32 @@ def _encode(
 ) -> None:
     told = video_flags.Counter(video.frames)
     found = latent_files.encode(model, video, flags.target, storage, told.one)
-    if found.off_s > 0.5 / video.rate:
-        terminal.out(
-            f"{flags.video} has a variable frame rate: only the average of {float(video.rate):.5g} "
-            f"frames per second is kept, so jaxtrain decode shifts frames by up to "
-            f"{found.off_s:.2g} s"
-        )
+    _report_rate(video, found)
     shape = "x".join(map(str, found.shape))
     terminal.out(f"{told.line()} to latents {shape} in {flags.target}")
 
 
+def _report_rate(video: Video, found: latent_files.Encoded) -> None:
+    if found.off_s > 0.5 / video.rate:
+        terminal.out(
+            f"{video.path} has a variable frame rate: only the average of {float(video.rate):.5g} "
+            f"frames per second is kept, so jaxtrain decode shifts frames by up to "
+            f"{found.off_s:.2g} s"
+        )
+
+
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
-    todo = video_flags.folder_jobs(flags.video, flags.target, files.SUFFIXES, storage.suffix)
+    todo = video_flags.folder_jobs(
+        flags.video, flags.target, files.SUFFIXES, storage.suffix, flags.workers
+    )
     model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     storage.check(model.model.latent_channels)
 
     def work(own: autoencoding.Autoencoder, job: video_flags.Job) -> dict[str, object]:
-        found = latent_files.encode(own, Video(job.source), job.target, storage, job.check)
-        return {"frames": found.frames, "shape": list(found.shape)}
+        video = Video(job.source)
+        found = latent_files.encode(own, video, job.target, storage, job.check)
+        _report_rate(video, found)
+        return {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
 
     settings = {
         "weights": model.digest(),
@@ -89,15 +99,17 @@ def _numbers(text: str) -> tuple[float, ...]:
         found = tuple(map(float, text.split(",")))
     except ValueError:
         found = (math.nan,)
-    if not all(map(math.isfinite, found)):
+    with np.errstate(over="ignore"):
+        stored = np.asarray(found, np.float32)
+    if not np.isfinite(stored).all():
         raise argparse.ArgumentTypeError(f"{text!r}: use numbers such as 0.5 or 0.5,0.25")
     return found
 
 
 def _scales(text: str) -> tuple[float, ...]:
     found = _numbers(text)
-    if 0 in found:
-        raise argparse.ArgumentTypeError(f"{text!r}: use numbers other than 0")
+    if not np.asarray(found, np.float32).all():
+        raise argparse.ArgumentTypeError(f"{text!r}: use numbers other than 0, also in float32")
     return found
 
 

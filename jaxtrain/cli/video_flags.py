@@ -69,6 +69,11 @@ class Counter:
             self._printed = now
             terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
 
+    def one_of(self, expected: int) -> None:
+        """Counts one more of a number that became known later."""
+        self._expected = expected
+        self.one()
+
     def line(self) -> str:
         """Returns "30 frames (12.0 frames/s after a start of 3.1 s)", or "1 frame (3.1 s)"."""
         plural = "" if self._done == 1 else "s"
@@ -119,9 +124,19 @@ def check_no_workers(workers: int | None, source: Path) -> None:
 
 
 def folder_jobs(
-    source: Path, target: Path, suffixes: frozenset[str], target_suffix: str
+    source: Path,
+    target: Path,
+    suffixes: frozenset[str],
+    target_suffix: str,
+    workers: int | None,
 ) -> list[folder.Job]:
-    """Lists the files of a folder, and creates OUT; see :func:`folder.jobs`."""
+    """Lists the files of a folder, and creates OUT; see :func:`folder.jobs`.
+
+    Raises:
+        InputError: ``--workers`` is below 1 or too large, or :func:`folder.jobs` raises it.
+    """
+    if workers is not None and not 0 < workers <= _MOST_WORKERS:
+        raise InputError(f"--workers {workers}: use 1 to {_MOST_WORKERS}")
     return folder.jobs(source, target, suffixes, target_suffix)
 
 
@@ -144,11 +159,9 @@ def process_folder(
         what: "encoded" or "decoded".
 
     Raises:
-        InputError: ``--workers`` is below 1, or OUT has results with other settings.
+        InputError: OUT has results with other settings.
     """
     devices = model.devices()
-    if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
-        raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
     workers = flags.workers or max(len(devices), worker_count.cores())
     models = [model.on(device) for device in devices[:workers]]
     told = Counter(len(todo), "file")
@@ -164,7 +177,7 @@ def process_folder(
             one,
             workers=workers,
             say=terminal.out,
-            each_file=told.one,
+            each_file=told.one_of,
         )
     counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
     counts += [f"{found.skipped} already done"] if found.skipped else []

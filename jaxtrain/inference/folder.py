@@ -113,7 +113,7 @@ def run(
     *,
     workers: int,
     say: Callable[[str], None],
-    each_file: Callable[[], None] = lambda: None,
+    each_file: Callable[[int], None] = lambda expected: None,
 ) -> Outcome:
     """Processes files, except those that an earlier run with the same settings has done.
 
@@ -125,7 +125,7 @@ def run(
             the other files are processed.
         workers: number of threads.
         say: receives a line for each file that failed.
-        each_file: called after each file.
+        each_file: called after each file, with how many there are to process.
 
     Raises:
         InputError: OUT has results with other settings.
@@ -153,13 +153,16 @@ def run(
     def one(job: Job) -> Record:
         check()
         try:
+            identity = _readable_identity(job.source)
             found = work(local.number, job.source, job.target, check)
+            if _readable_identity(job.source) != identity:
+                raise InputError(f"{job.source} changed while it was read: run the command again")
         except InputError as error:
             return {"source": job.name, "error": str(error)}
         return {
             "source": job.name,
             "target": job.target.relative_to(out).as_posix(),
-            **_identity(job.source),
+            **identity,
             **found,
             "bytes": job.target.stat().st_size,
             "sha256": _digest(job.target),
@@ -176,7 +179,7 @@ def run(
                 if "error" in record:
                     failed[record["source"]] = record["error"]
                     say(f"failed: {record['error']}")
-                each_file()
+                each_file(len(open_jobs))
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -201,7 +204,7 @@ def _records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
         atomic.drop_torn_line(path)
         lines = atomic.read_regular(path, _MOST_MANIFEST).decode().splitlines()
         first, *rest = [atomic.parse_json(line) for line in lines] or [_settings_line(settings)]
-        before = first["settings"]
+        before = dict(first["settings"])
         found = {str(record["source"]): record for record in rest}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -250,6 +253,13 @@ def _is_done(job: Job, record: Record | None) -> bool:
 def _identity(source: Path) -> Record:
     status = source.stat()
     return {"source_bytes": status.st_size, "source_mtime_ns": status.st_mtime_ns}
+
+
+def _readable_identity(source: Path) -> Record:
+    try:
+        return _identity(source)
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror}") from error
 
 
 def _digest(path: Path) -> str:

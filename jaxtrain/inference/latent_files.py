@@ -182,6 +182,8 @@ class LatentFile:
                 f"{path}: an array {list(stored)} does not have the layout {self._layout!a}: "
                 "encode the video again"
             )
+        if self._layout != "lhwc" and stored[0] != 1:
+            raise InputError(f"{path} has latents of {stored[0]} clips: write a file for each clip")
         if self._layout == "lhwc":
             self.shape = stored
         elif self._layout == "ntchw":

@@ -118,5 +118,6 @@ def _frames(sample: Sample) -> Iterator[Any]:
                 yield shrunk(Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24"))))
             if number < 0:
                 raise ValueError("it has no frame")
-    except (OSError, ValueError, IndexError, av.FFmpegError) as error:
+    # Pillow raises SyntaxError for a damaged PNG.
+    except (OSError, SyntaxError, ValueError, IndexError, av.FFmpegError) as error:
         raise InputError(f"{sample.path} cannot be read: {first_line(error)}") from error

@@ -45,12 +45,25 @@ class Rows:
         file.write(b" " * (8 + _HEADER_BYTES))
 
     def add(self, row: np.ndarray) -> None:
-        """Appends a row, which must have the shape of the previous ones."""
+        """Appends a row, which must have the shape of the previous ones.
+
+        Raises:
+            InputError: it contains NaN/Inf, or numbers that are too large for the dtype.
+        """
         if self._shape is None:
             self._shape = row.shape
         if row.shape != self._shape:
             raise ValueError(f"row has shape {row.shape}, but earlier rows have {self._shape}")
-        self._file.write(np.ascontiguousarray(row, self._dtype).tobytes())
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(row, self._dtype)
+        if not np.isfinite(stored).all():
+            if not np.isfinite(row).all():
+                raise InputError(f"{self._name} {self.count} contains NaN/Inf: check the weights")
+            raise InputError(
+                f"{self._name} {self.count} has numbers up to {np.abs(row).max():.3g}, too large "
+                f"for {self._dtype}: use --dtype float32, or another --scale or --shift"
+            )
+        self._file.write(stored.tobytes())
         self.count += 1
 
     def close(self, about: Mapping[str, str]) -> None:
@@ -62,7 +75,10 @@ class Rows:
         entries = {self._name: described, **dict.fromkeys(self._markers, empty)}
         header = json.dumps({"__metadata__": dict(about), **entries}).encode()
         if len(header) > _HEADER_BYTES:
-            raise ValueError(f"header has {len(header)} bytes, more than {_HEADER_BYTES}")
+            raise InputError(
+                f"metadata of {len(header)} bytes, more than {_HEADER_BYTES}: use one --scale and "
+                "one --shift for all channels"
+            )
         self._file.seek(0)
         self._file.write(struct.pack("<Q", _HEADER_BYTES) + header.ljust(_HEADER_BYTES))
 
@@ -129,4 +145,7 @@ def _rows(path: Path, place: tensor_files.Place, dtype: np.dtype) -> Iterator[np
                     f"{path} was truncated while being read: run the command again once no other "
                     "program writes it"
                 )
-            yield np.frombuffer(content, dtype).reshape(shape).astype(np.float32)
+            row = np.frombuffer(content, dtype).reshape(shape).astype(np.float32)
+            if not np.isfinite(row).all():
+                raise InputError(f"{path} contains NaN/Inf: encode the video again")
+            yield row

@@ -108,9 +108,53 @@ def test_other_settings_and_a_damaged_manifest_are_refused(tmp_path: Path) -> No
     path = tmp_path / "out/manifest.jsonl"
     path.write_text(path.read_text() + '{"source": "b/9')  # killed while writing
     assert process(tmp_path, Upper()).skipped == 5
-    path.write_text("nonsense\n")
-    with pytest.raises(InputError, match=r"manifest\.jsonl is damaged"):
-        process(tmp_path, Upper())
+    for damage in ("nonsense", '{"settings": 5}', "[]", "7"):
+        path.write_text(f"{damage}\n")
+        with pytest.raises(InputError, match=r"manifest\.jsonl is damaged"):
+            process(tmp_path, Upper())
+
+
+def test_a_file_that_changes_or_disappears_meanwhile_is_a_failure(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+
+    class Changing(Upper):
+        def __call__(self, worker: int, path: Path, *others: Any) -> dict[str, Any]:
+            found = super().__call__(worker, path, *others)
+            if path.name == "1.txt":
+                path.write_text("another text")
+            if path.name == "2.txt":
+                path.unlink()
+            return found
+
+    found = process(tmp_path, Changing())
+    changed, gone = source / "a/1.txt", source / "b/2.txt"
+    assert (found.done, found.failed) == (
+        3,
+        {
+            "a/1.txt": f"{changed} changed while it was read: run the command again",
+            "b/2.txt": f"{gone} cannot be read: No such file or directory",
+        },
+    )
+    work = Upper()
+    assert process(tmp_path, work).done == 1
+    assert work.seen == ["1.txt"]
+
+
+def test_progress_counts_the_files_that_are_left(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+    process(tmp_path, Upper("2.txt"))
+    expected: list[int] = []
+    todo = folder.jobs(source, tmp_path / "out", TEXT, ".up")
+    folder.run(
+        todo,
+        tmp_path / "out",
+        {"mode": 1},
+        Upper(),
+        workers=1,
+        say=print,
+        each_file=expected.append,
+    )
+    assert expected == [1]
 
 
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
@@ -132,8 +176,11 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
 def test_another_error_stops_all_workers(tmp_path: Path) -> None:
     texts(tmp_path, 50)
 
+    calls: list[Any] = []
+
     class Bad(Upper):
         def __call__(self, *arguments: Any) -> dict[str, Any]:
+            calls.append(arguments)
             if self.seen:
                 raise RuntimeError("bug")
             return super().__call__(*arguments)
@@ -141,7 +188,7 @@ def test_another_error_stops_all_workers(tmp_path: Path) -> None:
     work = Bad()
     with pytest.raises(RuntimeError, match="bug"):
         process(tmp_path, work)
-    assert len(work.seen) < 50
+    assert len(calls) < 50
     assert process(tmp_path, Upper()).done >= 48
 
 

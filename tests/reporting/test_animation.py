@@ -1,5 +1,6 @@
 """The animated image of a run."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -105,5 +106,21 @@ def test_hostile_clips_are_refused(run: Path, capsys: pytest.CaptureFixture[str]
     assert not (run / "a.gif").exists()
     # The same video, as FFmpeg would open it by a playlist's format, is not an MP4 file.
     sample.write_bytes(b"\0\0\0\x18ftyp#EXTM3U\n/etc/passwd\n")
+    assert animate(run, run / "a.gif") == 2
+    assert f"{sample} cannot be read: " in capsys.readouterr().err
+
+
+def test_a_damaged_image_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written_run.add_samples(run, [5])
+    for clip in (run / "samples").glob("*.mp4"):
+        clip.unlink()
+    (sample,) = (run / "samples").glob("reconstruction_5.png")
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "png")
+    content = bytearray(buffer.getvalue())
+    second = content.index(b"IDAT", content.index(b"IDAT") + 4)
+    content[second : second + 4] = b"\0\0\0\0"
+    sample.write_bytes(content)
     assert animate(run, run / "a.gif") == 2
     assert f"{sample} cannot be read: " in capsys.readouterr().err

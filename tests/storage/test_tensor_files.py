@@ -190,3 +190,26 @@ def test_integer_or_truncated_latents_are_rejected(tmp_path: Path) -> None:
     assert next(rows) == 0
     with pytest.raises(InputError, match="was truncated while being read"):
         next(rows)
+
+
+def test_latents_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:
+    for row, message in (
+        (
+            np.array([1e5, -7e4], np.float32),
+            r"numbers up to 1e\+05, too large for float16: use --dt",
+        ),
+        (np.array([0, np.nan], np.float32), "a 0 contains NaN/Inf: check the weights"),
+    ):
+        path = tmp_path / "x.safetensors"
+        with (
+            pytest.raises(InputError, match=message),
+            tensor_stream.writing(path, "a", "float16", {}) as file,
+        ):
+            file.add(row)
+        assert not path.exists()
+    data = np.array([1, np.inf], np.float32).tobytes()
+    path = forge(tmp_path / "y.safetensors", array("F32", [2], data), data)
+    _, _, rows = tensor_stream.read(path, "a")
+    assert next(rows) == 1
+    with pytest.raises(InputError, match=r"contains NaN/Inf: encode the video"):
+        next(rows)

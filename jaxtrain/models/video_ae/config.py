@@ -87,9 +87,10 @@ class Config:
     layer), frame by frame; they are a third of the memory. block: these and the memory blocks, of
     which only the inputs are kept. none: nothing."""
     init: Literal["random", "thumbnail"] = "random"
-    """Initial parameters of a new run. random: all of them, so training starts with gray clips;
-    thumbnail: the first channels of each layer carry the colors, so it starts with the clip as
-    reconstructed from an eighth of its size, and the other channels learn the details."""
+    """Initial parameters of a new run, where model.init_from has none. random: all of them, so
+    training starts with gray clips; thumbnail: the first channels of each layer carry the colors,
+    so it starts with the mean color of each 8x8 square over the frames of a latent, and the other
+    channels learn the details."""
     reconstruction_weight: float = 20.0
     """Weight of the mean squared error of a clip, with colors from 0 to 1."""
     teacher: Teacher | None = None
