@@ -169,16 +169,20 @@ def process_folder(
     def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
         return work(models[worker % len(models)], Job(source, target, check))
 
-    with command_line.cleaning_up():
-        found = folder.run(
-            todo,
-            flags.target,
-            settings,
-            one,
-            workers=workers,
-            say=terminal.out,
-            each_file=told.one_of,
-        )
+    try:
+        with command_line.cleaning_up():
+            found = folder.run(
+                todo,
+                flags.target,
+                settings,
+                one,
+                workers=workers,
+                say=terminal.out,
+                each_file=told.one_of,
+            )
+    except SystemExit:
+        terminal.out(f"stopped by SIGTERM; to resume, repeat the command with OUT {flags.target}")
+        raise
     counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
     counts += [f"{found.skipped} already done"] if found.skipped else []
     counts += [f"{len(found.failed)} failed"] if found.failed else []

@@ -130,7 +130,8 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
             kept = [word for flag, values in settings for word in (flag, *values)]
             return apply(default, kept), found
         except InputError as error:
-            found += error.messages
+            # The config's own value may be as wrong as the one that was dropped.
+            found += [message for message in error.messages if message not in found]
             to_blame = {name for message in error.messages for name in fields_of(message)[:1]}
             right = [one for one in settings if not _is_within(one[0][2:], to_blame)]
             if len(right) == len(settings):

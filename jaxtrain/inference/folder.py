@@ -159,6 +159,9 @@ def run(
                 raise InputError(f"{job.source} changed while it was read: run the command again")
         except InputError as error:
             return {"source": job.name, "error": str(error)}
+        except BaseException:
+            stopped.set()  # at once, before the main thread sees the error
+            raise
         return {
             "source": job.name,
             "target": job.target.relative_to(out).as_posix(),

@@ -123,3 +123,12 @@ def test_an_error_is_assigned_to_its_override() -> None:
     assert applied == Outer(other=7)
     assert [fields_of(message) for message in found] == [("othr", "other"), ("inner.size",)]
     assert pickle.loads(pickle.dumps(found[1])).about == ("inner.size",)
+
+
+def test_an_error_is_reported_once_if_the_config_has_the_wrong_value_too() -> None:
+    run = config.named("demo")  # which has model.init=thumbnail, as the first override does
+    words = ["--model.init", "thumbnail", "--model.latent_channels", "2"]
+    applied, found = overrides.apply_fitting(run, words)
+    assert applied is None
+    (message,) = found
+    assert message.startswith("model.init=thumbnail carries 3 x model.patch_size^2 = 3 channels")

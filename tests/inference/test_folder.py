@@ -188,7 +188,7 @@ def test_another_error_stops_all_workers(tmp_path: Path) -> None:
     work = Bad()
     with pytest.raises(RuntimeError, match="bug"):
         process(tmp_path, work)
-    assert len(calls) < 50
+    assert len(calls) <= 3  # one that worked, and one or two that failed at the same time
     assert process(tmp_path, Upper()).done >= 48
 
 
