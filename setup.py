@@ -15,7 +15,7 @@ def description() -> str:
     A relative link becomes its text. Images are omitted.
     """
     text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    text = re.sub(r"<picture>.*?</picture>\n*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<picture>.*?</picture>\n*|<img .*?>\n*", "", text, flags=re.DOTALL)
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?://)[^)]+\)", r"\1", text)
 
 
