@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import blocks, samples, timing
+from jaxtrain.ops.cpu import COMPILER_OPTIONS
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8
 
@@ -40,10 +41,15 @@ def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
 
 
 def jitted(method: str, graph: Any) -> Any:
-    """Returns a function of the parameters and the method's arguments (a batch for the loss)."""
+    """Returns a function of the parameters and the method's arguments (a batch for the loss).
+
+    It has the level of optimization that the step has: at the tests' level 0, XLA computes a PSNR
+    that is off by up to 0.3%.
+    """
+    jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
     if method == "loss":
-        return jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, jax.random.key(0)))
-    return jax.jit(lambda p, b: getattr(nnx.merge(graph, p), method)(b))
+        return jit(lambda p, b: nnx.merge(graph, p).loss(b, jax.random.key(0)))
+    return jit(lambda p, b: getattr(nnx.merge(graph, p), method)(b))
 
 
 def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
