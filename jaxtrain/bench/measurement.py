@@ -33,7 +33,7 @@ from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
-from jaxtrain.training.state import State
+from jaxtrain.training.state import State, saved_part
 from jaxtrain.xla import gpu_memory, operations, options
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -355,7 +355,8 @@ def _waited_share(waits: list[float], times: timing.Times) -> float:
 
 def _save(session: _Session) -> Rows:
     """Measures the second of two saves: the first also starts Orbax."""
-    state, meta = session.state, save_policy.describe(session.built.run, "bench").to_dict()
+    state = saved_part(session.state, session.built.definition.constants)
+    meta = save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = saver.Checkpoints(Path(folder) / layout.CHECKPOINTS, 1, _silent)
         for number in range(2):

@@ -80,6 +80,9 @@ def read_run_meta(path: Path) -> dict[str, Any]:
     data = meta["config"]["data"]
     numbers = [name for name in _NUMBERS_OF_DATA if data.get(name) is not None]
     _check(data, dict.fromkeys(numbers, int), path, "meta.config.data")
+    if "constants" in meta:  # older versions stored the values instead
+        _check(meta, {"constants": dict}, path, "meta")
+        _check(meta["constants"], dict.fromkeys(meta["constants"], str), path, "meta.constants")
     return meta | {"best": meta.get("best")}
 
 

@@ -504,6 +504,27 @@ def check_same_run(
     from_file.check_not_in_weights(model, old["model"], start_from)
 
 
+def check_constants(start_from: Path, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Case 12, for the weights that a model reads from files and does not train.
+
+    Args:
+        start_from: the checkpoint.
+        saved: part of the model -> checksum of its values, from the metadata.
+        found: likewise, of this run's files.
+
+    Raises:
+        InputError: names the first part whose values differ.
+    """
+    for part in sorted({*saved, *found}):
+        was, now = (one[part][:8] if part in one else "none" for one in (saved, found))
+        if saved.get(part) != found.get(part):
+            raise InputError(
+                f"{start_from} was trained with other values of {part} (checksum {was}) than this "
+                f"config's files have ({now}): pass the files that the run started with, which its "
+                "config.json names"
+            )
+
+
 def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
     path = settings["data"].get("path")
     return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint[:8]}"

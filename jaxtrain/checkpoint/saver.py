@@ -2,7 +2,8 @@
 
 In a run directory::
 
-    checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel"
+    checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel",
+                                      except those that the model reads from files
     checkpoints/<step>/meta/metadata  JSON: {"meta": from the caller,
                                       "arrays": {NAME: {"shape", "dtype"}}}
     checkpoints/<step>/NAME           files added by the data, such as tokenizer.json

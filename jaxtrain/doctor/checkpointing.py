@@ -87,7 +87,7 @@ def _make(folder: Path) -> None:
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     own = min(largest, free_bytes(folder) // 3)  # two exist at a time
     most = min(map(int, subject.store.gather("checkpoint size", str(own), ANSWER_S)))
-    target, part = _part(subject.built.target, most)
+    target, part = _part(subject.built.saved, most)
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
     checkpoints = saver.Checkpoints(folder / layout.CHECKPOINTS, 1, lambda line: None)

@@ -86,10 +86,10 @@ class Subject:
 
     @functools.cached_property
     def state_bytes(self) -> int:
-        """Bytes of the complete state over all devices, which a checkpoint holds."""
+        """Bytes over all devices of the state in a checkpoint."""
         return sum(
             math.prod(leaf.shape) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.built.target)
+            for leaf in jax.tree.leaves(self.built.saved)
         )
 
     @property

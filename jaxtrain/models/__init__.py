@@ -115,8 +115,9 @@ Of the config:
 - ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.config.param_groups`): parameters
   with their own optimizer and clipping, such as a discriminator's, and how ``optim.muon`` treats
   the others.
-- ``constants() -> {dotted path: array}``: values of non-parameter state that are read from files
-  when a run starts. Checkpoints contain them, and a resumed run needs files with the same values.
+- ``constants() -> {dotted path: array}``: values of all variables of the type
+  :class:`jaxtrain.ops.layers.Frozen`, which are read from files when a run starts or resumes.
+  Checkpoints contain only their checksums, and a resumed run needs files with the same values.
 - ``freeze``: a tuple of parts or dotted paths; parameters below them have no gradient and no
   optimizer state, and are replicated, so that they are never communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid

@@ -23,7 +23,7 @@ GATHERED = "gathered_param"
 
 
 class Frozen(nnx.Variable[jax.Array]):
-    """A weight that is read from a file and not trained."""
+    """A weight that is read from a file, not trained, and not saved (``Config.constants``)."""
 
 
 class Gathered:

@@ -23,7 +23,7 @@ class Rollback:
     Args:
         directory: of the run.
         every: steps between checkpoints.
-        target: shapes and shardings of the state.
+        target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
     """
 
@@ -64,10 +64,16 @@ class Rollback:
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
         path = self._directory / layout.CHECKPOINTS / chosen
-        restored: State = restore(path, self._target, verified=True)
+        # Checkpoints of older versions also store the constants, which stay as they are.
+        restored: State = restore(path, self._target, subset=True, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
-        state = dataclasses.replace(restored, examples_seen=placed, guard=guarding)
+        state = dataclasses.replace(
+            restored,
+            examples_seen=placed,
+            guard=guarding,
+            extras=state.extras | restored.extras,
+        )
         return state, Position.of_checkpoint(layout.read_meta(path))
 
     def _choose(self, done: int) -> str:

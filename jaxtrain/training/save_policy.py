@@ -7,7 +7,7 @@ the examples seen, and the best validation so far.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.training.state import State
+from jaxtrain.training.state import State, saved_part
 
 # A run stops after this many failed saves in a row, so that at most this many intervals of
 # checkpoint.every are lost.
@@ -58,6 +58,8 @@ class RunMeta:
         best: the best validation so far; None before the first.
         evaluation_due: whether a stop interrupted the validation of this state; a resumed run
             begins with it.
+        constants: part of the model -> SHA-256 of the values that it reads from files, which
+            checkpoints lack.
     """
 
     fingerprint: str
@@ -65,6 +67,7 @@ class RunMeta:
     versions: dict[str, Any]
     best: Best | None = None
     evaluation_due: bool = False
+    constants: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary that can be written as JSON."""
@@ -94,6 +97,7 @@ class Saver:
         meta: their metadata.
         say: prints a line when a save fails.
         saved: called each time a checkpoint is complete.
+        constants: extras that are not saved.
 
     Attributes:
         meta: the metadata, updated.
@@ -106,12 +110,14 @@ class Saver:
         meta: RunMeta,
         say: Callable[[str], None] = terminal.out,
         saved: Callable[[], None] = lambda: None,
+        constants: Collection[str] = (),
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self.meta = meta
         self._say = say
         self._saved = saved
+        self._constants = constants
         self._failures = 0  # in a row
         self._started = False  # a save whose result was not checked yet
         self._best_kept = meta.best  # the newest on the disk
@@ -185,6 +191,7 @@ class Saver:
     ) -> saver.SaveFailed | None:
         """Begins a save; returns the failure if it fails at once."""
         meta = self.meta.to_dict() | position.to_meta()
+        state = saved_part(state, self._constants)
         try:
             if regular:
                 self._checkpoints.save(state, meta, best=best)

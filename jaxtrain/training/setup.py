@@ -67,8 +67,10 @@ from jaxtrain.training.state import (
     abstract_state,
     bytes_per_device,
     check_extras,
+    checksums,
     jit_init,
     parameter_count,
+    saved_part,
     with_values,
 )
 from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
@@ -109,6 +111,11 @@ class StepSetup:
     total: int
     total_of: Callable[[config.Run], int]
     programs: SavedPrograms | None = None
+
+    @property
+    def saved(self) -> State:
+        """Returns the part of :attr:`target` that a checkpoint stores."""
+        return saved_part(self.target, self.definition.constants)
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""
@@ -362,7 +369,7 @@ def open_training(
         )
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
-            state = _first_state(step_setup, model.init_from, start_from, directory, meta, say)
+            state = first_state(step_setup, model.init_from, start_from, directory, meta, say)
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             early, last = patience_over(run.loop, meta), max(total, position.done)
@@ -396,7 +403,8 @@ def open_training(
             sources.files_to_keep,
         )
         stack.callback(checkpoints.close)
-        saver = Saver(run, checkpoints, meta, say, link_latest)
+        constants = step_setup.definition.constants
+        saver = Saver(run, checkpoints, meta, say, link_latest, constants)
         progress = Progress(
             run,
             log,
@@ -431,7 +439,7 @@ def open_training(
             evaluator=evaluator,
             progress=progress,
             saver=saver,
-            rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
+            rollback=Rollback(directory, run.checkpoint.every, step_setup.saved, say),
             stopping=Stopping(signals, bad_share, mesh),
             log=log,
             still_alive=still_alive,
@@ -480,7 +488,7 @@ def _with_source(model: Any, say: Say) -> Any:
     return model
 
 
-def _first_state(
+def first_state(
     setup: StepSetup,
     init_from: str | None,
     start_from: Path | None,
@@ -488,9 +496,11 @@ def _first_state(
     meta: RunMeta,
     say: Say,
 ) -> State:
-    """Returns a new state, or a checkpoint's; copies its best validation into ``meta``."""
+    """Returns a new state, or a checkpoint's, whose best validation it copies into ``meta``."""
+    constants = _constants(setup)
+    meta.constants = checksums(constants)
     if start_from is None:
-        return _first_values(setup, init_from, say)
+        return _first_values(setup, init_from, constants, say)
     saved = layout.read_run_meta(start_from)
     resume.check_same_run(
         start_from,
@@ -501,8 +511,14 @@ def _first_state(
         versions=meta.versions,
         say=say,
     )
-    state = restore(start_from, setup.target, verified=True)
-    check_extras(state, _constants(setup.run.model), str(start_from))
+    if "constants" in saved:
+        resume.check_constants(start_from, saved["constants"], meta.constants)
+        state = restore(start_from, setup.saved, verified=True)
+        everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
+        state = with_values(everything, {}, constants)
+    else:
+        state = restore(start_from, setup.target, verified=True)
+        check_extras(state, constants, str(start_from))
     best = resume.best_so_far(saved["best"], setup.run.checkpoint, start_from, directory)
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
@@ -533,29 +549,45 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
     return None
 
 
-def _first_values(setup: StepSetup, init_from: str | None, say: Say) -> State:
+def _first_values(
+    setup: StepSetup, init_from: str | None, constants: Mapping[str, np.ndarray], say: Say
+) -> State:
     """Returns a new state, with the values that the model loads from files.
 
     Args:
         setup: of the step.
         init_from: local path of the initial parameters, if any.
-        say: prints notes on them.
+        constants: from :func:`_constants`.
+        say: prints notes on the parameters.
 
     Raises:
         InputError: the values in a file do not match the model.
     """
-    model = setup.run.model
-    constants = _constants(model)
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
-        params, notes = weights.params_for(source, model, setup.definition.params)
+        params, notes = weights.params_for(source, setup.run.model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
     return with_values(setup.fresh_state(), params, constants)
 
 
-def _constants(model: Any) -> dict[str, np.ndarray]:
-    return model.constants() if hasattr(model, "constants") else {}
+def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
+    """Reads the values that the model loads from files.
+
+    Raises:
+        InputError: the files do not fit, or the processes have different ones.
+    """
+    model = setup.run.model
+    found = model.constants() if hasattr(model, "constants") else {}
+    if found.keys() != setup.definition.constants:
+        raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
+    if found:
+        process_group.check_same(
+            "weights of the losses",
+            str(checksums(found)),
+            "give every process the same files",
+        )
+    return found
 
 
 def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:

@@ -6,6 +6,7 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
+from jaxtrain.ops.layers import Frozen
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
@@ -64,6 +66,7 @@ class ModelDefinition:
         params: dotted path -> shape and dtype.
         extras: likewise, for non-parameter state.
         frozen: dotted paths of the parameters that are not trained.
+        constants: dotted paths of the extras that are read from files; checkpoints lack them.
 
     Raises:
         InputError: a path in `freeze` has no parameters.
@@ -80,6 +83,9 @@ class ModelDefinition:
         self._extra_leaves = dict(nnx.to_flat_state(extras))
         self.params = _flatten(params)
         self.extras = _flatten(extras)
+        self.constants = frozenset(
+            _dotted(path) for path, leaf in self._extra_leaves.items() if isinstance(leaf, Frozen)
+        )
         self.frozen = param_groups.frozen(freeze, self.params)
         for name, leaf in {**self.params, **self.extras}.items():
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -236,8 +242,33 @@ def with_values(
     )
 
 
+def saved_part(state: State, constants: Collection[str]) -> State:
+    """Returns what a checkpoint stores of a state: all but the constants, which files have.
+
+    Args:
+        state: the state, or its shapes.
+        constants: :attr:`ModelDefinition.constants`.
+    """
+    extras = {name: leaf for name, leaf in state.extras.items() if name not in constants}
+    return dataclasses.replace(state, extras=extras)
+
+
+def checksums(constants: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns a SHA-256 of the values below each part of the model, such as ``lpips``.
+
+    Args:
+        constants: dotted path -> the full array.
+    """
+    found: dict[str, Any] = {}
+    for name, array in sorted(constants.items()):
+        part = found.setdefault(name.partition(".")[0], hashlib.sha256())
+        part.update(f"{name} {array.dtype} {array.shape}".encode())
+        part.update(np.ascontiguousarray(array).data)
+    return {part: one.hexdigest() for part, one in found.items()}
+
+
 def check_extras(state: State, extras: Mapping[str, np.ndarray], source: str) -> None:
-    """Checks that a restored state has these values, which it was trained with.
+    """Checks a state from a checkpoint of an older version, which stores its constants.
 
     Args:
         state: the state.

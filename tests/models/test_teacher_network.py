@@ -107,7 +107,9 @@ def test_it_has_no_gradient_and_no_optimizer_state() -> None:
     assert flops == SIZES.encoder_flops(12, 16, 16)
 
 
-def test_a_resume_requires_the_same_weights(folder: Path, tmp_path: Path) -> None:
+def test_a_resume_from_an_older_version_requires_the_same_weights(
+    folder: Path, tmp_path: Path
+) -> None:
     model, nothing = with_folder(folder), jnp.zeros((), jnp.uint32)
     extras = {name: jnp.asarray(array) for name, array in model.constants().items()}
     state = states.State(

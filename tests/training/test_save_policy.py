@@ -14,12 +14,13 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import RunAgain
 from jaxtrain.training import save_policy
+from jaxtrain.training.state import State
 
 RUN = config.named("demo_mlm")
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
 
 
-STATE: Any = None  # never read
+STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), guard={})  # type: ignore[arg-type]
 
 
 class Checkpoints:

@@ -1,12 +1,23 @@
 """Building the parts of a step from a config."""
 
+import contextlib
+import dataclasses
+import functools
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+import wan_weights
 from program import TINY_MLM
 
 from jaxtrain import config, sharding
-from jaxtrain.training import setup, skip_step
+from jaxtrain.checkpoint import layout, saver
+from jaxtrain.config.run_length import Position
+from jaxtrain.errors import InputError
+from jaxtrain.training import rollback, save_policy, setup, skip_step
+from jaxtrain.training.state import State
 
 
 @pytest.mark.parametrize(
@@ -44,3 +55,93 @@ def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPat
     setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
     ((_, _, warmup),) = asked
     assert warmup == 7
+
+
+TAUGHT = (
+    *("--model.frames", "4", "--model.height", "16", "--model.width", "16"),
+    *("--model.latent_channels", "4", "--model.encoder_width", "4"),
+    *("--model.decoder_widths", "4", "4", "4", "4", "--model.init", "random"),
+    *("--model.teacher.network", "wan2.1", "--model.teacher.width", "8", "--data.batch_size", "4"),
+)
+
+
+@functools.cache
+def built(devices: int) -> setup.StepSetup:
+    run = config.load("demo", [*TAUGHT, "--mesh.fsdp", str(devices), "--mesh.shard", "params"])
+    return setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:devices]))
+
+
+def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any, State, Any]:
+    """Returns the setup of a run with a teacher, its first state, and its metadata."""
+    run = built(devices).run.override({"model.teacher.weights": str(folder)})
+    made = dataclasses.replace(built(devices), run=run)
+    meta = save_policy.describe(run, "fingerprint")
+    state = setup.first_state(made, None, start_from, folder, meta, lambda line: None)
+    return made, state, meta
+
+
+def save(made: Any, state: State, meta: Any, place: Path, *, older: bool = False) -> Path:
+    """Saves a state; as older versions did, with the weights that files have."""
+    checkpoints = saver.Checkpoints(place / layout.CHECKPOINTS, 1, lambda line: None)
+    with contextlib.closing(checkpoints):
+        if older:
+            fields = meta.to_dict() | Position(2, seen=8).to_meta()
+            del fields["constants"]
+            checkpoints.save(state, fields)
+        else:
+            constants = made.definition.constants
+            kept = save_policy.Saver(made.run, checkpoints, meta, constants=constants)
+            kept.finish(Position(2, seen=8), state)
+    return place / layout.CHECKPOINTS / "2"
+
+
+def at_step_2(state: State) -> State:
+    """Returns a state after two steps, with parameters of its own."""
+    params = {name: array + 1 for name, array in state.params.items()}
+    two = {"step": state.step + 2, "examples_seen": state.examples_seen + 8}
+    return dataclasses.replace(state, params=params, **two)
+
+
+def same(one: State, other: State) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+
+
+@pytest.mark.slow
+def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_path: Path) -> None:
+    """On other numbers of devices, in a rollback, and from checkpoints of older versions."""
+    folder, other = (
+        wan_weights.write(tmp_path / name, wan_weights.NARROW["wan2.1"], seed)
+        for seed, name in enumerate(("vae", "other"))
+    )
+    made, state, meta = first(folder, None)
+    state = at_step_2(state)
+    taught = set(made.definition.constants)
+    assert all(name.startswith("teacher_network.") for name in taught)
+    assert np.asarray(state.extras["teacher_network.encoder.conv_in.kernel"]).any()
+    path = save(made, state, meta, tmp_path)
+    names = layout.read_shapes(path)
+    assert {name.partition(".")[0] for name in names} >= {"params", "opt"}
+    assert not [name for name in names if "teacher_network" in name]
+    found, resumed, _ = first(folder, path, devices=2)
+    same(resumed, state)
+    where = jax.tree.map(lambda leaf: leaf.sharding, (resumed, found.target))
+    assert where[0] == where[1]
+    changed = dataclasses.replace(state, extras={n: a + 1 for n, a in state.extras.items()})
+    back = rollback.Rollback(tmp_path, 2, made.saved, lambda line: None)
+    restored, _ = back(dataclasses.replace(changed, params={}))
+    same(restored, dataclasses.replace(changed, params=state.params))
+    with pytest.raises(
+        InputError,
+        match=r"checkpoints/2 was trained with other values of teacher_network \(checksum \w{8}\) "
+        r"than this config's files have \(\w{8}\): pass the files",
+    ):
+        first(other, path)
+
+    older = save(made, state, meta, tmp_path / "older", older=True)
+    assert len(layout.read_shapes(older)) == len(names) + len(taught)
+    same(first(folder, older, 2)[1], state)
+    with pytest.raises(InputError, match=r"was trained with other values of teacher_network\.enc"):
+        first(other, older)
+    again, _ = rollback.Rollback(tmp_path / "older", 2, made.saved, lambda line: None)(changed)
+    same(again, dataclasses.replace(changed, params=state.params))
