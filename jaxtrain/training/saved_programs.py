@@ -16,13 +16,14 @@ compares everything that :func:`dependencies` lists before it opens a ``.bin``, 
 usual if anything differs.
 """
 
-import dataclasses
+import functools
 import hashlib
 import json
 import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -36,11 +37,13 @@ from jaxtrain.config import invocation
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import atomic
 from jaxtrain.training.state import State
+from jaxtrain.xla.options import BackgroundCompilation
 
 INDEX = "programs.json"
 INIT, STEP = "init", "step"
 _LARGEST_INDEX = 2**20  # bytes
 _LARGEST_PROGRAM = 2**31
+_MOST_ARGUMENTS = 10**6
 
 _AGAIN = "write the folder again with jaxtrain plan --save"
 
@@ -70,6 +73,15 @@ _GPU_PACKAGES = ("jax-cuda", "nvidia-")  # XLA's compiler for GPUs, cuDNN, cuBLA
 
 class Mismatch(Exception):
     """The programs were compiled for something else; the message names it and both values."""
+
+
+def known_without_data(run: config.Run) -> bool:
+    """Returns whether :func:`dependencies` are known before the data and the model are opened.
+
+    The number of steps may depend on both. A model outside of this package may import some of its
+    code only when it is built.
+    """
+    return run.loop.steps is not None and _is_ours(type(run.model))
 
 
 def dependencies(
@@ -151,71 +163,131 @@ def save(
     for name, program in programs.items():
         content, _, _ = serialize_executable.serialize(program)
         atomic.write_whole(folder / f"{name}.bin", content)
-        files[name] = {"sha256": hashlib.sha256(content).hexdigest()}
+        files[name] = {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "arguments": len(jax.tree.leaves(program.args_info)),
+        }
     index = {"depends_on": dict(depends_on), "metrics": sorted(metrics), "programs": files}
     atomic.write_whole(folder / INDEX, json.dumps(index, indent=1).encode() + b"\n")
 
 
-@dataclasses.dataclass(frozen=True)
 class SavedPrograms:
-    """Programs that were loaded for the devices of this run.
+    """The programs of a folder, which threads load while the run starts.
 
-    Attributes:
-        init: () -> the initial state.
-        step: (state, batch) -> (state, metrics).
-    """
-
-    init: jax.stages.Compiled
-    step: jax.stages.Compiled
-
-
-def load(
-    folder: Path,
-    depends_on: Mapping[str, str],
-    target: State,
-    spec: Mapping[str, Any],
-    devices: Sequence[jax.Device],
-) -> SavedPrograms:
-    """Loads the programs of a folder.
+    Linking a program takes seconds on a CPU: XLA compiles each kernel to an object file of its own,
+    428 for the step of ``demo``. Python runs meanwhile.
 
     Args:
-        folder: from :func:`save`.
+        folder: from :func:`save`; opened, compared and read at once.
         depends_on: what this run's programs depend on, from :func:`dependencies`.
-        target: shapes and shardings of the state.
-        spec: of a global batch.
         devices: of the mesh, in its order.
 
     Raises:
         InputError: the folder has no programs, or they are damaged.
         Mismatch: they were compiled for something else.
+
+    Attributes:
+        folder: as above.
+        loaded_s: seconds from the beginning until the programs returned so far were loaded.
+        waited_s: seconds of these that the caller could not do anything else.
     """
-    index = _index(folder)
-    if different := difference(index["depends_on"], depends_on):
-        raise Mismatch(different)
-    results = {
-        INIT: ((), target),
-        STEP: ((target, dict(spec)), (target, dict.fromkeys(index["metrics"], 0))),
-    }
-    programs = {}
-    for name, (arguments, result) in results.items():
-        path = folder / f"{name}.bin"
-        try:
-            content = atomic.read_regular(path, _LARGEST_PROGRAM)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): {_AGAIN}") from error
-        if hashlib.sha256(content).hexdigest() != index["programs"][name]["sha256"]:
-            raise InputError(f"{path} is damaged: {_AGAIN}")
-        try:
-            programs[name] = serialize_executable.deserialize_and_load(
-                content,
-                jax.tree.structure((arguments, {})),
-                jax.tree.structure(result),
-                backend=devices[0].client,
-                execution_devices=devices,
+
+    def __init__(
+        self, folder: Path, depends_on: Mapping[str, str], devices: Sequence[jax.Device]
+    ) -> None:
+        self.folder = folder
+        self._began = time.perf_counter()
+        index = _index(folder)
+        if different := difference(index["depends_on"], depends_on):
+            raise Mismatch(different)
+        self._metrics: list[str] = index["metrics"]
+        contents = {name: _content(folder, name, index["programs"][name]) for name in (INIT, STEP)}
+        self._loading = {
+            name: BackgroundCompilation(
+                functools.partial(
+                    _deserialized, contents[name], index["programs"][name]["arguments"], devices
+                )
             )
+            for name in (INIT, STEP)
+        }
+        self.loaded_s = self.waited_s = time.perf_counter() - self._began
+
+    def init(self, target: State) -> jax.stages.Compiled:
+        """Waits for the program () -> the initial state, and returns it.
+
+        Args:
+            target: shapes and shardings of the state.
+
+        Raises:
+            Mismatch: jax cannot load it here.
+        """
+        return self._loaded(INIT, (), target)
+
+    def step(self, target: State, spec: Mapping[str, Any]) -> jax.stages.Compiled:
+        """Waits for the program (state, batch) -> (state, metrics), and returns it.
+
+        Args:
+            target: shapes and shardings of the state.
+            spec: of a global batch.
+
+        Raises:
+            Mismatch: jax cannot load it here.
+        """
+        result = (target, dict.fromkeys(self._metrics, 0))
+        return self._loaded(STEP, (target, dict(spec)), result)
+
+    def close(self) -> None:
+        """Waits until nothing is loading, because Python cannot exit before."""
+        for one in self._loading.values():
+            one.ready(lambda: False)
+
+    def _loaded(self, name: str, arguments: Any, result: Any) -> jax.stages.Compiled:
+        began = time.perf_counter()
+        try:
+            flat, ended = self._loading[name].result()
+            # The trees are known only after the model has been traced.
+            trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
+            arguments_info = jax.tree.unflatten(trees[0], jax.tree.leaves(flat.args_info))
         except Exception as error:  # of XLA: a different build of the same version
-            raise Mismatch(f"jax cannot load {path.name} here ({first_line(error)})") from error
-    return SavedPrograms(init=programs[INIT], step=programs[STEP])
+            raise Mismatch(f"jax cannot load {name}.bin here ({first_line(error)})") from error
+        del self._loading[name]  # and the bytes that it was loaded from
+        self.waited_s += time.perf_counter() - began
+        self.loaded_s = max(self.loaded_s, ended - self._began)
+        return jax.stages.Compiled(flat._executable, [], arguments_info, trees[1], no_kwargs=True)
+
+
+def _content(folder: Path, name: str, expected: Mapping[str, Any]) -> bytes:
+    """Reads a program, and compares its checksum.
+
+    Raises:
+        InputError: it cannot be read, or it is damaged.
+    """
+    path = folder / f"{name}.bin"
+    try:
+        content = atomic.read_regular(path, _LARGEST_PROGRAM)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): {_AGAIN}") from error
+    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        raise InputError(f"{path} is damaged: {_AGAIN}")
+    return content
+
+
+def _deserialized(
+    content: bytes, arguments: int, devices: Sequence[jax.Device]
+) -> tuple[jax.stages.Compiled, float]:
+    """Loads a program, for now without the trees of its arguments and results.
+
+    Returns:
+        The program, and the time when it was loaded.
+    """
+    program = serialize_executable.deserialize_and_load(
+        content,
+        jax.tree.structure(((0,) * arguments, {})),
+        jax.tree.structure(()),
+        backend=devices[0].client,
+        execution_devices=devices,
+    )
+    return program, time.perf_counter()
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
@@ -264,10 +336,14 @@ def _index(folder: Path) -> dict[str, Any]:
         )
     try:
         content = atomic.read_json(path, _LARGEST_INDEX)
-        checksums = [content["programs"][name]["sha256"] for name in (INIT, STEP)]
+        programs = [content["programs"][name] for name in (INIT, STEP)]
+        checksums = [one["sha256"] for one in programs]
         texts = [*checksums, *content["metrics"], *content["depends_on"].values()]
+        counts = [one["arguments"] for one in programs]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("it contains something other than strings")
+        if not all(type(one) is int and 0 <= one <= _MOST_ARGUMENTS for one in counts):
+            raise ValueError("a number of arguments is wrong")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}): {_AGAIN}") from error
     return content
@@ -279,10 +355,9 @@ def _own_code(model: type) -> str:
     It covers the loaded modules in the folder of the model's outermost package, except installed
     packages.
     """
-    module = sys.modules[model.__module__]
-    source = Path(getattr(module, "__file__", None) or "").resolve()
-    if source.is_relative_to(_PACKAGE):
+    if _is_ours(model):
         return "part of jaxtrain"
+    module, source = sys.modules[model.__module__], _source(model)
     root = source.parents[module.__name__.count(".")]
     loaded = {
         path
@@ -295,6 +370,15 @@ def _own_code(model: type) -> str:
         and not {"site-packages", "dist-packages"}.intersection(path.parts)
     }
     return _digest({source, *loaded}, root)
+
+
+def _is_ours(model: type) -> bool:
+    return _source(model).is_relative_to(_PACKAGE)
+
+
+def _source(model: type) -> Path:
+    module = sys.modules[model.__module__]
+    return Path(getattr(module, "__file__", None) or "").resolve()
 
 
 def _digest(paths: Iterator[Path] | set[Path], root: Path) -> str:

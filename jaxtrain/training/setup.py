@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -82,6 +82,7 @@ _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
 Say = Callable[[str], None]
 Spec = dict[str, jax.ShapeDtypeStruct]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ class StepSetup:
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
         total_of: total steps of a run of other length or batch size, at the same position.
-        programs: compiled before, by ``plan --save``; None compiles here.
+        saved_init: the program of :meth:`fresh_state`, if ``plan --save`` compiled it.
     """
 
     run: config.Run
@@ -110,7 +111,7 @@ class StepSetup:
     spec: Spec
     total: int
     total_of: Callable[[config.Run], int]
-    programs: SavedPrograms | None = None
+    saved_init: jax.stages.Compiled | None = None
 
     @property
     def saved(self) -> State:
@@ -119,7 +120,7 @@ class StepSetup:
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""
-        make = self.jit_init() if self.programs is None else self.programs.init
+        make = self.saved_init or self.jit_init()
         return cast(State, make())
 
     def jit_init(self) -> Any:
@@ -127,9 +128,7 @@ class StepSetup:
         return jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
-        """Compiles the training step for the devices of the mesh, or returns a saved one."""
-        if self.programs is not None:
-            return self.programs.step
+        """Compiles the training step for the devices of the mesh."""
         return self.trace_step(donate=donate).lower().compile()
 
     def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
@@ -345,6 +344,10 @@ def open_training(
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
+        loading, early = None, saved_programs.known_without_data(run)
+        if flags.compiled and early:
+            assert run.loop.steps is not None
+            loading = stack.enter_context(_loading(run, run.loop.steps, mesh, flags, say))
         quarantine = Quarantine.open(directory, jax.process_index())
         with phases.within("data", allowance_s=None):  # may download
             model = _with_source(run.model, say) if start_from is None else run.model
@@ -354,10 +357,13 @@ def open_training(
         step_setup = build(run, mesh, len(sources.train), say, position)
         total = step_setup.total
         log.started(total)
-        if flags.compiled:
+        if flags.compiled and not early:
+            loading = stack.enter_context(_loading(run, total, mesh, flags, say))
+        if loading is not None:
             with phases.within("compile"):
-                programs = _load_programs(step_setup, flags, say)
-            step_setup = dataclasses.replace(step_setup, programs=programs)
+                init = functools.partial(loading.init, step_setup.target)
+                saved_init = _in_all("compiled init", init, loading.folder, say)
+            step_setup = dataclasses.replace(step_setup, saved_init=saved_init)
         explained = functools.partial(
             out_of_memory.explained,
             run,
@@ -394,7 +400,8 @@ def open_training(
         stack.callback(batches.close)
         evaluator = _evaluator(step_setup, sources, quarantine, threads=workers.number)
         with phases.within("compile"), explained():
-            step = compile_in_all_processes(step_setup, flags.debug, log)
+            saved_step = None if loading is None else _saved_step(step_setup, loading, say)
+            step = compile_in_all_processes(step_setup, flags.debug, log, saved_step)
         checkpoints = Checkpoints(
             directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
@@ -458,26 +465,60 @@ def _position(start_from: Path | None) -> Position:
     return Position.of_checkpoint(layout.read_meta(start_from))
 
 
-def _load_programs(setup: StepSetup, flags: preflight.Flags, say: Say) -> SavedPrograms | None:
-    """Loads the programs of ``--compiled``; all processes load theirs, or all compile."""
+@contextlib.contextmanager
+def _loading(
+    run: config.Run, total: int, mesh: jax.sharding.Mesh, flags: preflight.Flags, say: Say
+) -> Iterator[SavedPrograms | None]:
+    """Begins to load the programs of ``--compiled``, in all processes or in none.
+
+    Args:
+        run: the config.
+        total: steps of the complete run.
+        mesh: over all devices.
+        flags: of the command line.
+        say: prints why the programs do not match.
+
+    Yields:
+        The programs; None if those of any process do not match.
+
+    Raises:
+        InputError: the folder has no programs, or they are damaged.
+    """
     assert flags.compiled is not None
+    devices = list(mesh.devices.flat)
+    depends_on = saved_programs.dependencies(
+        run, total, devices, jax.process_count(), donate=not flags.debug
+    )
     folder = expanded(flags.compiled)
-    began = time.perf_counter()
-    devices = list(setup.rule.mesh.devices.flat)
-    programs, problem = None, ""
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> SavedPrograms:
+            programs = SavedPrograms(folder, depends_on, devices)
+            stack.callback(programs.close)
+            return programs
+
+        yield _in_all("compiled programs", begin, folder, say)
+
+
+def _in_all(what: str, load: Callable[[], T], folder: Path, say: Say) -> T | None:
+    """Returns what ``load`` returns; None if it does not match in any process, which is printed.
+
+    Args:
+        what: name of the exchange between the processes.
+        load: raises :class:`saved_programs.Mismatch`.
+        folder: of ``--compiled``.
+        say: prints a line.
+    """
+    found, problem = None, ""
     try:
-        depends_on = saved_programs.dependencies(
-            setup.run, setup.total, devices, jax.process_count(), donate=not flags.debug
-        )
-        programs = saved_programs.load(folder, depends_on, setup.target, setup.spec, devices)
+        found = load()
     except saved_programs.Mismatch as error:
         problem = str(error)
-    problems = [one for one in process_group.gather("compiled programs", problem) if one]
-    if problems:
-        say(f"--compiled {folder} does not match this run, so the step is compiled: {problems[0]}")
-        return None
-    say(f"compiled programs loaded from {folder} in {time.perf_counter() - began:.2f} s")
-    return programs
+    problems = [one for one in process_group.gather(what, problem) if one]
+    if not problems:
+        return found
+    say(f"--compiled {folder} does not match this run, so the step is compiled: {problems[0]}")
+    return None
 
 
 def _with_source(model: Any, say: Say) -> Any:
@@ -590,14 +631,36 @@ def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
     return found
 
 
-def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
+def _saved_step(setup: StepSetup, loading: SavedPrograms, say: Say) -> jax.stages.Compiled | None:
+    """Waits for the saved step; None if jax cannot load it in any process."""
+    step = functools.partial(loading.step, setup.target, setup.spec)
+    found = _in_all("compiled step", step, loading.folder, say)
+    if found is not None:
+        say(
+            f"compiled programs loaded from {loading.folder} in {loading.loaded_s:.2f} s, of which "
+            f"the run waited {loading.waited_s:.2f} s"
+        )
+    return found
+
+
+def compile_in_all_processes(
+    setup: StepSetup, debug: bool, log: RunLog, saved: jax.stages.Compiled | None = None
+) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
+
+    Args:
+        setup: of the step.
+        debug: whether ``--debug`` is set.
+        log: of the run.
+        saved: the step, if it was compiled before.
     """
-    began = time.perf_counter()
-    compiled = setup.compile_step(donate=not debug)
-    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    compiled = saved
+    if compiled is None:
+        began = time.perf_counter()
+        compiled = setup.compile_step(donate=not debug)
+        log.say(f"compiled in {time.perf_counter() - began:.1f} s")
     memory = compiled.memory_analysis()
     log.emit(
         StepCompiled(

@@ -49,6 +49,9 @@ def test_matmul_peaks(kind: str, teraflops: float | None) -> None:
 def test_memory_bandwidth_peaks() -> None:
     assert hardware.memory_bytes_per_second("NVIDIA H100 PCIe") == 2.0e12
     assert hardware.memory_bytes_per_second("NVIDIA H100 80GB HBM3") == 3.35e12
+    assert hardware.memory_bytes_per_second("NVIDIA A100-SXM4-80GB") == 2.039e12
+    assert hardware.memory_bytes_per_second("NVIDIA A100 80GB PCIe") == 1.935e12
+    assert hardware.memory_bytes_per_second("NVIDIA A100-PCIE-40GB") == 1.555e12
     assert hardware.memory_bytes_per_second("cpu") is None
 
 

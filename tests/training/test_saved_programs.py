@@ -1,6 +1,7 @@
 """Compiled programs are saved, loaded where they match, and refused where anything differs."""
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -40,9 +41,9 @@ def saved(folder: Path, parts: setup.StepSetup) -> Path:
     return folder
 
 
-def loaded(folder: Path, parts: setup.StepSetup) -> saved_programs.SavedPrograms:
+def loading(folder: Path, parts: setup.StepSetup) -> saved_programs.SavedPrograms:
     devices = list(parts.rule.mesh.devices.flat)
-    return saved_programs.load(folder, dependencies(parts), parts.target, parts.spec, devices)
+    return saved_programs.SavedPrograms(folder, dependencies(parts), devices)
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +69,21 @@ def batch(parts: setup.StepSetup) -> dict[str, jax.Array]:
 @pytest.mark.long
 def test_loaded_programs_compute_what_compiled_ones_do(folder: Path) -> None:
     parts = built()
-    programs = loaded(folder, parts)
-    fast = dataclasses.replace(parts, programs=programs)
+    programs = loading(folder, parts)
+    fast = dataclasses.replace(parts, saved_init=programs.init(parts.target))
+    step = programs.step(parts.target, parts.spec)
     own, same = parts.fresh_state(), fast.fresh_state()
     for left, right in zip(jax.tree.leaves(own), jax.tree.leaves(same), strict=True):
         assert left.sharding == right.sharding
         np.testing.assert_array_equal(left, right)
-    assert fast.compile_step() is programs.step
+    assert step.in_tree == jax.tree.structure(((parts.target, parts.spec), {}))
     own, expected = parts.compile_step()(own, batch(parts))
-    same, metrics = programs.step(same, batch(parts))
+    same, metrics = step(same, batch(parts))
     assert set(metrics) == set(expected)
     for name in expected:
         np.testing.assert_array_equal(metrics[name], expected[name], err_msg=name)
     np.testing.assert_array_equal(own.step, same.step)
-    assert programs.step.memory_analysis().argument_size_in_bytes > 0  # a run reports its memory
+    assert step.memory_analysis().argument_size_in_bytes > 0  # a run reports its memory
 
 
 FIELDS = (
@@ -108,12 +110,12 @@ FIELDS = (
 def test_another_config_is_refused(folder: Path, change: str) -> None:
     name = change.split()[0].removeprefix("--").replace("loop.steps", "number of steps")
     with pytest.raises(Mismatch, match=rf"^{re.escape(name)} is .* there and .* here$"):
-        loaded(folder, built(*change.split()))
+        loading(folder, built(*change.split()))
 
 
 def test_another_mesh_is_refused(folder: Path) -> None:
     with pytest.raises(Mismatch, match=r"^mesh.data is 1 there and 2 here$"):
-        loaded(folder, built("--mesh.fsdp", "4", "--mesh.data", "2"))
+        loading(folder, built("--mesh.fsdp", "4", "--mesh.data", "2"))
 
 
 def changed_xla_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +173,7 @@ def test_another_environment_is_refused(
     parts = built()
     change(monkeypatch)
     with pytest.raises(Mismatch, match=rf"^{re.escape(named)} is .* there and .* here$"):
-        loaded(folder, parts)
+        loading(folder, parts)
 
 
 @pytest.mark.parametrize(
@@ -216,17 +218,68 @@ def test_damage_is_found(folder: Path, tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     (copy / "step.bin").write_bytes(content)
     with pytest.raises(InputError, match=r"step\.bin is damaged: write the folder again"):
-        loaded(copy, built())
+        loading(copy, built())
     (copy / "step.bin").unlink()
     with pytest.raises(InputError, match=r"step\.bin cannot be read"):
-        loaded(copy, built())
-    for text in ("{", "[]", '{"programs": {}}', '{"depends_on": 1, "metrics": [], "programs": 2}'):
+        loading(copy, built())
+    index = (folder / saved_programs.INDEX).read_text()
+    wrong = index.replace('"arguments": ', '"arguments": -')
+    for text in (
+        "{",
+        "[]",
+        wrong,
+        '{"programs": {}}',
+        '{"depends_on": 1, "metrics": [], "programs": 2}',
+    ):
         (copy / saved_programs.INDEX).write_text(text)
         with pytest.raises(InputError, match=r"programs\.json is damaged"):
-            loaded(copy, built())
+            loading(copy, built())
     (copy / saved_programs.INDEX).unlink()
     with pytest.raises(InputError, match=r"has no programs\.json: write it with .* plan --config"):
-        loaded(copy, built())
+        loading(copy, built())
+
+
+def altered(folder: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a folder, with another index and a step that jax cannot load."""
+    copy.mkdir()
+    index = json.loads((folder / saved_programs.INDEX).read_text())
+    broken = b"not a program"
+    index["programs"]["step"]["sha256"] = hashlib.sha256(broken).hexdigest()
+    change(index)
+    (copy / "init.bin").write_bytes((folder / "init.bin").read_bytes())
+    (copy / "step.bin").write_bytes(broken)
+    (copy / saved_programs.INDEX).write_text(json.dumps(index))
+    return copy
+
+
+def test_a_program_that_jax_cannot_load_is_a_mismatch(folder: Path, tmp_path: Path) -> None:
+    parts = built()
+    copy = altered(folder, tmp_path / "copy", lambda index: None)
+    programs = loading(copy, parts)  # the error is in a thread
+    programs.init(parts.target)
+    with pytest.raises(Mismatch, match=r"^jax cannot load step\.bin here \(.+\)$"):
+        programs.step(parts.target, parts.spec)
+    programs.close()
+    fewer = altered(
+        folder, tmp_path / "fewer", lambda index: index["programs"]["init"].update(arguments=3)
+    )
+    with pytest.raises(Mismatch, match=r"^jax cannot load init\.bin here \(.+\)$"):
+        loading(fewer, parts).init(parts.target)
+
+
+def test_nothing_is_unpickled_before_everything_matches(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(saved_programs, "_deserialized", lambda *_: opened.append("program"))
+    copy = altered(folder, tmp_path / "copy", lambda index: index["depends_on"].update(jax="0"))
+    with pytest.raises(Mismatch, match=r"^jax is 0 there"):
+        loading(copy, built())
+    (copy / "step.bin").write_bytes(b"damaged")
+    (copy / saved_programs.INDEX).write_bytes((folder / saved_programs.INDEX).read_bytes())
+    with pytest.raises(InputError, match=r"step\.bin is damaged"):
+        loading(copy, built())
+    assert not opened
 
 
 def test_only_a_folder_of_programs_is_replaced(folder: Path, tmp_path: Path) -> None:
@@ -253,7 +306,9 @@ def test_a_run_with_saved_programs_compiles_nothing(tmp_path: Path) -> None:
     run = [*TINY_MLM, *data]
     fast = program.run(tmp_path, *run, "--compiled", "programs", "--output-dir", "a", **again)
     assert fast.returncode == 0, fast.stderr
-    assert re.search(r"^compiled programs loaded from programs in [\d.]+ s$", fast.stdout, re.M)
+    line = r"^compiled programs loaded from programs in [\d.]+ s, of which the run waited [\d.]+ s$"
+    assert re.search(line, fast.stdout, re.M)
+    assert "compiled in" not in fast.stdout
     assert "Finished XLA compilation" not in fast.stderr
     slow = program.run(tmp_path, *run, "--output-dir", "b", **again)
     assert "Finished XLA compilation" in slow.stderr  # the log works
