@@ -18,7 +18,7 @@ import common_start
 import results
 
 from jaxtrain import config
-from jaxtrain.data import sampler
+from jaxtrain.data import engine, sampler
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import pieces, prepare_clips
 
@@ -50,7 +50,7 @@ def main() -> None:
         )
         model = config.load("h100_8", overrides).model
         settings = pieces.Settings(height=model.height, width=model.width)
-        prepare_clips.run(flags.videos, cut, settings, workers=1, say=print)
+        prepare_clips.run(flags.videos, cut, settings, engine=engine.Local(1), say=print)
         rows = _rows(str(cut), overrides)
         found["after prepare clips"] = _clips_per_second([rows], flags.seconds)[0]
         shape = f"{model.frames}x{model.height}x{model.width}"

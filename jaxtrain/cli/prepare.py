@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.data import worker_count
+    from jaxtrain.cli import engine_flags
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -94,14 +94,8 @@ def _clips(arguments: list[str]) -> int:
         f"(default: {default.codec})",
     )
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
-    cores = worker_count.cores()
-    add(
-        "--workers",
-        type=int,
-        default=cores,
-        metavar="N",
-        help=f"worker processes (default: {cores})",
-    )
+    engine_flags.add(parser)
+    engine_flags.add_share(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -117,8 +111,7 @@ def _clips(arguments: list[str]) -> int:
         raise InputError(
             f"prepare clips: unknown argument {' '.join(rest)}; see prepare clips --help"
         )
-    if flags.workers < 1:
-        raise InputError(f"--workers {flags.workers}: use at least 1")
+    engine = engine_flags.chosen(flags)
     given = {field: getattr(flags, field) for field in (one.replace("-", "_") for one in numbers)}
     given = {field: value for field, value in given.items() if value is not None}
     unused = "crf" if flags.codec == "mpeg4" else "quantizer"
@@ -130,7 +123,17 @@ def _clips(arguments: list[str]) -> int:
     def say(message: str) -> None:
         terminal.say(message)
 
-    report = prepare_clips.run(flags.source, flags.out, settings, workers=flags.workers, say=say)
+    shared = engine_flags.share(flags)
+    if shared is not None:
+        say(f"sharing {flags.out} with other commands: {shared[1]}")
+    report = prepare_clips.run(
+        flags.source,
+        flags.out,
+        settings,
+        engine=engine,
+        say=say,
+        share=None if shared is None else shared[0],
+    )
     place = flags.out / prepare_clips.REPORT
     say(
         f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,37 @@ def write_whole(path: Path, data: bytes | str) -> None:
     content = data.encode() if isinstance(data, str) else data
     with appearing(path) as beside, open(beside, "wb") as file:
         file.write(content)
+
+
+def create_whole(path: Path, data: str) -> bool:
+    """Creates a file atomically, unless it exists.
+
+    Several processes may do so at once, also on different machines: one of them succeeds.
+
+    Args:
+        path: the file; its folder must exist.
+        data: the content, written as UTF-8.
+
+    Returns:
+        Whether this process created it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_whole(beside, data)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        if path.exists():
+            return False
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync(path.parent)
+    return True
 
 
 @contextlib.contextmanager

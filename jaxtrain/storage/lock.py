@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain.errors import RunAgain
@@ -22,14 +22,16 @@ NAME = ".lock"
 # A POSIX lock belongs to the process, so workers that outlive it do not inherit the lock. It is
 # released when the process closes any descriptor of the file, so nothing else may open the file.
 _held: dict[Path, int] = {}
+_claims: dict[Path, int] = {}  # open files of claims
 
 
-def hold(directory: Path, say: Callable[[str], None]) -> None:
+def hold(directory: Path, say: Callable[[str], None], *, shared: bool = False) -> None:
     """Locks a run directory for this process; does nothing if already locked.
 
     Args:
         directory: the run directory. If it is missing or not writable, it is not locked.
         say: receives a warning if the file system does not support locks.
+        shared: whether other processes may hold it too, if they also share it.
 
     Raises:
         RunAgain: another process holds the lock; the message has its host and PID.
@@ -42,7 +44,8 @@ def hold(directory: Path, say: Callable[[str], None]) -> None:
     except OSError:
         return  # writing to the directory will report the error
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         holder = _holder(descriptor)
         os.close(descriptor)
@@ -61,6 +64,36 @@ def hold(directory: Path, say: Callable[[str], None]) -> None:
         os.pwrite(
             descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
         )
+
+
+@contextlib.contextmanager
+def claimed(path: Path, number: int) -> Iterator[bool | None]:
+    """Claims a number while the block runs, so that no other process works on the same thing.
+
+    The claim is a lock on one byte of a file, which may be empty. The operating system, or the
+    server of a shared folder, releases it when the process ends or its machine is lost.
+
+    Args:
+        path: the file; created if missing. Nothing else may open it.
+        number: the thing, from 0 to 2^60 - 1. Threads of one process can claim the same one.
+
+    Yields:
+        Whether it is claimed; None if the file system does not support locks.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+    if path not in _claims:
+        _claims[path] = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(_claims[path], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+    except OSError as error:
+        yield False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(_claims[path], fcntl.LOCK_UN, 1, number)
 
 
 def holder(directory: Path) -> str:

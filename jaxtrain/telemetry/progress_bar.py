@@ -69,3 +69,56 @@ def metered(
             )
 
     yield update
+
+
+@contextlib.contextmanager
+def counted(
+    what: str, things: str, total: int, before: int, say: Say, failing: str = "failed"
+) -> Iterator[Callable[[int, int], None]]:
+    """Shows how many things are done while the block runs, how fast, and how many failed.
+
+    On a terminal this is one line that is rewritten in place.
+
+    Args:
+        what: name of the task, such as "cutting".
+        things: what is counted, such as "videos".
+        total: their number.
+        before: how many an earlier start completed.
+        say: prints the plain lines.
+        failing: names those that failed, such as "dropped".
+
+    Yields:
+        A function that takes how many are done, including ``before``, and how many of them failed.
+    """
+    began = printed = time.monotonic()
+
+    def line(done: int, failed: int, now: float) -> str:
+        passed = now - began
+        rate = (done - before) / passed if passed > 0 else 0.0
+        left = f"about {(total - done) / rate / 60:.1f} min left" if rate > 0 else "no rate yet"
+        return (
+            f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}, {failed:,} {failing}"
+        )
+
+    if terminal.taken() is None and terminal.lively(sys.stderr):
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(
+            Text(what),
+            console=Console(stderr=True),
+            redirect_stdout=sys.stdout.isatty(),  # a file or pipe still receives every line
+            transient=True,
+        ) as live:
+            yield lambda done, failed: live.update(Text(line(done, failed, time.monotonic())))
+        return
+
+    def update(done: int, failed: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed >= SAY_EVERY_S:
+            printed = now
+            say(line(done, failed, now))
+
+    yield update

@@ -13,7 +13,7 @@ import sample_videos
 import small_autoencoder
 
 from jaxtrain import main
-from jaxtrain.data.video import prepare_clips
+from jaxtrain.data import engine
 
 SIZE = ("--height", 16, "--width", 24)
 
@@ -68,7 +68,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     # Threads, because processes take a second to start; the processes are tested elsewhere.
-    monkeypatch.setattr(prepare_clips, "_pool", concurrent.futures.ThreadPoolExecutor)
+    monkeypatch.setattr(engine, "_pool", concurrent.futures.ThreadPoolExecutor)
 
 
 def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:

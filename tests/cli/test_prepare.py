@@ -1,5 +1,6 @@
 """``jaxtrain prepare``: clips, latents, and a run that trains on them."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import sample_videos as sample
 
 from jaxtrain import main
+from jaxtrain.cli import engine_flags
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -121,3 +123,37 @@ def test_each_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("prepare",), ("prepare", "clips", "--help"), ("prepare", "latents")):
         assert _main(*arguments) == 0
         assert capsys.readouterr().out.startswith("usage: jaxtrain prepare")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--workers", 0), "--workers 0: use at least 1"),
+        (("--ray-address", "a:1"), "--ray-address a:1 requires --engine ray"),
+        (("--engine", "dask"), "invalid choice: 'dask'"),
+    ],
+)
+def test_wrong_flags_of_an_engine(
+    flags: tuple[Any, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main("prepare", "clips", tmp_path, tmp_path / "out", *flags) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "3"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0"}, None),  # a batch script
+        ({"SLURM_ARRAY_TASK_ID": "17"}, "17"),
+        ({"JOB_COMPLETION_INDEX": "5"}, "5"),
+        ({}, None),
+    ],
+)
+def test_tasks_of_a_cluster_share_the_work(variables: dict[str, str], number: str | None) -> None:
+    found = engine_flags.share(argparse.Namespace(share=False), variables)
+    assert (None if found is None else found[0]) == number
+    texts = [engine_flags.share(argparse.Namespace(share=True), {}) for _ in range(2)]
+    assert texts[0] != texts[1]
+    assert None not in texts

@@ -1,5 +1,6 @@
 """Tests reading untrusted files."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -106,3 +107,19 @@ def test_an_output_file_that_cannot_be_written_is_rejected_early(tmp_path: Path)
         with pytest.raises(InputError) as caught:
             atomic.check_writable("--json", path)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_one_of_several_creates_a_file(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "token"
+    assert atomic.create_whole(path, "first")
+    assert not atomic.create_whole(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

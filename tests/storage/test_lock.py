@@ -83,3 +83,62 @@ def test_a_symbolic_link_as_lock_file_is_not_followed(tmp_path: Path) -> None:
     lock.hold(tmp_path, print)
     assert lock.holder(tmp_path) == ""
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+CLAIMER = """
+import sys
+from pathlib import Path
+from jaxtrain.storage import lock
+with lock.claimed(Path(sys.argv[1]), 5) as mine:
+    print(mine, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path, checkout: Path) -> None:
+    path = tmp_path / "claims"
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, str(path)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with lock.claimed(path, 5) as mine, lock.claimed(path, 2**60 - 1) as another:
+            assert (mine, another) == (False, True)
+        other.kill()
+        other.wait()
+        with lock.claimed(path, 5) as mine:
+            assert mine
+
+
+def test_a_file_system_without_locks_leaves_claims_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, command: int, length: int, start: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with lock.claimed(tmp_path / "claims", 5) as mine:
+        assert mine is None
+
+
+def test_a_shared_lock_excludes_only_those_that_do_not_share(
+    tmp_path: Path, checkout: Path
+) -> None:
+    sharer = HOLDER.replace("print)", "print, shared=True)")
+    with subprocess.Popen(
+        [sys.executable, "-c", sharer, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunAgain, match="another run is using"):
+            lock.hold(tmp_path, print)
+        lock.hold(tmp_path, print, shared=True)
+        assert tmp_path in lock._held

@@ -1,49 +1,68 @@
-"""``jaxtrain prepare clips``: cuts every raw video of a source into pieces, in worker processes.
+"""``jaxtrain prepare clips``: cuts every raw video of a source into pieces.
 
 The pieces of ``a/b.mp4`` are ``OUT/a/b.mp4.pieces/00000.mp4`` and so on; their names keep them in
-one split (:func:`jaxtrain.data.video.files.split`). A video's pieces appear all at once. Records of
-finished videos let a killed command resume.
+one split (:func:`jaxtrain.data.video.files.split`). A video's pieces appear all at once, and then
+its record, which lets a killed command resume. Cutting a video twice, also at the same time, gives
+the same files: each attempt works in a folder of its own and renames it.
+
+An engine (:mod:`jaxtrain.data.engine`) runs the cutting, in processes or on a cluster. Several
+commands may also share the work without one, see ``run``.
 """
 
-import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
-import multiprocessing
 import os
+import secrets
 import shutil
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache
+from jaxtrain.data.engine import Engine
 from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage import lock
-from jaxtrain.storage.atomic import expanded, read_json, sync, write_whole
+from jaxtrain.storage.atomic import create_whole, expanded, read_json, sync, write_whole
+from jaxtrain.telemetry import progress_bar
+from jaxtrain.telemetry.progress_bar import Say
 
 REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
-_REPORT_EVERY_S = 10.0
+_POLL_S = 2.0  # between looks at videos that other commands are cutting
+_PUBLISH_TRIES = 10
 
-Say = Callable[[str], None]
 Record = dict[str, Any]
 
 
-def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -> Record:
+def run(
+    source: str,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: Engine,
+    say: Say,
+    share: str | None = None,
+) -> Record:
     """Cuts all videos that have not been cut yet.
 
     Args:
         source: a folder, a video, or a list of videos.
         out: the output folder; created if missing.
         settings: settings of the pieces, the same for all pieces of a folder.
-        workers: number of worker processes.
+        engine: cuts the videos.
         say: prints a message.
+        share: None works alone in ``out``. Otherwise, other commands with the same source may work
+            in ``out`` at the same time, each with a different text here. Each takes the videos in
+            an order of its own, skips those that others have cut or are cutting, and returns when
+            all are done.
 
     Returns:
         The content of ``report.json``.
@@ -51,7 +70,7 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
     Raises:
         InputError: there are no videos, or ``out`` cannot be written or has pieces with other
             settings.
-        RunAgain: another process is working in ``out``.
+        RunAgain: another process is working in ``out`` and does not share it.
     """
     found = files.find(source, "SOURCE", cache.root(None), say)
     out = expanded(out).absolute()
@@ -61,20 +80,22 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
             f"OUT {out} is inside SOURCE {top}, so its pieces would be cut again: choose another "
             "folder"
         )
+    alone = share is None
     try:
         (out / WORK).mkdir(parents=True, exist_ok=True)
-        lock.hold(out / WORK, say)
+        lock.hold(out / WORK, say, shared=not alone)
         _keep_settings(out, settings)
-        _remove_half_done(out)
-        jobs = [_Job(one, out / folder_of(one.name), out) for one in found]
+        _remove_half_done(out, alone)
+        jobs = [_Job(one, out) for one in found]
         _check_distinct(jobs)
-        return _run(jobs, out, settings, workers, say)
+        return _run(jobs, out, settings, engine, say, share)
     except OSError as error:
-        _remove_half_done(out)
         raise InputError(
             f"cannot write to {out} ({error.strerror or error}): free space there or choose "
             "another folder, and start again; finished videos are kept"
         ) from error
+    finally:
+        _remove_half_done(out, alone)  # of lost nodes, and on a full disk
 
 
 def folder_of(name: str) -> str:
@@ -85,27 +106,28 @@ def folder_of(name: str) -> str:
     return "/".join(parts) + PIECES
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Job:
-    """A video and the folder for its pieces."""
+    """A video and the output folder."""
 
     found: Found
-    folder: Path
     out: Path
 
     @property
-    def _digest(self) -> str:
+    def folder(self) -> Path:
+        """Returns the folder for its pieces."""
+        return self.out / folder_of(self.found.name)
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of its name."""
         return hashlib.sha256(self.found.name.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def record(self) -> Path:
         """Returns the path of this video's record, which exists once the video is done."""
-        return self.out / WORK / "records" / self._digest[:2] / f"{self._digest[2:]}.json"
-
-    @property
-    def work(self) -> Path:
-        """Returns the folder in which its pieces are encoded."""
-        return self.out / WORK / f"half-{self._digest[:16]}"
+        digest = self.digest
+        return self.out / WORK / "records" / digest[:2] / f"{digest[2:]}.json"
 
     def done(self) -> Record | None:
         """Returns the record, unless the video has changed since or its pieces are gone."""
@@ -116,20 +138,58 @@ class _Job:
         return record if fresh and (not record["pieces"] or os.path.isdir(self.folder)) else None
 
 
-def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say) -> Record:
-    began = reported = time.monotonic()
-    records = {job.found.name: record for job in jobs if (record := job.done()) is not None}
-    todo = [job for job in jobs if job.found.name not in records]
-    if records:
-        say(f"{len(records):,} of {len(jobs):,} videos are already done")
-    for count, (job, record) in enumerate(_in_processes(todo, settings, workers), 1):
-        records[job.found.name] = record
+@dataclasses.dataclass
+class _Tally:
+    """What the report says about all videos.
+
+    Memory grows with the dropped videos only.
+    """
+
+    done: int = 0
+    cut: int = 0
+    pieces: int = 0
+    frames: int = 0
+    left_out: int = 0
+    dropped: list[Record] = dataclasses.field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        self.done += 1
+        self.cut += bool(record["pieces"])
+        self.pieces += len(record["pieces"])
+        self.frames += sum(record["pieces"])
+        self.left_out += record["left_out"]
         if record["dropped"] is not None:
-            say(f"skipped: {job.found.path}: {record['dropped']}")
-        if time.monotonic() - reported > _REPORT_EVERY_S:
-            reported = time.monotonic()
-            left_min = (reported - began) / count * (len(todo) - count) / 60
-            say(f"{len(records):,} of {len(jobs):,} videos, about {left_min:.1f} min left")
+            self.dropped.append({"source": record["source"], "reason": record["dropped"]})
+
+
+def _run(
+    jobs: list[_Job], out: Path, settings: Settings, engine: Engine, say: Say, share: str | None
+) -> Record:
+    tally, todo = _Tally(), []
+    for job in jobs:
+        record = job.done()
+        if record is None:
+            todo.append(job)
+        else:
+            tally.add(record)
+    if tally.done:
+        say(f"{tally.done:,} of {len(jobs):,} videos are already done")
+    if share is not None:
+        todo.sort(key=lambda job: hashlib.sha256(f"{share} {job.digest}".encode()).digest())
+    with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
+        while todo:
+            busy: list[_Job] = []
+            for job, record in _cut_all(todo, out, settings, engine, share):
+                if record is None:
+                    busy.append(job)
+                    continue
+                tally.add(record)
+                if record["dropped"] is not None:
+                    say(f"skipped: {job.found.path}: {record['dropped']}")
+                show(tally.done, len(tally.dropped))
+            todo = busy
+            if todo:
+                time.sleep(_POLL_S)
     gone = _gone(jobs, out)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"
@@ -138,94 +198,99 @@ def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say
             f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
             f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
-    report = _report([records[job.found.name] for job in jobs], gone, settings)
+    report = _report(tally, gone, settings)
     write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
     return report
 
 
-def _in_processes(
-    jobs: Sequence[_Job], settings: Settings, workers: int
-) -> Iterator[tuple[_Job, Record]]:
-    """Yields the records in the order in which videos are finished.
+def _cut_all(
+    jobs: Iterable[_Job], out: Path, settings: Settings, engine: Engine, share: str | None
+) -> Iterator[tuple[_Job, Record | None]]:
+    """Yields the records as videos are finished; None for one that another command is cutting.
 
-    If a video kills its worker, the worker pool is lost. Then the videos that were in progress are
-    retried one at a time.
+    Raises:
+        InputError: a node does not see SOURCE or OUT.
     """
-    waiting = iter(jobs)
-    while True:
-        suspects: list[_Job] = []
-        yield from _together(waiting, suspects, settings, workers)
-        if not suspects:
-            return
-        for job in suspects:
-            yield job, _alone(job, settings)
+    token = _marked(out)
+    for job, result in engine.as_finished(
+        _cut_here, jobs, settings, token, share is not None, died=_died
+    ):
+        if isinstance(result, _Unseen):
+            if _identity(job.found) is not None:
+                raise InputError(
+                    f"{job.found.path} does not exist on {result.host}: put SOURCE and OUT in a "
+                    "folder that all nodes share under the same path"
+                )
+            result = _dropped(job, "No such file or directory")
+        yield job, result
 
 
-def _together(
-    waiting: Iterator[_Job], suspects: list[_Job], settings: Settings, workers: int
-) -> Iterator[tuple[_Job, Record]]:
-    """Yields the records from one worker pool, until all jobs are done or a worker dies.
+@dataclasses.dataclass(frozen=True)
+class _Unseen:
+    """A video that does not exist on a host."""
+
+    host: str
+
+
+def _marked(out: Path) -> str:
+    """Returns a text in a file of ``out``, by which other nodes recognize the folder."""
+    path = out / WORK / "token"
+    if not path.exists():
+        create_whole(path, secrets.token_hex(16))
+    return path.read_text()
+
+
+def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record | _Unseen | None:
+    """Cuts a video unless another process is cutting it; runs in a worker, maybe elsewhere.
 
     Args:
-        waiting: jobs; every job taken becomes either a record or a suspect.
-        suspects: receives the jobs that were in progress or being submitted when a worker died.
+        job: the video.
         settings: settings of the pieces.
-        workers: number of workers.
+        token: content of a file in ``out`` (:func:`_marked`).
+        shared: whether other commands may have cut the video in the meantime.
+
+    Returns:
+        The record; None if another process is cutting the video.
+
+    Raises:
+        InputError: this host does not see ``out``.
     """
-    with _pool(workers) as pool:
-        running: dict[concurrent.futures.Future[Record], _Job] = {}
-
-        def fill() -> None:
-            while not suspects and len(running) < workers:
-                job = next(waiting, None)
-                if job is None:
-                    return
-                try:
-                    running[pool.submit(_cut, job, settings)] = job
-                except BrokenProcessPool:  # a worker died in the meantime
-                    suspects.append(job)
-
-        fill()
-        while running:
-            done, _ = concurrent.futures.wait(
-                running, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for future in done:
-                job = running.pop(future)
-                try:
-                    record = future.result()
-                except BrokenProcessPool:
-                    suspects.append(job)
-                    continue
-                yield job, record
-                fill()
+    try:
+        same = (job.out / WORK / "token").read_text() == token
+    except OSError:
+        same = False
+    if not same:
+        raise InputError(
+            f"OUT {job.out} on {socket.gethostname()} is not the folder of this command: put "
+            "SOURCE and OUT in a folder that all nodes share under the same path"
+        )
+    if _identity(job.found) is None:
+        return _Unseen(socket.gethostname())
+    with _claimed(job.out, job.digest) as mine:
+        if mine is False and shared:
+            return None
+        record = job.done() if shared else None
+        return _cut(job, settings) if record is None else record
 
 
-def _alone(job: _Job, settings: Settings) -> Record:
-    with _pool(1) as pool:
-        try:
-            return pool.submit(_cut, job, settings).result()
-        except BrokenProcessPool:
-            return _finish(job, _record(job, dropped="kills the worker that reads it"))
+def _claimed(out: Path, digest: str) -> contextlib.AbstractContextManager[bool | None]:
+    return lock.claimed(out / WORK / "claims", int(digest[:15], 16))
 
 
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn")
-    )
+def _died(job: _Job) -> Record:
+    return _finish(job, _record(job, dropped="kills the worker that reads it"))
 
 
 def _cut(job: _Job, settings: Settings) -> Record:
-    """Writes the pieces of a video and then its record; runs in a worker."""
-    shutil.rmtree(job.work, ignore_errors=True)
-    job.work.mkdir()
+    """Writes the pieces of a video and then its record."""
+    work = job.out / WORK / f"half-{job.digest[:16]}-{secrets.token_hex(4)}"
+    work.mkdir()
     try:
-        made = pieces.cut(job.found.path, job.found.span, job.work, settings)
-        for path in (*job.work.iterdir(), job.work):
+        made = pieces.cut(job.found.path, job.found.span, work, settings)
+        for path in (*work.iterdir(), work):
             sync(path)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(job.folder, ignore_errors=True)
-        os.rename(job.work, job.folder)
+        _publish(work, job.folder, job.out)
         sync(job.folder.parent)
     except BadExample as bad:
         return _dropped(job, bad.reason)
@@ -235,12 +300,43 @@ def _cut(job: _Job, settings: Settings) -> Record:
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
         return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     return _finish(job, _record(job, pieces=list(made.pieces), left_out=made.left_out))
 
 
+def _publish(work: Path, folder: Path, out: Path) -> None:
+    """Renames a complete folder, after moving an older one out of the way.
+
+    At any time the folder is missing or complete, also if another process publishes the same one,
+    for example a node that a cluster has given up.
+    """
+    for last in range(_PUBLISH_TRIES):
+        _discard(folder, out)
+        try:
+            os.rename(work, folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or last == _PUBLISH_TRIES - 1:
+                raise
+
+
+def _discard(folder: Path, out: Path) -> None:
+    """Removes a folder; to other processes it disappears at once."""
+    aside = out / WORK / f"old-{secrets.token_hex(8)}"
+    try:
+        os.rename(folder, aside)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # so it does not exist
+            return
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def _dropped(job: _Job, why: str) -> Record:
-    shutil.rmtree(job.work, ignore_errors=True)
-    shutil.rmtree(job.folder, ignore_errors=True)  # pieces of an earlier version of the video
+    _discard(job.folder, job.out)  # pieces of an earlier version of the video
     return _finish(job, _record(job, dropped=why))
 
 
@@ -296,33 +392,31 @@ def _identity(found: Found) -> list[int] | None:
 
 def _gone(jobs: list[_Job], out: Path) -> list[Record]:
     """Returns the records of videos that have pieces in ``out`` but are not among the jobs."""
-    named = {job.found.name for job in jobs}
-    folders = {job.folder for job in jobs}
+    known = {job.digest for job in jobs}
+    folders: set[str] | None = None  # most often not needed
     found = []
     for path in (out / WORK / "records").glob("*/*.json"):
+        if path.parent.name + path.stem in known:
+            continue
         record = _read_record(path)
         if record is None:  # damaged, so its video is unknown
             continue
-        folder = out / record["folder"]
-        if record["source"] not in named and folder not in folders and os.path.isdir(folder):
+        if folders is None:
+            folders = {folder_of(job.found.name) for job in jobs}
+        if record["folder"] not in folders and os.path.isdir(out / record["folder"]):
             found.append(record)
     return sorted(found, key=lambda record: str(record["source"]))
 
 
-def _report(records: list[Record], gone: list[Record], settings: Settings) -> Record:
-    kept = [record for record in records if record["pieces"]]
+def _report(tally: _Tally, gone: list[Record], settings: Settings) -> Record:
     return {
         "settings": dataclasses.asdict(settings),
-        "videos": len(records),
-        "cut": len(kept),
-        "pieces": sum(len(record["pieces"]) for record in kept),
-        "frames": sum(sum(record["pieces"]) for record in kept),
-        "frames_left_out": sum(record["left_out"] for record in records),
-        "dropped": [
-            {"source": record["source"], "reason": record["dropped"]}
-            for record in records
-            if record["dropped"] is not None
-        ],
+        "videos": tally.done,
+        "cut": tally.cut,
+        "pieces": tally.pieces,
+        "frames": tally.frames,
+        "frames_left_out": tally.left_out,
+        "dropped": sorted(tally.dropped, key=lambda one: str(one["source"])),
         "not_in_source": [
             {
                 "source": record["source"],
@@ -337,11 +431,10 @@ def _report(records: list[Record], gone: list[Record], settings: Settings) -> Re
 def _keep_settings(out: Path, settings: Settings) -> None:
     """Raises InputError if the folder has pieces with other settings; stores new settings."""
     path, now = out / WORK / "settings.json", dataclasses.asdict(settings)
+    if not path.exists():
+        create_whole(path, json.dumps(now))
     try:
         before = read_json(path)
-    except FileNotFoundError:
-        write_whole(path, json.dumps(now))
-        return
     except ValueError as error:
         raise InputError(
             f"{path} is damaged ({error}): choose another OUT, or remove it"
@@ -359,17 +452,29 @@ def _keep_settings(out: Path, settings: Settings) -> None:
         )
 
 
-def _remove_half_done(out: Path) -> None:
-    for left in (out / WORK).glob("half-*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _remove_half_done(out: Path, alone: bool) -> None:
+    """Removes folders that killed processes left.
+
+    Args:
+        out: the output folder.
+        alone: whether no other command works in it. Processes of a cluster may still do.
+    """
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a name that is not ours
+        for left in (out / WORK).glob("half-*"):
+            with _claimed(out, left.name.removeprefix("half-").ljust(15, "0")) as mine:
+                if mine or (mine is None and alone):
+                    _discard(left, out)
+        for left in (out / WORK).glob("old-*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _check_distinct(jobs: list[_Job]) -> None:
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for job in jobs:
-        other = seen.setdefault(job.folder, job.found.name)
-        if other != job.found.name:
+        name = job.found.name
+        other = seen.setdefault(folder_of(name), name)
+        if other != name:
             raise InputError(
-                f"the pieces of {other} and {job.found.name} would be in the same folder "
+                f"the pieces of {other} and {name} would be in the same folder "
                 f"({job.folder}): rename one, or prepare them in separate folders"
             )

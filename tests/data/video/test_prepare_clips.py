@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 import types
 import typing
@@ -18,11 +20,11 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import video
+from jaxtrain.data import engine, video
 from jaxtrain.data.video import decode, packets, pieces, prepare_clips, scenes
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain
 
 SMALL = Settings(
     height=32,
@@ -50,7 +52,7 @@ def _numbers(path: Path) -> list[int]:
 
 def _run(source: Path, out: Path, settings: Settings = SMALL) -> tuple[Any, list[str]]:
     said: list[str] = []
-    report = prepare_clips.run(str(source), out, settings, workers=1, say=said.append)
+    report = prepare_clips.run(str(source), out, settings, engine=engine.Local(1), say=said.append)
     return report, said
 
 
@@ -292,7 +294,7 @@ def test_a_video_with_hours_between_frames_is_cut(tmp_path: Path) -> None:
 def test_a_video_that_causes_any_error_is_skipped_and_reported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_clips, "_cut", _cut_and_fail)
+    monkeypatch.setattr(prepare_clips, "_cut_here", _cut_and_fail)
     shutil.copy(
         source / "sub/0.mp4", source / f"{'n' * 250}.mp4"
     )  # with .pieces, the name is too long
@@ -318,7 +320,7 @@ def test_a_video_that_causes_any_error_is_skipped_and_reported(
 def test_a_full_disk_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_clips, "_cut", _cut_on_a_full_disk)
+    monkeypatch.setattr(prepare_clips, "_cut_here", _cut_on_a_full_disk)
     with pytest.raises(InputError, match=r"cannot write to .*out \(No space left on device\)"):
         _run(source, tmp_path / "out")
 
@@ -326,7 +328,7 @@ def test_a_full_disk_ends_the_command(
 def test_a_video_that_kills_its_worker_is_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die)
+    monkeypatch.setattr(prepare_clips, "_cut_here", _cut_or_die)
     report, _ = _run(source, tmp_path / "out")
     assert (report["cut"], len(report["dropped"])) == (2, 2)
     assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
@@ -339,14 +341,14 @@ def test_a_worker_that_dies_while_another_record_is_processed(
 ) -> None:
     """One of two workers waits to die until the record of the other one has arrived."""
     pools: list[Any] = []
-    real = prepare_clips._pool
+    real = engine._pool
 
     def kept(workers: int) -> Any:
         pools.append(real(workers))
         return pools[-1]
 
-    monkeypatch.setattr(prepare_clips, "_pool", kept)
-    monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die_late)
+    monkeypatch.setattr(engine, "_pool", kept)
+    monkeypatch.setattr(prepare_clips, "_cut_here", _cut_or_die_late)
     out = tmp_path / "out"
 
     def say(line: str) -> None:
@@ -360,22 +362,22 @@ def test_a_worker_that_dies_while_another_record_is_processed(
                 time.sleep(0.02)
             pytest.fail("no worker died")
 
-    report = prepare_clips.run(str(source), out, SMALL, workers=2, say=say)
+    report = prepare_clips.run(str(source), out, SMALL, engine=engine.Local(2), say=say)
     assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
     dropped = {one["source"]: one["reason"] for one in report["dropped"]}
     assert dropped.pop("sub/0.mp4") == "kills the worker that reads it"
     assert list(dropped) == ["broken.mp4"]
 
 
-def _cut_and_fail(job: Any, settings: Settings) -> Any:
-    return _cut_beside(job, settings, ZeroDivisionError("unexpected"))
+def _cut_and_fail(job: Any, *rest: Any) -> Any:
+    return _cut_beside(job, rest, ZeroDivisionError("unexpected"))
 
 
-def _cut_on_a_full_disk(job: Any, settings: Settings) -> Any:
-    return _cut_beside(job, settings, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+def _cut_on_a_full_disk(job: Any, *rest: Any) -> Any:
+    return _cut_beside(job, rest, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def _cut_beside(job: Any, settings: Settings, error: Exception) -> Any:
+def _cut_beside(job: Any, rest: tuple[Any, ...], error: Exception) -> Any:
     """Cuts a video in a worker, but raises the error for 1.mp4."""
 
     def cut(path: str, *arguments: Any) -> pieces.Cut:
@@ -384,21 +386,21 @@ def _cut_beside(job: Any, settings: Settings, error: Exception) -> Any:
         return _real_pieces(path, *arguments)
 
     with mock.patch.object(pieces, "cut", cut):
-        return _real_cut(job, settings)
+        return _real_cut(job, *rest)
 
 
-def _cut_or_die_late(job: Any, settings: Settings) -> Any:
+def _cut_or_die_late(job: Any, *rest: Any) -> Any:
     while job.found.name == "sub/0.mp4":
         if (job.out / "die").exists():
             os._exit(139)
         time.sleep(0.01)
-    return _real_cut(job, settings)
+    return _real_cut(job, *rest)
 
 
 def test_pieces_of_videos_no_longer_in_source_are_listed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_clips, "_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(engine, "_pool", ThreadPoolExecutor)
     out = tmp_path / "out"
     _run(source, out)
     (source / "sub/1.mp4").unlink()
@@ -414,14 +416,14 @@ def test_pieces_of_videos_no_longer_in_source_are_listed(
     assert not any("SOURCE" in line for line in said)
 
 
-_real_cut = prepare_clips._cut
+_real_cut = prepare_clips._cut_here
 _real_pieces = pieces.cut
 
 
-def _cut_or_die(job: Any, settings: Settings) -> Any:
+def _cut_or_die(job: Any, *rest: Any) -> Any:
     if job.found.name == "sub/1.mp4":
         os._exit(139)
-    return _real_cut(job, settings)
+    return _real_cut(job, *rest)
 
 
 def test_pieces_of_a_video_are_in_one_split() -> None:
@@ -436,3 +438,72 @@ def test_pieces_of_a_video_are_in_one_split() -> None:
 def test_names_from_lists_stay_inside_the_output_folder(tmp_path: Path) -> None:
     assert prepare_clips.folder_of("/data/.hidden/a.mp4") == "data/_hidden/a.mp4.pieces"
     assert prepare_clips.folder_of("../up.mp4") == "up.mp4.pieces"
+
+
+SHARER = """
+import sys
+from pathlib import Path
+from jaxtrain.data import engine
+from jaxtrain.data.video import pieces, prepare_clips
+from jaxtrain.data.video.pieces import Settings
+
+real = pieces.cut
+def slow(*arguments):
+    print("cut", arguments[0], flush=True)
+    if sys.argv[3] == "0" and arguments[0].endswith("2.mp4"):
+        sys.stdin.read(1)
+    return real(*arguments)
+
+pieces.cut = slow
+engine._pool = __import__("concurrent.futures").futures.ThreadPoolExecutor
+prepare_clips._POLL_S = 0.05
+report = prepare_clips.run(
+    sys.argv[1], Path(sys.argv[2]), Settings(**eval(sys.argv[4])), engine=engine.Local(1),
+    say=lambda line: None, share=sys.argv[3],
+)
+print("done", report["cut"], flush=True)
+"""
+
+
+def _files(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name not in ("claims", ".lock", "token")
+    }
+
+
+def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -> None:
+    """One is killed while it cuts a video; the other waits for that video, and then cuts it."""
+    for number in range(3, 6):
+        shutil.copy(source / "sub/0.mp4", source / f"sub/{number}.mp4")
+    _run(source, tmp_path / "alone")
+    out = tmp_path / "out"
+
+    def start(number: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", SHARER, source, out, str(number), repr(vars(SMALL))],
+            env=os.environ | {"PYTHONPATH": str(checkout)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start(0)
+    assert first.stdout is not None
+    while "sub/2.mp4" not in (line := first.stdout.readline()):
+        assert line
+    with pytest.raises(RunAgain, match="another run is using"):
+        _run(source, out)
+    second = start(1)
+    records = out / ".prepare/records"
+    while len(list(records.glob("*/*"))) < 6:  # all but the one that is being cut
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert second.poll() is None
+    first.kill()
+    first.communicate()
+    said, _ = second.communicate(timeout=60)
+    assert said.splitlines()[-1] == "done 6"
+    assert f"cut {source}/sub/2.mp4" in said
+    assert _files(out) == _files(tmp_path / "alone")

@@ -1,0 +1,85 @@
+"""Flags that choose where the work of a command runs."""
+
+import argparse
+import os
+import secrets
+from collections.abc import Mapping
+
+from jaxtrain.data import engine, worker_count
+from jaxtrain.errors import InputError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--workers``, ``--engine``, and ``--ray-address``."""
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help=f"worker processes (default: {worker_count.cores()}; all CPUs of a Ray cluster)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=engine.NAMES,
+        default="local",
+        help="run on this machine (local) or on a Ray cluster (ray) (default: local)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="HOST:PORT of the Ray cluster, or local to start one on this machine "
+        "(default: $RAY_ADDRESS, or this machine's cluster)",
+    )
+
+
+def chosen(flags: argparse.Namespace) -> engine.Engine:
+    """Returns the engine that the flags choose.
+
+    Raises:
+        InputError: the flags contradict each other.
+    """
+    if flags.workers is not None and flags.workers < 1:
+        raise InputError(f"--workers {flags.workers}: use at least 1")
+    if flags.engine == "ray":
+        address = flags.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+        return engine.Ray(address, flags.workers)
+    if flags.ray_address is not None:
+        raise InputError(f"--ray-address {flags.ray_address} requires --engine ray")
+    return engine.Local(flags.workers or worker_count.cores())
+
+
+# Variables with a task's number, and with the number of tasks if one may be alone.
+_TASKS = (
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script has only the first
+    ("SLURM_ARRAY_TASK_ID", ""),  # sbatch --array
+    ("JOB_COMPLETION_INDEX", ""),  # an Indexed Job of Kubernetes
+)
+
+
+def add_share(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--share``."""
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="share the work with the same command on other machines; tasks of srun, of a SLURM "
+        "array, and of a Kubernetes Indexed Job always do",
+    )
+
+
+def share(
+    flags: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> tuple[str, str] | None:
+    """Returns how this command differs from those that it shares the work with.
+
+    Args:
+        flags: with ``share``.
+        environment: ``os.environ``.
+
+    Returns:
+        A text that no other command has, and a description; None if there are no others.
+    """
+    for variable, count in _TASKS:
+        number = environment.get(variable, "")
+        several = not count or environment.get(count, "1") != "1"
+        if number.isdecimal() and several:
+            return number, f"this is task {number} ({variable})"
+    return (secrets.token_hex(8), "--share") if flags.share else None

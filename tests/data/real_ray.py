@@ -1,0 +1,141 @@
+"""Preparation on a real Ray cluster of three nodes, one of which is killed meanwhile.
+
+Needs the extra ``ray``, so it is not part of the default suite: pass the file. The nodes are
+processes on this machine.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_videos as sample
+from launch.hosts import wait_for
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+# Ray forks, and leaves sockets open.
+pytestmark = pytest.mark.filterwarnings("default")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+SIZE = ("--height", "96", "--width", "128", "--frames", "24", "--min-frames", "8")
+SIZE += ("--min-side", "16", "--keep-cuts")
+VIDEOS = 30
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    made = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=1)
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    first = sample.write(folder / "0.mp4", sample.busy(160, height=192, width=256))
+    for number in range(1, VIDEOS):
+        shutil.copy(first, folder / f"{number}.mp4")
+    (folder / "broken.mp4").write_bytes(first.read_bytes()[:5000])
+    return folder
+
+
+def prepare(source: Path, out: Path, *flags: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxtrain", "prepare", "clips", source, out, *SIZE, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | variables,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    return said
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """The prepared files, and all records without the time stamps of their videos."""
+    found = {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and ".prepare" not in path.parts
+    }
+    for path in (out / ".prepare/records").glob("*/*.json"):
+        found[path.name] = json.dumps(json.loads(path.read_bytes()), sort_keys=True).encode()
+    return found
+
+
+def records(out: Path) -> int:
+    return len(list((out / ".prepare/records").glob("*/*.json")))
+
+
+@pytest.mark.timeout(300)
+def test_a_node_is_killed_and_the_files_are_those_of_one_process(
+    videos: Path, tmp_path: Path, cluster: Any
+) -> None:
+    lone = tmp_path / "alone"
+    said = output(prepare(videos, lone, "--workers", "1"))
+    assert "dropped 1 video" in said
+    out = tmp_path / "cluster"
+    process = prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address)
+    wait_for(lambda: records(out) >= 6, "the first videos", seconds=120)
+    (victim, *_) = cluster.worker_nodes
+    before = records(out)
+    cluster.remove_node(victim, allow_graceful=False)
+    assert before < VIDEOS, "the node was killed too late"
+    said = output(process)
+    assert f"skipped: {videos}/broken.mp4" in said
+    assert files(out) == files(lone)
+    assert not list((out / ".prepare").glob("half-*"))
+    # The work is done: another start only reads the records.
+    said = output(prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address))
+    assert f"{VIDEOS + 1} of {VIDEOS + 1} videos are already done" in said
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_command_resumes(videos: Path, tmp_path: Path, cluster: Any) -> None:
+    lone, out = tmp_path / "alone", tmp_path / "cluster"
+    output(prepare(videos, lone))
+    process = prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address)
+    wait_for(lambda: records(out) >= 4, "the first videos", seconds=120)
+    second = prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address)
+    said, _ = second.communicate(timeout=60)
+    assert (second.returncode, "another run is using" in said) == (75, True), said
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    said = output(prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address))
+    assert "videos are already done" in said
+    assert files(out) == files(lone)
+
+
+def test_a_node_without_the_folder_is_named(
+    videos: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token differs, as if a node had another folder under the path of OUT."""
+    from jaxtrain.data import engine
+    from jaxtrain.data.video import pieces, prepare_clips
+    from jaxtrain.errors import InputError
+
+    monkeypatch.setattr(prepare_clips, "_marked", lambda out: "of another folder")
+    with pytest.raises(InputError, match="is not the folder of this command"):
+        prepare_clips.run(
+            str(videos),
+            tmp_path / "out",
+            pieces.Settings(height=96, width=128),
+            engine=engine.Ray(cluster.address),
+            say=print,
+        )
