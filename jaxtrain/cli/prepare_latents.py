@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
     add(
         "--teacher",
         metavar="PATH",
-        help="a checkpoint, a run directory, a weights file, or a diffusers folder "
-        "(AutoencoderKLCogVideoX or AutoencoderKLWan)",
+        help="a checkpoint, a run directory, a weights file, or a folder of diffusers' "
+        "autoencoder of CogVideoX, HunyuanVideo, LTX, LTX-2, or Wan",
     )
     add(
         "--teacher-scaling",
@@ -78,6 +78,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         flags.teacher,
         scaling=flags.teacher_scaling,
         sample_seed=flags.teacher_sample,
+        model=run.model,
         say=say,
     )
     data = dataclasses.replace(

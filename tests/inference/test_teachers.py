@@ -30,7 +30,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def _load(path: Path | str, **more: Any) -> Any:
-    settings = {"scaling": None, "sample_seed": None, "say": lambda line: None, **more}
+    settings = {
+        "scaling": None,
+        "sample_seed": None,
+        "model": MODEL,
+        "say": lambda line: None,
+        **more,
+    }
     return teachers.load(str(path), **settings)
 
 

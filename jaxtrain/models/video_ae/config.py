@@ -222,23 +222,15 @@ class Config:
                 about=("model.patch_size", "model.teacher.network"),
             )
 
-        def fits(frames: int) -> bool:
-            """Whether both have the same latents, of the frames that are decoded again."""
-            latents = self.timing.latent_frames(frames)
-            taught = (wan_vae.latent_frames(frames), wan_vae.encoded_frames(frames))
-            return taught == (latents, self.timing.decoded(latents))
-
-        if not fits(self.frames):
+        if not self.timing.same_frames(self.frames, wan_vae.TIME_FACTOR):
             latents = self.timing.latent_frames(self.frames)
-            around = (
-                self.frames + sign * n for n in range(1, self.frames + 32) for sign in (-1, 1)
-            )
+            nearest = self.timing.nearest_with_same_frames(self.frames, wan_vae.TIME_FACTOR)
             raise InputError(
                 f"model.frames={self.frames}: model.teacher.network={teacher.network} makes "
                 f"{wan_vae.latent_frames(self.frames)} latents of {self.frames} frames, which "
                 f"cover {wan_vae.encoded_frames(self.frames)} of them; this model makes {latents}, "
                 f"which cover {self.timing.decoded(latents)} (model.time_downscale, model.trim): "
-                f"use --model.frames {next(n for n in around if n > 0 and fits(n))}",
+                f"use --model.frames {nearest}",
                 about=("model.frames", "model.teacher.network"),
             )
 

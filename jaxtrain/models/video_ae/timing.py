@@ -188,6 +188,22 @@ class Timing:
         filled = self.pad_time(video_BTHWC)
         return filled[:, : self.decoded(self.latent_frames(video_BTHWC.shape[1]))]
 
+    def same_frames(self, frames: int, factor: int) -> bool:
+        """Whether latents stand for the same frames as those of a causal autoencoder.
+
+        Args:
+            frames: number of frames of a clip.
+            factor: the other autoencoder encodes `factor` n + 1 of them as n + 1 latents.
+        """
+        latents = self.latent_frames(frames)
+        theirs = 1 + (frames - 1) // factor
+        return (theirs, 1 + factor * (theirs - 1)) == (latents, self.decoded(latents))
+
+    def nearest_with_same_frames(self, frames: int, factor: int) -> int:
+        """Returns the number of frames nearest to `frames` for which :meth:`same_frames` holds."""
+        around = (frames + sign * n for n in range(frames + 32) for sign in (-1, 1))
+        return next(n for n in around if n > 0 and self.same_frames(n, factor))
+
     def check_clip(self, frames: int) -> None:
         """Checks that no decoded frame of a clip is past its end.
 
