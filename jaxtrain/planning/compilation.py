@@ -42,7 +42,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``work`` (class of operation -> FLOPs, bytes and calls, per step and device) and ``kernels``
         (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
-        ``frozen`` (what ``model.freeze`` saves; None without it),
+        ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
+        that are read from files and not trained),
         ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
 
@@ -72,12 +73,11 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "model_flops": run.model.flops_per_example() * run.data.batch_size,
         "flops": work.product_flops(traced.jaxpr),
         "convolutions": work.has_convolutions(traced.jaxpr),
-        "formula_bytes": traffic.formula_bytes(
-            _trained(built), built.rule, run.mesh, run.optim.accumulate
-        ),
+        "formula_bytes": _formula_bytes(built),
         "frozen": _frozen(built),
         "total": built.total if run.loop.epochs is None else None,
         "elements": parameter_count(built.definition.params),
+        "constants": parameter_count(_constants(built)),
         "unsharded": built.rule.unsharded(_trained(built)),
         "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
@@ -148,6 +148,20 @@ def _trained(built: setup.StepSetup) -> dict[str, Any]:
     return built.definition.trained(built.target.params)
 
 
+def _formula_bytes(built: setup.StepSetup) -> float:
+    """Returns the bytes that each device sends per step by the formula."""
+    run = built.run
+    return traffic.formula_bytes(
+        _trained(built), _constants(built), built.rule, run.mesh, run.optim.accumulate
+    )
+
+
+def _constants(built: setup.StepSetup) -> dict[str, Any]:
+    """Returns the weights that are read from files and not trained."""
+    definition = built.definition
+    return {name: definition.extras[name] for name in definition.constants}
+
+
 def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
     """Returns what ``model.freeze`` saves on each device; None if nothing is frozen."""
     run, elements = built.run, parameter_count(_trained(built))
@@ -155,10 +169,7 @@ def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
         return None
     free = dataclasses.replace(run, model=dataclasses.replace(run.model, freeze=()))
     whole = setup.build_without_data(free, built.rule.mesh)
-    sent = [
-        traffic.formula_bytes(_trained(one), one.rule, run.mesh, run.optim.accumulate)
-        for one in (whole, built)
-    ]
+    sent = [_formula_bytes(one) for one in (whole, built)]
     return {
         "paths": list(run.model.freeze),
         "elements": parameter_count(built.definition.params) - elements,

@@ -99,6 +99,7 @@ def _heading(plan: Plan) -> str:
             break_on_hyphens=False,
         ),
         f"{compiled['elements']:,} parameters; {compiled['batch_of']}",
+        *_constants(compiled.get("constants", 0)),
         *_frozen(compiled.get("frozen")),
         *(
             f"not sharded: {name} {tuple(shape)}: mesh.fsdp divides none of its dimensions"
@@ -115,6 +116,10 @@ def _heading(plan: Plan) -> str:
             "bandwidth and communication are omitted.\n",
         )
     return "\n".join(lines)
+
+
+def _constants(count: int) -> list[str]:
+    return [f"{count:,} weights of a teacher or of LPIPS, not trained"] if count else []
 
 
 def _frozen(frozen: dict[str, Any] | None) -> list[str]:
@@ -210,10 +215,11 @@ def _traffic(plan: Plan) -> str:
         )
     sent = sum(row["wire_bytes"] for row in rows)
     formula = compiled["formula_bytes"]
+    frozen = " and of frozen weights" if compiled.get("constants") else ""
     lines.append(
         f"  {sent / 1e6:.2f} MB sent, {sent / formula:.2f} times the formula's "
-        f"{formula / 1e6:.2f} MB\n  (all-gather of parameters, reduce-scatter of gradients, in "
-        "bfloat16)"
+        f"{formula / 1e6:.2f} MB\n  (all-gather of parameters{frozen}, reduce-scatter of "
+        "gradients,\n  in bfloat16)"
     )
     lines.append("  links ([D] datasheet, [A] assumed):")
     lines += [f"    {link}" for link in plan["card"]["link"].split("; ")]

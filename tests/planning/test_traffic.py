@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import toy
 
@@ -71,10 +72,22 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
     sharded = sum(size for name, size in sizes.items() if name not in whole)
     rest = sum(size for name, size in sizes.items() if name in whole)
     expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert traffic.formula_bytes(target.params, rule, settings, accumulate=2) == pytest.approx(
+    assert traffic.formula_bytes(target.params, {}, rule, settings, accumulate=2) == pytest.approx(
         expected
     )
     assert jax.device_count() == 8
+
+
+@pytest.mark.parametrize(("shard", "times"), [("params", 2), ("optimizer", 2), ("none", 0)])
+def test_formula_counts_a_gather_of_constants_in_each_microbatch(shard: Any, times: int) -> None:
+    settings = dataclasses.replace(HYBRID, shard=shard)
+    rule = ShardingRule(toy.mesh_of(2, 4), settings)
+    constants = {
+        "teacher.kernel": jax.ShapeDtypeStruct((64, 32), np.float32),
+        "teacher.bias": jax.ShapeDtypeStruct((32,), np.float32),  # too small for shards
+    }
+    found = traffic.formula_bytes({}, constants, rule, settings, accumulate=2)
+    assert found == times * 2 * 64 * 32 * 3 / 4
 
 
 def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
