@@ -490,7 +490,7 @@ def check_same_run(
             f"{start_from} was trained with seed {old['seed']}, and this run has seed "
             f"{settings['seed']}, so the order of examples would differ: omit --seed"
         )
-    frozen = [tuple(one["model"].get("freeze", ())) for one in (old, settings)]
+    frozen = [sorted(set(one["model"].get("freeze", ()))) for one in (old, settings)]
     if frozen[0] != frozen[1]:
         raise InputError(
             f"{start_from} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "

@@ -58,6 +58,26 @@ def roles(groups: Groups) -> dict[str, Role]:
     return {name: one for name, one in groups.items() if isinstance(one, Role)}
 
 
+def check_trained(freeze: Collection[str], trained: Collection[str], groups: Groups) -> None:
+    """Checks that ``model.freeze`` leaves more than parameters with an optimizer of their own.
+
+    Args:
+        freeze: the paths.
+        trained: dotted names of the parameters that are left.
+        groups: the model's groups, such as that of a discriminator.
+
+    Raises:
+        InputError: only such groups are left; a discriminator alone is of no use.
+    """
+    separate = tuple(one.prefix for one in apart(groups).values())
+    if freeze and separate and all(name.startswith(separate) for name in trained):
+        raise InputError(
+            f"model.freeze={' '.join(freeze)} leaves only {' and '.join(apart(groups))} to train: "
+            "drop one of the paths",
+            about="model.freeze",
+        )
+
+
 def frozen(freeze: Collection[str], names: Collection[str]) -> frozenset[str]:
     """Returns the parameters that ``model.freeze`` excludes from training.
 

@@ -176,6 +176,7 @@ def build(
     freeze = getattr(run.model, "freeze", ())
     definition = ModelDefinition(run.model.build, freeze)
     trained = definition.trained(definition.params)
+    param_groups.check_trained(freeze, trained, _groups(run))
     rule = ShardingRule(mesh, run.mesh)
     parameters = parameter_count(definition.params)
     known = {
@@ -609,6 +610,11 @@ def _first_values(
         source = expanded(init_from)
         params, notes = weights.params_for(source, setup.run.model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
+    elif setup.definition.frozen:
+        say(
+            f"warning: model.freeze={' '.join(setup.run.model.freeze)} without model.init_from: "
+            "the frozen parameters keep the values of a new model; set --model.init_from"
+        )
     return with_values(setup.fresh_state(), params, constants)
 
 

@@ -526,6 +526,14 @@ def test_a_resume_with_other_frozen_parts_is_refused() -> None:
         check_same_run(saved, now, print)
 
 
+def test_the_order_of_frozen_parts_does_not_matter() -> None:
+    now, saved = (
+        described(config.load("h100_8", ["--model.freeze", *paths]), "same")
+        for paths in (("encoder", "decoder.head"), ("decoder.head", "encoder"))
+    )
+    check_same_run(saved, now, print)
+
+
 def test_different_versions_are_printed() -> None:
     saved, now = described(RUN, "same"), described(RUN, "same")
     saved["versions"] = saved["versions"] | {"grain": "0.0.1"}

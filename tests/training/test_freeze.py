@@ -15,9 +15,9 @@ from jaxtrain import config
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
+from jaxtrain.ops import per_device
 from jaxtrain.optim import build as optim
-from jaxtrain.planning import compilation, report, traffic
-from jaxtrain.sharding import HasShape
+from jaxtrain.planning import compilation, report, work
 from jaxtrain.training import setup
 from jaxtrain.training.state import ModelDefinition, bytes_per_device
 
@@ -118,16 +118,11 @@ def test_the_plan_states_what_freezing_saves() -> None:
     assert found["elements"] == 1_470_928
     # Two float32 numbers per element, over 4 devices; small arrays are not sharded.
     assert found["optimizer_bytes"] == pytest.approx(2 * 4 * 1_470_928 / 4, rel=0.1)
-    sent = [sent_bytes(one) for one in built.values()]
-    assert found["sent_bytes"] == sent[0] - sent[1] > 0
+    # Two all-gathers and one reduce-scatter in bfloat16, over 4 devices.
+    assert found["sent_bytes"] == pytest.approx(3 * 2 * 1_470_928 * 3 / 4, rel=0.1)
     (line,) = report._frozen(found)
     assert line.startswith("frozen: 1,470,928 parameters (encoder): saves 0.003 GiB of optimizer")
     assert report._frozen(None) == []
-
-
-def sent_bytes(built: setup.StepSetup) -> float:
-    params: dict[str, HasShape] = built.definition.trained(built.target.params)
-    return traffic.formula_bytes(params, built.rule, built.run.mesh, built.run.optim.accumulate)
 
 
 def test_paths_without_parameters_are_refused_with_the_nearest() -> None:
@@ -143,6 +138,30 @@ def test_paths_without_parameters_are_refused_with_the_nearest() -> None:
         param_groups.frozen(("encoder", "decoder"), names)
 
 
+def small_run(**more: Any) -> config.Run:
+    """Returns `demo` with a tiny model."""
+    model = dataclasses.replace(video_ae.Config.tiny(), **more)
+    return dataclasses.replace(config.named("demo"), model=model)
+
+
+def test_a_discriminator_alone_is_not_trained() -> None:
+    adversary = video_ae.Adversary(frames=1, replay=4)
+    run = small_run(freeze=("encoder", "decoder"), adversary=adversary)
+    with pytest.raises(InputError, match=r"encoder decoder leaves only adversary to train: drop o"):
+        setup.build_without_data(run, toy.mesh_of(1, 1))
+    setup.build_without_data(small_run(freeze=("encoder",), adversary=adversary), toy.mesh_of(1, 1))
+
+
+@pytest.mark.slow
+def test_frozen_parameters_without_a_source_are_reported() -> None:
+    said: list[str] = []
+    for freeze in ((), ("encoder",)):
+        built = setup.build_without_data(small_run(freeze=freeze), toy.mesh_of(1, 1))
+        setup._first_values(built, None, {}, said.append)
+    (line,) = said
+    assert line.startswith("warning: model.freeze=encoder without model.init_from: the frozen par")
+
+
 def test_averages_exist_only_of_trained_parameters() -> None:
     definition = ModelDefinition(FROZEN.build, FROZEN.freeze)
     settings = dataclasses.replace(toy.OPTIM, average=config.Average())
@@ -153,15 +172,42 @@ def test_averages_exist_only_of_trained_parameters() -> None:
     assert not [name for name in optimized(state) if name.startswith("blocks.0.")]
 
 
-def test_frozen_parts_need_fewer_operations() -> None:
-    full = video_ae.Config.tiny()
-    forward, first = full.forward_flops()
-    encoder = full.encoder_flops()
-    assert 0 < first < encoder < forward
-    counts = {
-        freeze: dataclasses.replace(full, freeze=freeze).flops_per_example()
-        for freeze in ((), ("encoder",), ("decoder",))
-    }
-    assert counts[()] == 3 * forward - first
-    assert counts["encoder",] == encoder + 3 * (forward - encoder)
-    assert counts["decoder",] == 3 * encoder - first + 2 * (forward - encoder)
+# Wide latents, so that the decoder's first layer is a large part.
+WIDE = video_ae.Config(
+    frames=4,
+    height=16,
+    width=16,
+    latent_channels=512,
+    encoder_width=8,
+    decoder_widths=(64, 8, 8, 8),
+)
+
+
+def operations(model: video_ae.Config) -> float:
+    """Counts the operations in the program of the loss and its gradient."""
+    definition = ModelDefinition(model.build, model.freeze)
+    params, extras = jax.eval_shape(definition.init, jax.random.key(0))
+    trained = definition.trained(params)
+    others = {name: array for name, array in params.items() if name not in trained}
+
+    def loss(trained: Any, others: Any, batch: Any, keys: Any) -> Any:
+        return definition.module(trained | others, extras).loss(batch, keys)[0]
+
+    keys = jax.random.split(jax.random.key(0), 1)
+    with per_device.tracing(platform="cuda"):  # CPU programs multiply by more zeros
+        traced = jax.jit(jax.grad(loss)).trace(trained, others, model.batch_spec(1), keys)
+    return work.product_flops(traced.jaxpr)
+
+
+def test_the_formula_saves_the_operations_that_the_program_saves() -> None:
+    """To 10%, as programs of narrow models multiply by zeros that the formula does not count."""
+    teacher = video_ae.Teacher(decode=True)
+    for freeze, taught in (
+        (("encoder",), None),
+        (("decoder",), None),
+        ((), teacher),
+        (("decoder",), teacher),
+    ):
+        less = dataclasses.replace(WIDE, freeze=freeze, teacher=taught)
+        saved = operations(WIDE) - operations(less)
+        assert WIDE.flops_per_example() - less.flops_per_example() == pytest.approx(saved, rel=0.1)

@@ -396,21 +396,28 @@ class Config:
         Each of a layer's two gradients costs as much as its output; the first layer's input needs
         none. `work.py` has the formula of the forward pass. A frozen encoder has only its forward
         pass, a frozen decoder no gradients of its weights (2 x forward); other paths in `freeze`
-        count as trained. LPIPS has two forward passes and one
-        backward pass without gradients of its weights (3); the discriminator has a forward and
-        backward pass of its batch (3), and for the correction two forward passes and one backward
-        pass without gradients of its weights (3). A teacher's network has one forward pass of its
-        encoder.
+        count as trained. The input of the decoder needs no gradient if the encoder is frozen, or
+        if the decoder gets a teacher's latents; then a frozen decoder has only its forward pass.
+        LPIPS has two forward passes and one backward pass without gradients of its weights (3); the
+        discriminator has a forward and backward pass of its batch (3), and for the correction two
+        forward passes and one backward pass without gradients of its weights (3). A teacher's
+        network has one forward pass of its encoder.
         """
-        forward, first = self.forward_flops()
+        work = self._forward_flops()
         frames = self.timing.decoded(self.timing.latent_frames(self.frames))
-        if "encoder" in self.freeze:
-            encoder = self.encoder_flops()
-            total = encoder + 3 * (forward - encoder)
-        else:
-            total = 3 * forward - first
-        if "decoder" in self.freeze:
-            total -= forward - self.encoder_flops()
+        encoder_trains, decoder_trains = (
+            part not in self.freeze for part in ("encoder", "decoder")
+        )
+        decoder = work.total - work.encoder
+        total = work.total
+        if encoder_trains:
+            total += 2 * work.encoder - work.first
+        if decoder_trains:
+            total += decoder  # gradients of weights
+        if encoder_trains and not (self.teacher is not None and self.teacher.decode):
+            total += decoder  # gradients of inputs
+        elif decoder_trains:
+            total += decoder - work.decoder_first
         if self.perceptual is not None:
             total += 3 * frames * lpips.forward_flops(self.height, self.width)
         if self.adversary is not None:

@@ -16,11 +16,19 @@ _CONV = 2 * 9
 
 
 class Forward(NamedTuple):
-    """FLOPs of a forward pass: all of it, the encoder's part, and the first layer's."""
+    """FLOPs of a forward pass: all of it, and parts.
+
+    Attributes:
+        total: of encoder and decoder.
+        encoder: of the encoder.
+        first: of the encoder's first layer.
+        decoder_first: of the decoder's first layer.
+    """
 
     total: float
     encoder: float
     first: float
+    decoder_first: float
 
 
 def forward(
@@ -52,7 +60,8 @@ def forward(
         total += _CONV * t * pixels * w * w * (1 + 4 * network.MEMORY_BLOCKS)
     total += _CONV * t * pixels * w * latent_channels
     t, encoder = latents, total
-    total += (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
+    decoder_first = (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
+    total += decoder_first
     stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, space_ups, strict=True)
     for number, (w, following, grow, up) in enumerate(stages):
         dropped = timing.dropped(latents) if number == len(grows) - 1 else 0
@@ -67,4 +76,4 @@ def forward(
         t, pixels = t * grow, after
     kept = t - timing.dropped(latents)
     total += _CONV * kept * pixels * decoder_widths[-1] * colours
-    return Forward(total, encoder, first)
+    return Forward(total, encoder, first, decoder_first)
