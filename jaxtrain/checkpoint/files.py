@@ -56,8 +56,13 @@ def opened(directory: Path, *, wait: bool) -> int:
             time.sleep(0.2)
 
 
-def complete(target: Path, files: Mapping[str, bytes]) -> None:
+def complete(target: Path, files: Mapping[str, bytes], step: int | None = None) -> None:
     """Completes a checkpoint committed by Orbax: adds files and its manifest.
+
+    Args:
+        target: the folder.
+        files: name -> content.
+        step: completed steps; None if the folder is named after them.
 
     Raises:
         OSError: the checkpoint is not complete.
@@ -67,7 +72,7 @@ def complete(target: Path, files: Mapping[str, bytes]) -> None:
         raise OSError(errno.EIO, lacking)
     for name, content in files.items():
         write_whole(target / name, content)
-    manifest.write(target, int(target.name))
+    manifest.write(target, int(target.name) if step is None else step)
 
 
 def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:

@@ -27,7 +27,7 @@ from jaxtrain.storage.atomic import read_json, sync, write_whole
 NAME = "manifest.json"
 
 _FORMAT = 1
-_PIECE_BYTES = 2**26
+PIECE_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
@@ -86,7 +86,7 @@ def write(folder: Path, step: int) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(sync, [*paths, *{path.parent for path in paths}]))
     sizes = {path: path.stat().st_size for path in paths}
-    found = _hash(sizes)
+    found = hashes(sizes)
     content = {
         "format": _FORMAT,
         "step": step,
@@ -96,7 +96,7 @@ def write(folder: Path, step: int) -> None:
             for path, size in sizes.items()
         },
     }
-    whole = content | {"sha256": _checksum(content)}
+    whole = content | {"sha256": checksum(content)}
     write_whole(folder / NAME, json.dumps(whole, indent=1) + "\n")
     sync(folder.parent)
 
@@ -108,16 +108,27 @@ def read(folder: Path) -> Manifest:
         Unusable: it is missing or damaged.
         OSError: the disk does not respond.
     """
-    path = folder / NAME
     try:
-        content: dict[str, Any] = read_json(path)
+        found = parsed(read_json(folder / NAME))
     except _MISSING:
         raise Unusable(
             f"{NAME} is missing: the save did not finish, or the file was lost"
         ) from None
     except ValueError as error:
         raise Unusable(f"{NAME} is damaged: {error}") from None
-    if content.pop("sha256", None) != _checksum(content):
+    named = folder.name.isascii() and folder.name.isdigit()
+    if named and int(folder.name) != found.step:
+        raise Unusable(f"{NAME} is for step {found.step}, but the folder is for step {folder.name}")
+    return found
+
+
+def parsed(content: dict[str, Any]) -> Manifest:
+    """Checks the content of a manifest.
+
+    Raises:
+        Unusable: it is damaged.
+    """
+    if content.pop("sha256", None) != checksum(content):
         raise Unusable(f"{NAME} is damaged: its content does not match its own checksum")
     found_format = content.get("format")
     if not _is_count(found_format):
@@ -128,12 +139,10 @@ def read(folder: Path) -> Manifest:
     saved, files = content.get("saved"), content.get("files")
     if not _is_count(step) or not isinstance(saved, str) or not isinstance(files, dict):
         raise Unusable(f"{NAME} is damaged: its step, time, or list of files is missing")
-    if folder.name.isascii() and folder.name.isdigit() and int(folder.name) != step:
-        raise Unusable(f"{NAME} is for step {step}, but the folder is for step {folder.name}")
     for name, entry in files.items():
-        if not _is_inside(name):
+        if not is_inside(name):
             raise Unusable(f"{NAME} is damaged: it lists {name!a}, which is outside this folder")
-        if not _is_entry(entry):
+        if not is_entry(entry):
             raise Unusable(
                 f"{NAME} is damaged: its entry for {name!a} is not a size with checksums"
             )
@@ -146,23 +155,23 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """Whether a listed name is a normalized path inside the checkpoint."""
     return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
-def _is_entry(entry: object) -> bool:
+def is_entry(entry: object) -> bool:
     """Whether an entry has a size and one checksum per piece.
 
     This bounds the number of pieces to hash by the size of the manifest.
     """
     if not isinstance(entry, dict) or not _is_count(entry.get("bytes")):
         return False
-    digests = entry.get("sha256")
+    found = entry.get("sha256")
     return (
-        isinstance(digests, list)
-        and all(isinstance(digest, str) for digest in digests)
-        and len(digests) == -(-entry["bytes"] // _PIECE_BYTES)
+        isinstance(found, list)
+        and all(isinstance(digest, str) for digest in found)
+        and len(found) == -(-entry["bytes"] // PIECE_BYTES)
     )
 
 
@@ -201,11 +210,11 @@ def verify(folder: Path) -> str:
     except Linked as why:
         raise InputError(f"{folder}: {why}: copy the checkpoint without links (cp -rL)") from None
     try:
-        digests = _hash({folder / name: size for name, (size, _) in found.files.items()})
+        now = hashes({folder / name: size for name, (size, _) in found.files.items()})
     except _MISSING as error:
         return f"{error.filename} is missing"
     for name, (_, saved) in found.files.items():
-        if digests[folder / name] != saved:
+        if now[folder / name] != saved:
             return f"{name} was changed after it was saved: its checksum is wrong"
     return ""
 
@@ -263,7 +272,8 @@ def _check_kind(name: str, mode: int) -> None:
         raise Linked(f"{name} is a pipe or a device")
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def checksum(content: dict[str, Any]) -> str:
+    """Returns the checksum of a manifest's content, as canonical JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -279,10 +289,16 @@ def _paths(folder: Path) -> list[Path]:
     )
 
 
-def _hash(sizes: dict[Path, int]) -> dict[Path, list[str]]:
+def digests(data: bytes) -> list[str]:
+    """Returns the checksum of each piece of a file's content."""
+    starts = range(0, len(data), PIECE_BYTES)
+    return [hashlib.sha256(data[start : start + PIECE_BYTES]).hexdigest() for start in starts]
+
+
+def hashes(sizes: dict[Path, int]) -> dict[Path, list[str]]:
     """Returns the checksums of each file's pieces, given the file sizes."""
     pieces = [
-        (path, start) for path, size in sizes.items() for start in range(0, size, _PIECE_BYTES)
+        (path, start) for path, size in sizes.items() for start in range(0, size, PIECE_BYTES)
     ]
     found: dict[Path, list[str]] = {path: [] for path in sizes}
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -297,7 +313,7 @@ def _hash_piece(piece: tuple[Path, int]) -> str:
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(start)
-            left = _PIECE_BYTES
+            left = PIECE_BYTES
             while left and (count := file.readinto(buffer[: min(left, _BUFFER_BYTES)])):
                 digest.update(buffer[:count])
                 left -= count

@@ -3,14 +3,19 @@
 Importing this module takes a second, as it imports Orbax.
 """
 
+import asyncio
 import logging
+import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src.serialization import ocdbt_utils, tensorstore_utils
 
 
 def quiet_orbax() -> None:
@@ -58,6 +63,63 @@ class _Unraisable:
             unraisable.exc_value
         ):
             self._before(unraisable)
+
+
+def handlers(state: str, meta: str, *, own_disk: bool) -> ocp.CompositeCheckpointHandler:
+    """Returns the handlers of the two items of a checkpoint.
+
+    Args:
+        state: name of the item with the arrays.
+        meta: name of the JSON item.
+        own_disk: whether each process has a disk of its own. It then writes a checkpoint of its
+            own, with all shards that it has; otherwise all write parts of the same one.
+    """
+    options = ocp.options.MultiprocessingOptions(primary_host=None if own_disk else 0)
+    own: dict[str, Any] = {}
+    if own_disk:
+        arrays = ocp.type_handlers.ArrayHandler(
+            primary_host=None, replica_id=None, use_replica_parallel=False
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        own = {
+            state: ocp.PyTreeCheckpointHandler(
+                multiprocessing_options=options, type_handler_registry=registry
+            ),
+            meta: ocp.JsonCheckpointHandler(multiprocessing_options=options),
+        }
+    return ocp.CompositeCheckpointHandler(
+        *(() if own_disk else (state, meta)),
+        composite_options=ocp.CompositeOptions(
+            temporary_path_class=TemporaryPath, multiprocessing_options=options
+        ),
+        **own,
+    )
+
+
+def merge_parts(states: list[Path]) -> None:
+    """Moves the arrays of several checkpoints into the first, each of which has other shards.
+
+    Orbax does the same with the parts of processes that share a disk, at the end of a save.
+
+    Args:
+        states: the folders with the arrays; all but the first are used up.
+    """
+    first = states[0]
+    for state in states[1:]:
+        for folder in (*state.glob("ocdbt.process_*"), *state.glob("array_metadatas/*")):
+            to = first / folder.relative_to(state)
+            if not to.exists():
+                folder.rename(to)
+    (first / "manifest.ocdbt").unlink()
+    shutil.rmtree(first / "d", ignore_errors=True)  # the index of the first part's shards
+    asyncio.run(
+        ocdbt_utils.merge_ocdbt_per_process_files(
+            ocdbt_utils.epath.Path(first),
+            ts_context=tensorstore_utils.get_ts_context(use_ocdbt=True),
+            use_zarr3=False,
+            enable_validation=False,
+        )
+    )
 
 
 class TemporaryPath(ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -60,6 +60,16 @@ class SaveFailed(RunAgain):
         self.said = said
 
 
+class Copies(Protocol):
+    """Copies complete checkpoints to another place, such as a bucket, while training continues."""
+
+    def prepare(self, target: Path) -> str:
+        """Returns why a checkpoint cannot be copied now; "" if it can, which keeps its files."""
+
+    def begin(self, target: Path, problem: str, *, also_best: bool) -> None:
+        """Begins the copy, or skips it if it cannot be made in some process."""
+
+
 class BestNotKept(SaveFailed):
     """A checkpoint is complete but could not be linked as the best; the previous best remains."""
 
@@ -79,6 +89,9 @@ class Checkpoints:
         say: receives a line when a save fails, and when checkpoints are moved to ``superseded/``.
         every: steps between regular checkpoints; the newest of these is always kept.
         files: name -> content of further files for each checkpoint.
+        own_disk: whether each process has a ``directory`` of its own, on a disk that the others do
+            not see. Each then saves all shards that it has.
+        copies: copies complete checkpoints to another place in the background, if any.
 
     Raises:
         InputError: ``directory`` cannot be created or read.
@@ -92,24 +105,28 @@ class Checkpoints:
         say: Callable[[str], None] = terminal.out,
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
+        *,
+        own_disk: bool = False,
+        copies: Copies | None = None,
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
-        from jaxtrain.checkpoint.orbax_compat import TemporaryPath, quiet_orbax
+        from jaxtrain.checkpoint import orbax_compat
 
         if keep < 1:
             raise ValueError(f"keep is {keep}: it must be at least 1")
-        quiet_orbax()
+        orbax_compat.quiet_orbax()
         self._directory = directory.absolute()
         self._best = self._directory.parent / BEST
         self._keep, self._every, self._files = keep, every, files
         self._say = say
-        self._process_zero = jax.process_index() == 0
-        if self._process_zero:
+        self._owner = own_disk or jax.process_index() == 0  # of the folders
+        self._copies = copies
+        if self._owner:
             checkpoint_files.make_folder(self._directory)
         self._home: int | None = None  # descriptor of the directory
         try:
-            if self._process_zero:
+            if self._owner:
                 checkpoint_files.sweep(self._directory)
                 checkpoint_files.sweep(self._best)
             self._newest = self.latest()
@@ -118,12 +135,11 @@ class Checkpoints:
         self._args = ocp.args
         self._votes = Votes(key_value.of_run(), SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(
-                STATE,
-                META,
-                composite_options=ocp.CompositeOptions(temporary_path_class=TemporaryPath),
+            orbax_compat.handlers(STATE, META, own_disk=own_disk),
+            temporary_path_class=orbax_compat.TemporaryPath,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=None if own_disk else 0
             ),
-            temporary_path_class=TemporaryPath,
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
             ),
@@ -191,7 +207,7 @@ class Checkpoints:
         finally:
             self._checkpointer.close()
             failed = self._last_failed  # other threads may have kept writing its files
-            if failed and self._process_zero and not _failure_of(self._check_there):
+            if failed and self._owner and not _failure_of(self._check_there):
                 _failure_of(lambda: checkpoint_files.remove_failed(failed))
             if self._home is not None:
                 os.close(self._home)
@@ -221,7 +237,7 @@ class Checkpoints:
         ):
             wrong = self._votes.agree(part, _failure_of(action))
             if wrong:
-                if self._process_zero:
+                if self._owner:
                     _failure_of(lambda: checkpoint_files.give_back(folder))
                 raise self._failed(target, wrong, said=False)
         self._saved[folder] = step
@@ -245,7 +261,7 @@ class Checkpoints:
 
     def _prepare(self, folder: Path, step: int, also_best: bool) -> None:
         """Prepares the folder and tests writing, in process 0: Orbax notices failures late."""
-        if not self._process_zero:
+        if not self._owner:
             return
         self._check_there()
         folder.mkdir(exist_ok=True)
@@ -265,7 +281,7 @@ class Checkpoints:
             OSError: the directory is gone or was replaced.
         """
         if self._home is None:
-            self._home = checkpoint_files.opened(self._directory, wait=not self._process_zero)
+            self._home = checkpoint_files.opened(self._directory, wait=not self._owner)
         if not os.path.samestat(os.fstat(self._home), os.stat(self._directory)):
             raise OSError(errno.ESTALE, f"{self._directory} is not the same folder as before")
 
@@ -288,15 +304,18 @@ class Checkpoints:
         written = self._await_orbax()
         wrong = wrong or written or _failure_of(self._check_there)
         wrong = self._votes.agree("written", wrong)
-        if self._process_zero and not wrong:
+        if self._owner and not wrong:
             wrong = _failure_of(lambda: self._complete(target, keep))
         wrong = self._votes.agree("end", wrong)
         if not wrong:
             self._newest = target
             if also_best:
                 self._keep_best(target)
+            if self._copies is not None:
+                problem = self._votes.agree("copy", self._copies.prepare(target))
+                self._copies.begin(target, problem, also_best=also_best)
             return
-        if self._process_zero:  # a partial checkpoint would only fill the disk
+        if self._owner:  # a partial checkpoint would only fill the disk
             _failure_of(lambda: checkpoint_files.remove_failed(target))
             if _failure_of(self._check_there):  # TensorStore recreates missing folders
                 _failure_of(target.parent.rmdir)
@@ -313,7 +332,7 @@ class Checkpoints:
     def _keep_best(self, target: Path) -> None:
         """Links a complete checkpoint as the best; all processes agree on the result."""
         best, wrong = self._best / target.name, ""
-        if self._process_zero:
+        if self._owner:
             wrong = _failure_of(lambda: checkpoint_files.link(target, best))
             if not wrong:
                 self._delete_oldest(best, 1)

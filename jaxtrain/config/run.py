@@ -205,6 +205,9 @@ class Checkpoint:
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] = "max"
     """Whether a larger (max) or a smaller (min) best_metric is better."""
+    mirror: str | None = None
+    """Folder in a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run directory is
+    copied while training continues. A resume uses the newest complete checkpoint of the two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

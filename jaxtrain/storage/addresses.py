@@ -164,7 +164,7 @@ def refuse_user(text: str, flag: str) -> None:
     scheme = match[1].lower()
     google = "set GOOGLE_APPLICATION_CREDENTIALS"
     cures = {
-        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         "gs": google,
         "gcs": google,
     }

@@ -10,10 +10,10 @@ from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
 from jaxtrain.sharding import as_found, wrong_count
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
-from jaxtrain.training import profiler, run_directory, saved_programs
+from jaxtrain.training import mirror, profiler, run_directory, saved_programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,8 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
     found = [*config.problems(run), *_profile(run, flags.profile), *_compiled(flags.compiled)]
     # Only process 0 needs the packages.
     found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
-    if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
-        found.append(
-            f"--output-dir {addresses.public(flags.output_dir)} is a URL: use a local folder"
-        )
+    is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
+    found += _bucket(run, flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
         found += _places(flags)
     if not found and not wrong:
@@ -109,6 +107,18 @@ def _compiled(folder: str | None) -> Iterator[str]:
             saved_programs.check_folder(expanded(folder))
         except InputError as error:
             yield from error.messages
+
+
+def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
+    """Checks the URL of the bucket that the run is copied to, without connecting to it."""
+    try:
+        url = mirror.url_of(run, output_dir)
+        if url is not None:
+            bucket.check_installed(url)
+        elif output_dir is not None and addresses.is_address(output_dir):
+            bucket.normalized(output_dir, "--output-dir")
+    except InputError as error:
+        yield from error.messages
 
 
 def _places(flags: Flags) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
+from jaxtrain.checkpoint import layout
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -70,6 +71,8 @@ def start_from(
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
     max_lost_steps: int = 0,
+    *,
+    own_disk: bool = False,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 
@@ -83,6 +86,7 @@ def start_from(
         say: receives the warnings that process 0 also prints to stderr, such as damaged
             checkpoints.
         max_lost_steps: see :func:`jaxtrain.checkpoint.resume.choose`.
+        own_disk: whether each process has its own ``output_dir``, with the same checkpoints.
 
     Raises:
         InputError: in every process, if the checkpoint is rejected, or the run directory contains
@@ -103,13 +107,18 @@ def start_from(
             None if output_dir is None else _absolute(output_dir),
             root.absolute() / name,
             warn,
-            lambda run: _take(run, warn),
+            lambda run: take(run, warn),
             max_lost_steps,
         )
-        return "" if chosen is None else str(chosen.absolute())
+        if chosen is None:
+            return ""
+        found = chosen.absolute()
+        if own_disk and (home := _absolute(output_dir or "")) in found.parents:
+            return str(found.relative_to(home))
+        return str(found)
 
     chosen = process_group.process_zero_decides(decide)
-    return Path(chosen) if chosen else None
+    return _absolute(output_dir or "") / chosen if chosen else None
 
 
 def prepare(
@@ -118,6 +127,8 @@ def prepare(
     resume: str | None,
     start_from: Path | None,
     root: Path = ROOT,
+    *,
+    own_disk: bool = False,
 ) -> Path:
     """Creates the run directory in process 0; all processes must see it.
 
@@ -130,6 +141,7 @@ def prepare(
         resume: the flag's value.
         start_from: from :func:`start_from`.
         root: contains ``NAME/<UTC time>/``.
+        own_disk: whether each process has its own ``output_dir``, which exists.
 
     Returns:
         The absolute path.
@@ -150,18 +162,20 @@ def prepare(
                     f"--output-dir {directory}: {directory.parent} did not exist and was created: "
                     "is its disk mounted?"
                 )
-            _take(directory, terminal.warn)
+            take(directory, terminal.warn)
             checkpoint_resume.check_directory(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
-            _take(directory, terminal.warn)
+            take(directory, terminal.warn)
         else:
             directory = _make_new(root.absolute() / name)
-            _take(directory, terminal.warn)
+            take(directory, terminal.warn)
         return str(directory)
 
     directory = Path(process_group.process_zero_decides(decide))
+    if own_disk:
+        return _absolute(output_dir or "")
     check_shared(directory)
     return directory
 
@@ -382,13 +396,18 @@ _OWN = re.compile(
     r"|report\.html|\.lock"
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
+_FOLDERS = (layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
 )
 
 
-def _take(directory: Path, say: Callable[[str], None]) -> None:
+def take(directory: Path, say: Callable[[str], None]) -> None:
     """Locks the run directory, and checks that the run writes nothing outside it.
+
+    Args:
+        directory: of the run.
+        say: receives a warning if the file system does not support locks.
 
     Raises:
         InputError: it contains symbolic links.
@@ -396,6 +415,12 @@ def _take(directory: Path, say: Callable[[str], None]) -> None:
     """
     _refuse_links(directory)
     lock.hold(directory, say)
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
+    first = name.partition("/")[0]
+    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, lock.NAME)
 
 
 def _refuse_links(directory: Path) -> None:

@@ -137,7 +137,7 @@ def print_summary(
     run: config.Run,
     program: str,
     arguments: Sequence[str],
-    directory: Path,
+    directory: Path | str,
     *,
     results: Results,
     example_file: str,
@@ -151,7 +151,7 @@ def print_summary(
         run: the config.
         program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
-        directory: of the run.
+        directory: of the run, or its URL.
         results: metrics of this start.
         example_file: an input file on which to try the model; "" prints a placeholder.
         stopped_early: whether early stopping ended the run.
@@ -160,7 +160,7 @@ def print_summary(
     """
     for line in results.lines():
         say(line)
-    here = shortest_path(str(directory))
+    here = _typed(directory)
     say(f"run directory: {here}")
     place = shlex.quote(here)
     if hasattr(run.model, "usage"):
@@ -201,14 +201,17 @@ def in_each(processes: int) -> str:
 
 
 def resume_command(
-    program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
+    program: str,
+    arguments: Sequence[str],
+    directory: Path | str,
+    longer: dict[str, str] | None = None,
 ) -> str:
     """Returns the command that resumes a run; if no command does, an explanation.
 
     Args:
         program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
-        directory: of the run.
+        directory: of the run, or its URL.
         longer: overrides that replace those in ``arguments``.
     """
     if not arguments:
@@ -218,8 +221,12 @@ def resume_command(
             "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
-    again = {"--output-dir": shortest_path(str(directory)), "--resume": "latest"}
+    again = {"--output-dir": _typed(directory), "--resume": "latest"}
     return invocation.again(program, arguments, again | (longer or {}))
+
+
+def _typed(directory: Path | str) -> str:
+    return directory if isinstance(directory, str) else shortest_path(str(directory))
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:

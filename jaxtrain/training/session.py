@@ -139,6 +139,9 @@ def _train(
         if setup is None:  # nothing left to train
             return DONE, log.directory
         loop.train(setup)
+        if setup.copy is not None:
+            with log.phases.within("upload", allowance_s=None):
+                setup.copy.finish(watchdog.beat)
         heartbeat.ending()
         return _end(setup, flags), setup.directory
 
@@ -151,7 +154,7 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)
     if decision != CONTINUE:
-        again = run_summary.resume_command(program, typed, setup.directory)
+        again = run_summary.resume_command(program, typed, setup.shown)
         each = run_summary.in_each(jax.process_count())
         log.say(f"resume{each} with: {again}" if typed else again)
     else:
@@ -159,7 +162,7 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
             run,
             program,
             typed,
-            setup.directory,
+            setup.shown,
             results=progress.results,
             example_file=setup.example_file,
             stopped_early=stopped_early,

@@ -49,6 +49,7 @@ from jaxtrain.training import (
     saved_programs,
     skip_step,
 )
+from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
@@ -272,6 +273,7 @@ class TrainSetup:
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
+        copy: of the run directory in a bucket; None without one.
     """
 
     run: config.Run
@@ -289,6 +291,12 @@ class TrainSetup:
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
+    copy: Mirror | None = None
+
+    @property
+    def shown(self) -> str | Path:
+        """Returns the run directory as ``--output-dir`` and other commands take it."""
+        return self.directory if self.copy is None else self.copy.shown
 
     def take_state(self) -> State:
         """Returns the first state, once, so that this object does not keep its memory occupied."""
@@ -328,16 +336,27 @@ def open_training(
         with phases.within("start"):  # may read a complete checkpoint
             preflight.check(run, resumes=flags.resume is not None)
             mesh = make_mesh(run.mesh)
+            copy = Mirror.of(run, flags.output_dir, say)
+            if copy is not None:
+                stack.callback(copy.close)
+                copy.claim()
+                flags = dataclasses.replace(flags, output_dir=str(copy.directory))
+            own_disk = copy is not None and copy.own_disk
             # Before a resume writes its lock there.
             before = run_directory.before(run.name, flags.output_dir)
+            if copy is not None:
+                copy.fetch(flags.resume, mesh, run.mesh.shard)
             start_from = run_directory.start_from(
                 run.name,
                 flags.resume,
                 flags.output_dir,
                 say=log.log,  # already on the console
                 max_lost_steps=run.checkpoint.every,
+                own_disk=own_disk,
             )
-            directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
+            directory = run_directory.prepare(
+                run.name, flags.output_dir, flags.resume, start_from, own_disk=own_disk
+            )
             position = _position(start_from)
         log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
         if fit := as_found(run)[1]:
@@ -408,11 +427,15 @@ def open_training(
             run.checkpoint.keep,
             say,
             run.checkpoint.every,
-            sources.files_to_keep,
+            {**sources.files_to_keep, **(copy.files_to_keep() if copy else {})},
+            own_disk=own_disk,
+            copies=copy,
         )
         stack.callback(checkpoints.close)
+        if copy is not None:
+            copy.start(run.checkpoint.keep, run.checkpoint.every)
         constants = step_setup.definition.constants
-        saver = Saver(run, checkpoints, meta, say, link_latest, constants)
+        saver = Saver(run, checkpoints, meta, say, _each(link_latest, copy), constants)
         progress = Progress(
             run,
             log,
@@ -451,12 +474,24 @@ def open_training(
             stopping=Stopping(signals, bad_share, mesh),
             log=log,
             still_alive=still_alive,
+            copy=copy,
         )
         del state
         signals.hold()
         phases.training()
         with explained():
             yield setup
+
+
+def _each(saved: Callable[[], None], copy: Mirror | None) -> Callable[[], None]:
+    """Returns what to do after each complete save."""
+
+    def action() -> None:
+        saved()
+        if copy is not None:
+            copy.check()
+
+    return action
 
 
 def _position(start_from: Path | None) -> Position:

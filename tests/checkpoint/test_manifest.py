@@ -53,7 +53,7 @@ def test_unlisted_files_are_not_damage(folder: Path) -> None:
 def test_every_byte_of_a_file_with_several_pieces_is_verified(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(manifest, "_PIECE_BYTES", 32)
+    monkeypatch.setattr(manifest, "PIECE_BYTES", 32)
     monkeypatch.setattr(manifest, "_BUFFER_BYTES", 10)
     content = random.Random(size).randbytes(size)
     (folder / "a").write_bytes(content)
@@ -74,7 +74,7 @@ def resign(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
     content = json.loads(path.read_text())
     del content["sha256"]
     change(content)
-    path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
+    path.write_text(json.dumps(content | {"sha256": manifest.checksum(content)}))
 
 
 def test_a_changed_manifest_is_detected(folder: Path, tmp_path: Path) -> None:

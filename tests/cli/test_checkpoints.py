@@ -201,7 +201,7 @@ def test_a_format_of_another_version_is_not_damage(
     path = run / "checkpoints" / "9" / "manifest.json"
     content = json.loads(path.read_text()) | {"format": 99}
     content.pop("sha256")
-    path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
+    path.write_text(json.dumps(content | {"sha256": manifest.checksum(content)}))
     code, rows, last = last_line(run, capsys)
     assert code == 1
     assert rows["checkpoints/9"].startswith("UNKNOWN: ")

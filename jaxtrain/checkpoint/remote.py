@@ -1,0 +1,459 @@
+"""Keeps checkpoints in a bucket, as complete and as verified as those on disk.
+
+Below the run's URL::
+
+    checkpoints/<step>.json    manifest, written last: the files, their sizes and checksums
+    best/<step>.json           the same, of the best checkpoint
+    superseded/, damaged/      the same folders again, of checkpoints that do not count
+    data/<step>-<id>/<part>/   the files of a checkpoint; never written again once they are there
+
+An object store has no rename, so the manifest is what makes a checkpoint complete: it is written
+after all files that it lists, and deleted before them. Files are found only through a manifest, and
+a manifest of the same step never has the same files with other content, because ``<id>`` is of the
+content or of the start of the run that saved it. What no manifest lists is deleted.
+
+A part holds what one process saved. A run on one disk has one part. Where each process has a disk
+of its own, each part is a checkpoint with the shards of that process, described in ``part.json``;
+:class:`Layout` tells which parts make it complete, and which of them a process needs.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from jaxtrain.checkpoint import files as checkpoint_files
+from jaxtrain.checkpoint import manifest
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED
+from jaxtrain.errors import RunAgain
+from jaxtrain.storage.atomic import parse_json, read_json
+from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.disks import disk_trouble, free_bytes
+
+PART = "part.json"
+FETCHING = ".fetching"  # folder of a run directory, for downloads that are not complete
+_FORMAT = 1
+_AT_ONCE = 8  # files
+_DATA = re.compile(r"data/(\d+)-[0-9a-f]{12}")
+_MOST_PARTS = 2**16
+
+Say = Callable[[str], None]
+
+
+class Incomplete(Exception):
+    """A checkpoint in the bucket is damaged or not complete; the message gives the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which shards each part of a checkpoint holds.
+
+    Attributes:
+        shards: number of pieces that arrays are divided into (``mesh.fsdp``).
+        of_part: for each part, in the order of the processes, the numbers of its shards.
+    """
+
+    shards: int = 1
+    of_part: tuple[tuple[int, ...], ...] = ((0,),)
+
+    @classmethod
+    def of(cls, described: Any) -> Self:
+        """Reads the stored form.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        shards, parts = described["shards"], described["of_part"]
+        if not (type(shards) is int and 0 < shards <= _MOST_PARTS and isinstance(parts, list)):
+            raise ValueError("its layout is damaged")
+        found = tuple(tuple(part) for part in parts)
+        numbers = [number for part in found for number in part]
+        if not all(type(number) is int and 0 <= number < shards for number in numbers):
+            raise ValueError("its layout is damaged")
+        return cls(shards, found)
+
+    def parts_with(self, wanted: Iterable[int], first: int = 0) -> list[int]:
+        """Returns few parts that hold these shards together; all parts if none do.
+
+        Args:
+            wanted: numbers of shards.
+            first: the part to prefer.
+        """
+        left, chosen = set(wanted), []
+        order = sorted(range(len(self.of_part)), key=lambda part: (part != first, part))
+        for part in order:
+            if left.intersection(self.of_part[part]):
+                chosen.append(part)
+                left.difference_update(self.of_part[part])
+        return sorted(chosen)
+
+    def complete(self) -> list[int]:
+        """Returns few parts that make a checkpoint complete: the ones to upload."""
+        return self.parts_with(range(self.shards))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a folder with a checkpoint holds, as its ``part.json`` describes; complete without one.
+
+    Attributes:
+        save: identifies the start of the run that saved it.
+        layout: of all parts of the checkpoint.
+        number: which of them this is; None if it was put together from several.
+        shards: numbers of the shards that it holds.
+    """
+
+    save: str
+    layout: Layout
+    number: int | None
+    shards: tuple[int, ...]
+
+    def to_json(self) -> bytes:
+        """Returns the content of ``part.json``."""
+        return (json.dumps(dataclasses.asdict(self)) + "\n").encode()
+
+    def has(self, shards: int, wanted: Iterable[int]) -> bool:
+        """Whether a process can restore its shards from this folder alone."""
+        everything = set(self.shards) == set(range(self.layout.shards))
+        return everything or (shards == self.layout.shards and set(wanted) <= set(self.shards))
+
+
+def part_of(checkpoint: Path) -> Part:
+    """Returns what a folder on disk holds.
+
+    Raises:
+        Incomplete: its ``part.json`` is damaged.
+        OSError: the disk does not respond.
+    """
+    try:
+        found = read_json(checkpoint / PART)
+        layout = Layout.of(found["layout"])
+        number, save, shards = found["number"], found["save"], tuple(found["shards"])
+        if number is not None and not (type(number) is int and 0 <= number < len(layout.of_part)):
+            raise ValueError("its number is damaged")
+        if not re.fullmatch("[0-9a-f]{12}", save):
+            raise ValueError("its name is damaged")
+        return Part(save, layout, number, shards)
+    except FileNotFoundError:
+        pass
+    except (ValueError, LookupError, TypeError) as error:
+        raise Incomplete(f"{PART} is damaged: {error}") from None
+    try:  # a complete checkpoint is identified by its content
+        return Part(_digest(checkpoint / manifest.NAME), Layout(), 0, (0,))
+    except FileNotFoundError:
+        raise Incomplete(f"{manifest.NAME} is missing") from None
+
+
+def data_of(step: int, part: Part) -> str:
+    """Returns the folder in the bucket for the files of a checkpoint."""
+    return f"data/{step}-{part.save}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A checkpoint in the bucket, from its manifest.
+
+    Attributes:
+        step: completed steps.
+        saved: UTC time, such as ``2026-01-31T09:00:00Z``.
+        data: folder of its files.
+        layout: of its parts.
+        files: path below ``data``, which begins with the part -> (bytes, SHA-256 of each piece).
+    """
+
+    step: int
+    saved: str
+    data: str
+    layout: Layout
+    files: dict[str, tuple[int, list[str]]]
+
+    def of_parts(self, parts: Iterable[int]) -> dict[str, tuple[int, list[str]]]:
+        """Returns the files of some parts."""
+        wanted = {str(part) for part in parts}
+        return {
+            name: entry for name, entry in self.files.items() if name.partition("/")[0] in wanted
+        }
+
+
+class RemoteCheckpoints:
+    """The checkpoints of a run in a bucket.
+
+    Args:
+        bucket: of the run's URL.
+        say: prints a line.
+    """
+
+    def __init__(self, bucket: Bucket, say: Say) -> None:
+        self.bucket, self._say = bucket, say
+
+    def steps(self, folder: str = CHECKPOINTS) -> list[int]:
+        """Returns the steps with a manifest in a folder such as ``"checkpoints"``, ascending."""
+        names = (name.removeprefix(f"{folder}/") for name in self.bucket.sizes(folder))
+        return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"(\d+)\.json", name)))
+
+    def read(self, folder: str, step: int) -> Stored:
+        """Reads a manifest.
+
+        Raises:
+            Incomplete: it is missing or damaged.
+            Unavailable, InputError: the bucket cannot be read.
+        """
+        name = _manifest(folder, step)
+        found = self.bucket.get(name)
+        if found is None:
+            raise Incomplete(f"{name} is missing")
+        try:
+            content = _json(found.data)
+            if content.pop("sha256") != manifest.checksum(content):
+                raise ValueError("its content does not match its own checksum")
+            if content["format"] != _FORMAT:
+                raise ValueError(f"it has format {content['format']!r}")
+            data, saved, listed = content["data"], content["saved"], content["files"]
+            named = _DATA.fullmatch(data)
+            if content["step"] != step or named is None or int(named[1]) != step:
+                raise ValueError("it is of another step")
+            for path, entry in listed.items():
+                if not manifest.is_inside(path) or not manifest.is_entry(entry):
+                    raise ValueError(f"its entry for {path!a} is damaged")
+            entries = {path: (one["bytes"], one["sha256"]) for path, one in listed.items()}
+            return Stored(step, str(saved), data, Layout.of(content["layout"]), entries)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Incomplete(f"{name} is damaged: {error}") from None
+
+    def upload(self, checkpoint: Path, to: str, part: int, sent: Callable[[int], None]) -> None:
+        """Uploads a part; files that are there from an interrupted upload are kept.
+
+        Args:
+            checkpoint: folder of a complete checkpoint on disk, which must not change.
+            to: from :func:`data_of`.
+            part: its number.
+            sent: called with the bytes of each file, once it is there.
+
+        Raises:
+            Unavailable, InputError: it is not complete; calling this again continues.
+            OSError, manifest.Unusable: the files cannot be read.
+        """
+        listed = manifest.read(checkpoint).files
+        there = self.bucket.sizes(f"{to}/{part}")
+
+        def send(name: str) -> None:
+            size = listed[name][0]
+            if there.get(f"{to}/{part}/{name}") != size:
+                self.bucket.put(f"{to}/{part}/{name}", checkpoint / name)
+            sent(size)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(send, sorted(listed, key=lambda name: -listed[name][0])):
+                pass
+        # Last, as it tells process 0 that this part is complete.
+        self.bucket.put(f"{to}/{part}/{manifest.NAME}", checkpoint / manifest.NAME)
+
+    def missing(self, data: str, layout: Layout) -> list[int]:
+        """Returns the parts whose upload is not complete."""
+        there = self.bucket.sizes(data)
+        parts = layout.complete()
+        return [part for part in parts if f"{data}/{part}/{manifest.NAME}" not in there]
+
+    def commit(self, folder: str, step: int, data: str, layout: Layout) -> None:
+        """Completes a checkpoint whose parts are uploaded: checks them and writes its manifest.
+
+        Raises:
+            Incomplete: a file is missing, or has another size than was saved.
+            Unavailable, InputError: it is not complete.
+        """
+        files: dict[str, Any] = {}
+        saved = ""
+        there = self.bucket.sizes(data)
+        for part in layout.complete():
+            name = f"{data}/{part}/{manifest.NAME}"
+            found = self.bucket.get(name)
+            if found is None:
+                raise Incomplete(f"{name} is missing")
+            try:
+                parsed = manifest.parsed(_json(found.data))
+            except (manifest.Unusable, ValueError) as why:
+                raise Incomplete(f"{name}: {why}") from None
+            saved = parsed.saved
+            files |= {
+                f"{part}/{path}": {"bytes": size, "sha256": digests}
+                for path, (size, digests) in parsed.files.items()
+            }
+            files[f"{part}/{manifest.NAME}"] = {
+                "bytes": len(found.data),
+                "sha256": manifest.digests(found.data),
+            }
+        for path, entry in files.items():
+            if there.get(f"{data}/{path}") != entry["bytes"]:
+                raise Incomplete(f"{data}/{path} is missing or has another size")
+        content = {
+            "format": _FORMAT,
+            "step": step,
+            "saved": saved,
+            "data": data,
+            "layout": dataclasses.asdict(layout),
+            "files": files,
+        }
+        # As JSON has it: tuples become lists.
+        content = json.loads(json.dumps(content))
+        whole = content | {"sha256": manifest.checksum(content)}
+        self.bucket.put(_manifest(folder, step), json.dumps(whole).encode())
+
+    def supersede(self, step: int) -> None:
+        """Moves the manifests of later steps aside, which a resume from an earlier step abandoned.
+
+        Otherwise they would count as the newest.
+        """
+        for folder in (CHECKPOINTS, BEST):
+            for later in (one for one in self.steps(folder) if one > step):
+                self._move(folder, later, SUPERSEDED)
+                self._say(f"checkpoint {self.bucket.url}/{folder}/{later} is superseded")
+
+    def set_aside(self, folder: str, step: int, wrong: str) -> None:
+        """Moves the manifest of a damaged checkpoint aside."""
+        self._say(
+            f"warning: checkpoint {self.bucket.url}/{folder}/{step} is damaged ({wrong}): its "
+            f"manifest is moved to {DAMAGED}/"
+        )
+        self._move(folder, step, DAMAGED)
+
+    def delete_oldest(self, folder: str, keep: int, every: int = 1) -> None:
+        """Deletes manifests as :func:`jaxtrain.checkpoint.files.delete_oldest` does on disk."""
+        there = self.steps(folder)
+        at_cadence = [step for step in there if step % every == 0]
+        old = [step for step in there[:-keep] if step not in at_cadence[-1:]]
+        self.bucket.delete([_manifest(folder, step) for step in old])
+
+    def collect(self, keep: Iterable[str] = ()) -> None:
+        """Deletes files that no manifest lists, from deleted checkpoints and interrupted uploads.
+
+        Args:
+            keep: folders in ``data/`` that are being uploaded.
+        """
+        used = set(keep)
+        for place in ("", f"{SUPERSEDED}/", f"{DAMAGED}/"):
+            for folder in (f"{place}{CHECKPOINTS}", f"{place}{BEST}"):
+                for step in self.steps(folder):
+                    found = self.bucket.get(_manifest(folder, step))
+                    # Of a damaged manifest, everything with its step is kept.
+                    match = found and re.search(rb'"data": ?"(data/\d+-[0-9a-f]{12})"', found.data)
+                    used.add(match[1].decode() if match else f"data/{step}-")
+        unused = [
+            name
+            for name in self.bucket.sizes("data")
+            if not any(name.startswith(f"{one}/" if _DATA.fullmatch(one) else one) for one in used)
+        ]
+        self.bucket.delete(unused)
+
+    def fetch(self, found: Stored, parts: list[int], run: Path, target: Path) -> None:
+        """Downloads parts of a checkpoint and makes them one on disk, complete and verified.
+
+        Files of an interrupted download, and intact ones of ``target``, are not downloaded again.
+
+        Args:
+            found: from :meth:`read`.
+            parts: their numbers, as :meth:`Layout.parts_with` returns.
+            run: the run directory.
+            target: the folder of the checkpoint, in the run directory; replaced if it exists.
+
+        Raises:
+            Incomplete: a file is missing in the bucket, or differs from what was saved.
+            Unavailable, InputError: the bucket cannot be read.
+            RunAgain: the disk is full.
+        """
+        wanted = found.of_parts(parts)
+        for part in parts:
+            if f"{part}/{manifest.NAME}" not in wanted:
+                raise Incomplete(f"part {part} is missing")
+        place = run / FETCHING / found.data.replace("/", "-")
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            need = sum(size for size, _ in wanted.values())
+            if need > free_bytes(place):
+                raise RunAgain(
+                    f"checkpoint {found.step} of {self.bucket.url} has {need:,} bytes, but only "
+                    f"{free_bytes(place):,} are free in {place}: free space there"
+                )
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for _ in pool.map(
+                    lambda name: self._fetch_file(found.data, name, wanted[name], place, target),
+                    sorted(wanted, key=lambda name: -wanted[name][0]),
+                ):
+                    pass
+            assembled = place / str(parts[0])
+            if len(parts) > 1:
+                assembled = _assembled(place, parts, found)
+            if target.exists():
+                shutil.rmtree(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            assembled.rename(target)
+            shutil.rmtree(run / FETCHING)
+        except OSError as error:
+            raise disk_trouble(error, f"{place} cannot be written", "free space there") from error
+
+    def _fetch_file(
+        self, data: str, name: str, entry: tuple[int, list[str]], place: Path, target: Path
+    ) -> None:
+        path, (size, digests) = place / name, entry
+        old = target / name.partition("/")[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for there in (path, old):
+            regular = there.is_file() and not there.is_symlink()
+            if (
+                regular
+                and there.stat().st_size == size
+                and manifest.hashes({there: size})[there] == digests
+            ):
+                if there is old:
+                    path.unlink(missing_ok=True)
+                    shutil.copyfile(old, path)
+                return
+        beside = path.with_name(f"{path.name}.partial")
+        got = self.bucket.download(f"{data}/{name}", beside, manifest.PIECE_BYTES)
+        if got is None:
+            raise Incomplete(f"{data}/{name} is missing")
+        if got != digests:
+            beside.unlink()
+            raise Incomplete(f"{data}/{name} was changed after it was saved: its checksum is wrong")
+        os.replace(beside, path)
+
+    def _move(self, folder: str, step: int, place: str) -> None:
+        found = self.bucket.get(_manifest(folder, step))
+        if found is not None:
+            self.bucket.put(f"{place}/{_manifest(folder, step)}", found.data)
+            self.bucket.delete([_manifest(folder, step)])
+
+
+def _manifest(folder: str, step: int) -> str:
+    return f"{folder}/{step}.json"
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    content = parse_json(data)
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def _digest(path: Path) -> str:
+    return manifest.digests(path.read_bytes())[0][:12]
+
+
+def _assembled(place: Path, parts: list[int], found: Stored) -> Path:
+    """Puts parts together, each a checkpoint with the shards of one process, as one checkpoint."""
+    from jaxtrain.checkpoint.orbax_compat import merge_parts
+
+    base = place / str(parts[0])
+    merge_parts([place / str(part) / STATE for part in parts])
+    for part in parts[1:]:
+        shutil.rmtree(place / str(part))
+    first = part_of(base)
+    shards = sorted({shard for part in parts for shard in found.layout.of_part[part]})
+    together = Part(first.save, found.layout, None, tuple(shards))
+    (base / manifest.NAME).unlink()
+    checkpoint_files.complete(base, {PART: together.to_json()}, found.step)
+    return base

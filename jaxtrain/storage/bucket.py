@@ -1,0 +1,329 @@
+"""A client for one folder of an object store, ``s3://BUCKET/PATH`` or ``gs://BUCKET/PATH``.
+
+It uses the package obstore (``pip install -e '.[cloud]'``), which retries short failures, uploads
+large files in parts, and supports conditional writes: object stores cannot rename, so these are
+what a lock can be built from.
+
+Credentials come only from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL`` and the others that obstore reads, or
+``GOOGLE_APPLICATION_CREDENTIALS``; without them, from the role of the machine.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtrain import versions
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import addresses
+
+SCHEMES = ("s3", "gs", "gcs")
+_RETRIES, _RETRY_S = 4, 30
+_CONNECT_S, _REQUEST_S = "10s", "120s"
+# S3 allows 10,000 parts, so the largest file has 160 GB; OCDBT files have at most 2 GiB.
+_PART_BYTES, _PARTS_AT_ONCE = 2**24, 4
+_CHUNK_BYTES = 2**22
+_KEYS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for temporary ones also "
+    "AWS_SESSION_TOKEN",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account",
+}
+_STATUS = re.compile(r"status code: (\d{3}[ \w]*)|<Code>(\w+)</Code>")
+_REJECTED = re.compile(r"ExpiredToken|TokenExpired|InvalidAccessKeyId|SignatureDoesNotMatch")
+_FULL = re.compile(r"Quota\w*|\w*LimitExceeded|EntityTooLarge|InsufficientStorage")
+_NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist", re.IGNORECASE)
+
+
+class Unavailable(RunAgain):
+    """The store did not do what was asked, which may work later; the message has the fix."""
+
+
+class Found(NamedTuple):
+    """A small object.
+
+    Attributes:
+        data: its content.
+        version: identifies this content, for :meth:`Bucket.put_if`.
+    """
+
+    data: bytes
+    version: Any
+
+
+def is_bucket(text: str) -> bool:
+    """Whether this is the URL of a bucket, or such a URL whose slashes pathlib has collapsed."""
+    return re.match(r"(s3|gs|gcs):/+[^/]", text) is not None
+
+
+def normalized(url: str, flag: str) -> str:
+    """Returns the URL of a folder in a bucket without a final slash.
+
+    Args:
+        url: as typed.
+        flag: the flag or field that has the URL, for messages.
+
+    Raises:
+        InputError: it is not such a URL, or contains a user, a password, or a query.
+    """
+    if match := re.fullmatch(r"(s3|gs|gcs):/+(.*)", url.strip()):
+        url = f"{match[1]}://{match[2]}"
+    addresses.check(url, flag)
+    parts = addresses.split(url)
+    shown = addresses.public(url)
+    if parts.scheme not in SCHEMES:
+        raise InputError(f"{flag} {shown}: use a local folder, s3://BUCKET/PATH, or gs://...")
+    if parts.query:
+        raise InputError(f"{flag} {shown} has a query: remove what follows the question mark")
+    names = [name for name in parts.path.split("/") if name]
+    if not names or any(name in (".", "..") for name in names):
+        raise InputError(
+            f"{flag} {shown} is not a folder in a bucket: write {parts.scheme}://BUCKET/PATH"
+        )
+    return f"{'gs' if parts.scheme == 'gcs' else parts.scheme}://{parts.host}/{'/'.join(names)}"
+
+
+def check_installed(url: str) -> None:
+    """Checks that the package for buckets is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if importlib.util.find_spec("obstore") is None:
+        raise InputError(f"{url} requires the package obstore: {versions.install('cloud')}")
+
+
+class Bucket:
+    """The objects below a URL; names are relative to it. Safe to use from several threads.
+
+    Args:
+        url: from :func:`normalized`.
+        store: an obstore store to use instead of the URL's, for tests.
+
+    Raises:
+        InputError: the package is missing, or the environment has invalid settings.
+    """
+
+    def __init__(self, url: str, store: Any = None) -> None:
+        self.url = url
+        check_installed(url)
+        import obstore
+
+        self._obstore = obstore
+        self._store = self._opened() if store is None else store
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Writes an object, from memory or from a file; it appears complete or not at all.
+
+        Raises:
+            Unavailable, InputError: it is not written.
+            OSError: the file cannot be read.
+        """
+        with self._explained(f"write {name}"):
+            self._obstore.put(
+                self._store,
+                name,
+                data,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+    def put_if(self, name: str, data: bytes, version: Any) -> Any:
+        """Writes a small object unless another writer came first; returns its new version.
+
+        Args:
+            name: of the object.
+            data: the new content.
+            version: of the content to replace; None if there must be no object.
+
+        Returns:
+            The version; None if another writer came first, or the object is gone.
+
+        Raises:
+            Unavailable, InputError: it is unknown whether it is written.
+        """
+        mode: Any = "create" if version is None else version
+        with self._explained(f"write {name}"):
+            try:
+                written = self._obstore.put(self._store, name, data, mode=mode)
+            except (
+                FileNotFoundError,
+                self._obstore.exceptions.AlreadyExistsError,
+                self._obstore.exceptions.PreconditionError,
+            ) as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                return None
+            except (NotImplementedError, self._obstore.exceptions.NotSupportedError):
+                raise InputError(
+                    f"{self.url} does not support conditional writes, which the lease of a run "
+                    "requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
+                ) from None
+        return _version(written)
+
+    def get(self, name: str) -> Found | None:
+        """Reads a small object; None if there is none.
+
+        Raises:
+            Unavailable, InputError: it cannot be read.
+        """
+        with self._explained(f"read {name}"):
+            try:
+                found = self._obstore.get(self._store, name)
+                return Found(bytes(found.bytes()), _version(found.meta))
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                return None
+
+    def download(self, name: str, path: Path, piece_bytes: int = 2**26) -> list[str] | None:
+        """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
+
+        Raises:
+            Unavailable, InputError: it cannot be read completely.
+            OSError: the file cannot be written.
+        """
+        with path.open("wb") as file, self._explained(f"read {name}"):
+            try:
+                chunks = self._obstore.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES)
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                return None
+            digests, digest, left = [], hashlib.sha256(), piece_bytes
+            for chunk in chunks:
+                data = memoryview(chunk)
+                with _of_disk():
+                    file.write(data)
+                while data:
+                    digest.update(data[:left])
+                    data, left = data[left:], left - min(left, len(data))
+                    if not left:
+                        digests.append(digest.hexdigest())
+                        digest, left = hashlib.sha256(), piece_bytes
+            if left < piece_bytes:
+                digests.append(digest.hexdigest())
+            with _of_disk():
+                file.flush()
+                os.fsync(file.fileno())
+        return digests
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Returns the objects below a folder: name -> bytes.
+
+        Raises:
+            Unavailable, InputError: they cannot be listed.
+        """
+        with self._explained(f"list {folder or 'the folder'}"):
+            pages = self._obstore.list(self._store, prefix=folder or None)
+            return {entry["path"]: entry["size"] for page in pages for entry in page}
+
+    def delete(self, names: list[str]) -> None:
+        """Deletes objects; those that do not exist are ignored.
+
+        Raises:
+            Unavailable, InputError: some may be left.
+        """
+        if not names:
+            return
+        with self._explained("delete objects"), contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, names)
+
+    def _opened(self) -> Any:
+        parts = addresses.split(self.url)
+        options: dict[str, Any] = {"connect_timeout": _CONNECT_S, "timeout": _REQUEST_S}
+        # Plain http only where the environment names an endpoint that has it.
+        endpoints = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
+        if any(os.environ.get(name, "").startswith("http://") for name in endpoints):
+            options["allow_http"] = True
+        with self._explained("open the bucket"):
+            settings: dict[str, Any] = {
+                "client_options": options,
+                "retry_config": {
+                    "max_retries": _RETRIES,
+                    "retry_timeout": datetime.timedelta(seconds=_RETRY_S),
+                },
+            }
+            if _needs_region(parts.scheme):
+                settings["region"] = "us-east-1"
+            return self._obstore.store.from_url(self.url, **settings)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turns the errors of obstore, with dozens of lines, into one line with the fix."""
+        try:
+            yield
+        except (InputError, RunAgain):
+            raise
+        except _Disk as error:
+            raise error.cause from None
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the file's own disk
+                raise
+            raise self._error(what, error) from None
+
+    def _error(self, what: str, error: Exception) -> InputError | RunAgain:
+        text = str(error)
+        found = [one or two for one, two in _STATUS.findall(text)]
+        why = ", ".join(dict.fromkeys(one.strip() for one in found))
+        why = why or addresses.scrub(_cause(text))
+        keys = _KEYS[addresses.split(self.url).scheme]
+        bucket = addresses.split(self.url).host
+        if _NO_BUCKET.search(text):
+            return InputError(f"{self.url}: the bucket {bucket} does not exist: create it")
+        exceptions = self._obstore.exceptions
+        if isinstance(error, exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError):
+            return InputError(f"{self.url}: cannot {what} ({why}): use another path")
+        if _REJECTED.search(text) or isinstance(error, exceptions.UnauthenticatedError):
+            return Unavailable(
+                f"{self.url}: cannot {what} ({why}): the credentials are wrong or have expired: "
+                f"{keys}"
+            )
+        if _FULL.search(text):
+            return Unavailable(f"{self.url}: cannot {what} ({why}): raise the quota or free space")
+        if isinstance(error, PermissionError | exceptions.PermissionDeniedError):
+            return Unavailable(
+                f"{self.url}: cannot {what} ({why}): allow these credentials to list, read, write, "
+                f"and delete there, or {keys}"
+            )
+        if "169.254.169.254" in text or "metadata" in text:
+            return Unavailable(f"{self.url}: cannot {what} (no credentials were found): {keys}")
+        return Unavailable(f"{self.url}: cannot {what} ({why}): check the network and the store")
+
+
+class _Disk(Exception):
+    """Carries an error of a local disk past the translation of the store's errors."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextlib.contextmanager
+def _of_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _Disk(error) from None
+
+
+def _version(about: Any) -> dict[str, str]:
+    return {key: about[key] for key in ("e_tag", "version") if about.get(key) is not None}
+
+
+def _needs_region(scheme: str) -> bool:
+    """S3 requires a region; other stores with its API accept any."""
+    return scheme == "s3" and not any(
+        os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")
+    )
+
+
+def _cause(text: str) -> str:
+    """Returns the innermost reason in an error of obstore, in one short line."""
+    line = text.split("\n\nDebug source")[0].replace("\n", " ")
+    return re.sub(r".*Error performing \w+ \S+ in \S+(, after[^-]*)?\s*- ", "", line)[:160].strip()

@@ -1,0 +1,237 @@
+"""Tests checkpoints in a bucket: complete or not there, and every byte verified."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from obstore.store import MemoryStore
+from small_state import make_state, mesh_of, save, target_of
+
+from jaxtrain.checkpoint import manifest, remote
+from jaxtrain.checkpoint.remote import Incomplete, Layout, RemoteCheckpoints
+from jaxtrain.checkpoint.restore import named, restore
+from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.storage.bucket import Bucket
+
+FOLDER = "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints 2, 4 and 6, for tests that only read it."""
+    directory = tmp_path_factory.mktemp("saved")
+    checkpoints = Checkpoints(directory / FOLDER, 3)
+    save(checkpoints, 2, 4, 6)
+    checkpoints.close()
+    return directory
+
+
+@pytest.fixture
+def store() -> RemoteCheckpoints:
+    return RemoteCheckpoints(Bucket("s3://bucket/run", MemoryStore()), print)
+
+
+@pytest.fixture
+def upload(saved: Path, store: RemoteCheckpoints) -> Callable[..., str]:
+    def action(step: int, *, commit: bool = True) -> str:
+        path = saved / FOLDER / str(step)
+        part = remote.part_of(path)
+        data = remote.data_of(step, part)
+        store.upload(path, data, 0, lambda count: None)
+        if commit:
+            store.commit(FOLDER, step, data, part.layout)
+        return data
+
+    return action
+
+
+def get(store: RemoteCheckpoints, step: int, run: Path) -> Path:
+    target = run / FOLDER / str(step)
+    store.fetch(store.read(FOLDER, step), [0], run, target)
+    return target
+
+
+def test_a_fetched_checkpoint_is_the_uploaded_one(
+    saved: Path, store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path
+) -> None:
+    upload(4)
+    target = get(store, 4, tmp_path)
+    assert manifest.verify(target) == ""
+    for path in (saved / FOLDER / "4").rglob("*"):
+        if path.is_file():
+            assert (target / path.relative_to(saved / FOLDER / "4")).read_bytes() == (
+                path.read_bytes()
+            )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FOLDER]
+    state = restore(target, target_of(make_state(4), mesh_of(4)))
+    for name, array in named(make_state(4)).items():
+        np.testing.assert_array_equal(np.asarray(named(state)[name]), np.asarray(array))
+
+
+def test_without_its_manifest_a_checkpoint_is_not_there(
+    store: RemoteCheckpoints, upload: Callable[..., str]
+) -> None:
+    data = upload(4, commit=False)
+    assert store.steps() == []
+    assert store.missing(data, Layout()) == []
+    store.collect(keep=[data])
+    assert len(store.bucket.sizes(data)) > 3
+    store.collect()  # what an interrupted upload left
+    assert store.bucket.sizes() == {}
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "state/manifest.ocdbt"])
+def test_an_incomplete_upload_is_not_committed(
+    store: RemoteCheckpoints, upload: Callable[..., str], lost: str
+) -> None:
+    data = upload(4, commit=False)
+    store.bucket.delete([f"{data}/0/{lost}"])
+    if lost == "manifest.json":
+        assert store.missing(data, Layout()) == [0]
+    with pytest.raises(Incomplete, match=f"{lost} is missing"):
+        store.commit(FOLDER, 4, data, Layout())
+    assert store.steps() == []
+    upload(4)  # uploads only what is missing
+    assert store.steps() == [4]
+
+
+def test_an_upload_continues_where_it_was_interrupted(
+    store: RemoteCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = upload(4)
+    store.bucket.delete([f"{data}/0/meta/metadata"])
+    put: list[str] = []
+    monkeypatch.setattr(store.bucket, "put", lambda name, data: put.append(name))
+    upload(4, commit=False)
+    assert put == [f"{data}/0/meta/metadata", f"{data}/0/manifest.json"]
+
+
+@pytest.mark.parametrize("how", ["changed", "shorter", "missing"])
+def test_a_damaged_file_is_found_before_it_is_used(
+    store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path, how: str
+) -> None:
+    data = upload(4)
+    name = max(store.bucket.sizes(f"{data}/0/state"), key=lambda one: store.bucket.sizes()[one])
+    found = store.bucket.get(name)
+    assert found is not None
+    content = bytearray(found.data)
+    content[len(content) // 2] ^= 1
+    if how == "missing":
+        store.bucket.delete([name])
+    else:
+        store.bucket.put(name, bytes(content if how == "changed" else content[:-1]))
+    with pytest.raises(Incomplete, match=name):
+        get(store, 4, tmp_path)
+    assert not (tmp_path / FOLDER / "4").exists()
+    store.set_aside(FOLDER, 4, "damaged")
+    assert store.steps() == []
+    assert store.steps(f"damaged/{FOLDER}") == [4]
+    store.collect()
+    assert store.bucket.sizes(data)  # kept as evidence
+
+
+def test_an_interrupted_download_continues(
+    store: RemoteCheckpoints,
+    upload: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = upload(4)
+    get(store, 4, tmp_path)
+    target = tmp_path / FOLDER / "4"
+    (target / "meta" / "metadata").write_text("{}")
+    fetched: list[str] = []
+    download = store.bucket.download
+
+    def counted(name: str, path: Path, piece_bytes: int = 2**26) -> list[str] | None:
+        fetched.append(name)
+        return download(name, path, piece_bytes)
+
+    monkeypatch.setattr(store.bucket, "download", counted)
+    get(store, 4, tmp_path)
+    assert fetched == [f"{data}/0/meta/metadata"]
+    assert manifest.verify(target) == ""
+
+
+def test_the_newest_and_those_at_the_cadence_are_kept(
+    store: RemoteCheckpoints, upload: Callable[..., str]
+) -> None:
+    folders = [upload(step) for step in (2, 4, 6)]
+    store.delete_oldest(FOLDER, 1, every=4)
+    store.collect()
+    assert store.steps() == [4, 6]
+    assert [bool(store.bucket.sizes(folder)) for folder in folders] == [False, True, True]
+
+
+def test_later_checkpoints_are_superseded(
+    store: RemoteCheckpoints, upload: Callable[..., str]
+) -> None:
+    for step in (2, 4, 6):
+        upload(step)
+    store.supersede(2)
+    assert store.steps() == [2]
+    assert store.steps(f"superseded/{FOLDER}") == [4, 6]
+    store.collect()
+    assert all(store.bucket.sizes(store.read(f"superseded/{FOLDER}", 4).data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"step": 5},
+        {"data": "data/4-../../x"},
+        {"data": "data/5-0123456789ab"},
+        {"files": {"../x": {"bytes": 0, "sha256": []}}},
+        {"files": {"0/x": {"bytes": 1, "sha256": []}}},
+        {"files": 3},
+        {"layout": {"shards": 1, "of_part": [[1]]}},
+        {"layout": {"shards": 2**40, "of_part": [[1]]}},
+        {"layout": None},
+    ],
+)
+def test_a_forged_manifest_is_refused(
+    store: RemoteCheckpoints, upload: Callable[..., str], change: dict[str, object]
+) -> None:
+    upload(4)
+    found = store.bucket.get(f"{FOLDER}/4.json")
+    assert found is not None
+    content = json.loads(found.data)
+    store.bucket.put(f"{FOLDER}/4.json", json.dumps(content | change).encode())
+    with pytest.raises(Incomplete, match="does not match its own checksum"):
+        store.read(FOLDER, 4)
+    content = {**content, **change}
+    content.pop("sha256")
+    content["sha256"] = manifest.checksum(content)
+    store.bucket.put(f"{FOLDER}/4.json", json.dumps(content).encode())
+    with pytest.raises(Incomplete, match=r"checkpoints/4.json is damaged"):
+        store.read(FOLDER, 4)
+
+
+def test_few_parts_are_chosen() -> None:
+    sharded = Layout(4, ((0, 1), (2, 3)))
+    assert sharded.complete() == [0, 1]
+    assert sharded.parts_with([2, 3], first=1) == [1]
+    assert sharded.parts_with([1, 2], first=1) == [0, 1]
+    replicas = Layout(2, ((0, 1), (0, 1), (0,), (1,)))
+    assert replicas.complete() == [0]
+    assert replicas.parts_with([1], first=3) == [3]
+
+
+def test_a_damaged_part_file_is_refused(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
+    whole = remote.part_of(tmp_path / "4")
+    assert whole.has(8, range(8))
+    part = remote.Part("0" * 12, Layout(4, ((0, 1), (2, 3))), 1, (2, 3))
+    (tmp_path / "4" / remote.PART).write_bytes(part.to_json())
+    assert remote.part_of(tmp_path / "4") == part
+    assert part.has(4, [3])
+    assert not part.has(4, [0])
+    assert not part.has(2, [0])
+    for text in ("{}", "[", '{"save": "../x", "layout": {}, "number": 0, "shards": []}'):
+        (tmp_path / "4" / remote.PART).write_text(text)
+        with pytest.raises(Incomplete, match="is damaged"):
+            remote.part_of(tmp_path / "4")

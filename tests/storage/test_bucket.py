@@ -1,0 +1,150 @@
+"""Tests the client for buckets against a store in memory; real_buckets.py uses a real API."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from jaxtrain.errors import InputError
+from jaxtrain.storage import bucket as buckets
+from jaxtrain.storage.bucket import Bucket, Unavailable
+
+URL = "s3://bucket/run"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket(URL, MemoryStore())
+
+
+def test_an_object_is_written_read_listed_and_deleted(bucket: Bucket, tmp_path: Path) -> None:
+    assert bucket.get("a/b") is None
+    bucket.put("a/b", b"one")
+    (tmp_path / "file").write_bytes(b"three")
+    bucket.put("a/c", tmp_path / "file")
+    bucket.put("ab", b"")
+    found = bucket.get("a/b")
+    assert found is not None
+    assert found.data == b"one"
+    assert bucket.sizes() == {"a/b": 3, "a/c": 5, "ab": 0}
+    assert bucket.sizes("a") == {"a/b": 3, "a/c": 5}
+    bucket.delete(["a/b", "ab"])
+    bucket.delete([])
+    assert bucket.sizes() == {"a/c": 5}
+
+
+def test_of_two_writers_of_the_same_version_one_is_refused(bucket: Bucket) -> None:
+    first = bucket.put_if("lease", b"1", None)
+    assert first is not None
+    assert bucket.put_if("lease", b"2", None) is None
+    second = bucket.put_if("lease", b"3", first)
+    assert second is not None
+    assert bucket.put_if("lease", b"4", first) is None
+    found = bucket.get("lease")
+    assert found is not None
+    assert (found.data, found.version) == (b"3", second)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
+def test_a_download_has_a_checksum_per_piece(bucket: Bucket, tmp_path: Path, size: int) -> None:
+    data = bytes(range(size))
+    bucket.put("file", data)
+    digests = bucket.download("file", tmp_path / "file", piece_bytes=32)
+    assert (tmp_path / "file").read_bytes() == data
+    starts = range(0, size, 32)
+    assert digests == [hashlib.sha256(data[start : start + 32]).hexdigest() for start in starts]
+    assert bucket.download("other", tmp_path / "other") is None
+
+
+def test_an_error_of_the_disk_stays_one(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("file", b"1")
+    with pytest.raises(OSError, match="No such file"):
+        bucket.download("file", tmp_path / "missing" / "file")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b"),
+        ("s3:/bucket/a//b/", "s3://bucket/a/b"),  # as pathlib prints it
+        ("gcs://bucket/a", "gs://bucket/a"),
+    ],
+)
+def test_urls_are_normalized(url: str, expected: str) -> None:
+    assert buckets.is_bucket(url)
+    assert buckets.normalized(url, "--output-dir") == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://bucket", "is not a folder in a bucket: write s3://BUCKET/PATH"),
+        ("s3://bucket/../a", "is not a folder"),
+        ("s3://bucket/a?versionId=3", "remove what follows the question mark"),
+        ("https://host/a", "use a local folder, s3://BUCKET/PATH"),
+        ("s3://key:secret@bucket/a", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("ftp://host/a", "unknown scheme"),
+    ],
+)
+def test_other_urls_are_refused(url: str, message: str) -> None:
+    with pytest.raises(InputError, match="--output-dir") as caught:
+        buckets.normalized(url, "--output-dir")
+    assert message in str(caught.value)
+    assert "secret@" not in str(caught.value)
+
+
+def _answer(code: str, status: str) -> str:
+    return (
+        f"Generic S3 error: Error performing PUT http://host/bucket/run/a in 4.1ms, after 4 "
+        f"retries, max_retries: 4, retry_timeout: 30s  - Server returned non-2xx status code: "
+        f"{status}: <Error><Code>{code}</Code></Error>\n\nDebug source:\nGeneric {{\n}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            obstore.exceptions.GenericError(_answer("SlowDown", "503 Service Unavailable")),
+            Unavailable,
+            "cannot write a (503 Service Unavailable, SlowDown): check the network and the store",
+        ),
+        (
+            obstore.exceptions.GenericError(_answer("ExpiredToken", "400 Bad Request")),
+            Unavailable,
+            "the credentials are wrong or have expired: set AWS_ACCESS_KEY_ID and",
+        ),
+        (
+            PermissionError(_answer("AccessDenied", "403 Forbidden")),
+            Unavailable,
+            "allow these credentials to list, read, write, and delete there",
+        ),
+        (
+            obstore.exceptions.GenericError(_answer("QuotaExceeded", "403 Forbidden")),
+            Unavailable,
+            "raise the quota or free space",
+        ),
+        (
+            FileNotFoundError(_answer("NoSuchBucket", "404 Not Found")),
+            InputError,
+            "the bucket bucket does not exist: create it",
+        ),
+    ],
+)
+def test_an_error_is_one_line_with_the_fix(
+    error: Exception, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(obstore, "put", fail)
+    with pytest.raises(kind) as caught:
+        Bucket(URL, MemoryStore()).put("a", b"1")
+    text = str(caught.value)
+    assert text.startswith("s3://bucket/run: ")
+    assert message in text
+    assert "\n" not in text
+    assert "Debug" not in text

@@ -1,0 +1,336 @@
+"""Tests the copy of a run in a bucket, against a store in memory; real_buckets.py has real runs."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from obstore.store import MemoryStore
+from small_state import make_state, meta_of, save
+from toy import mesh_of
+
+from jaxtrain import config
+from jaxtrain.checkpoint import layout, manifest
+from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lease
+from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.training import mirror
+from jaxtrain.training.mirror import Mirror
+
+FOLDER = "checkpoints"
+
+
+class Run:
+    """A run without training: it saves, and is copied to a bucket."""
+
+    def __init__(self, store: MemoryStore, directory: Path, resume: str | None = "latest") -> None:
+        self.said: list[str] = []
+        self.bucket = Bucket("s3://bucket/run", store)
+        self.copy = Mirror(self.bucket, directory, staged=True, say=self.said.append, expires_s=0.4)
+        self.directory = directory
+        self.copy.claim()
+        self.checkpoints: Checkpoints | None = None
+        try:
+            self.copy.fetch(resume, mesh_of(1, 1), "none")
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, keep: int = 2) -> "Run":
+        self.checkpoints = Checkpoints(
+            self.directory / FOLDER, keep, self.said.append, copies=self.copy
+        )
+        self.copy.start(keep, 1)
+        return self
+
+    def save(self, *steps: int) -> None:
+        assert self.checkpoints is not None
+        save(self.checkpoints, *steps)
+
+    def finish(self) -> None:
+        self.copy.finish(lambda: None)
+
+    def close(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+        self.copy.close()
+
+    @property
+    def stored(self) -> list[int]:
+        names = self.bucket.sizes(FOLDER)
+        return sorted(int(Path(name).stem) for name in names)
+
+    @property
+    def on_disk(self) -> list[int]:
+        return layout.steps(self.directory / FOLDER)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts runs in the same bucket, each on the disk with the given name."""
+    store = MemoryStore()
+    made: list[Run] = []
+
+    def start(disk: str, resume: str | None = "latest") -> Run:
+        made.append(Run(store, tmp_path / disk, resume))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "metrics.jsonl").write_text('{"step": 4}\n')
+    (first.directory / "samples").mkdir()
+    (first.directory / "samples" / "4.png").write_bytes(b"png")
+    (first.directory / "notes.txt").write_text("not of the run")
+    first.save(2)
+    first.finish()
+    assert first.checkpoints is not None
+    first.checkpoints.save(make_state(4), meta_of(4), best=True)
+    first.checkpoints.wait()
+    first.finish()
+    first.close()
+    assert first.stored == [2, 4]
+    names = first.bucket.sizes()
+    assert "best/4.json" in names
+    assert "notes.txt" not in names
+    assert not any(name.startswith(".") for name in names)  # neither locks nor leases
+
+    second = runs("two")
+    assert second.on_disk == [4]
+    assert manifest.verify(second.directory / FOLDER / "4") == ""
+    assert (second.directory / "metrics.jsonl").read_text() == '{"step": 4}\n'
+    assert (second.directory / "samples" / "4.png").read_bytes() == b"png"
+    assert any("fetching checkpoint 4 from s3://bucket/run" in line for line in second.said)
+
+
+def test_the_files_of_a_newer_disk_are_not_overwritten(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "config.json").write_text("{}")
+    (first.directory / "metrics.jsonl").write_text("old\n")
+    first.save(2)
+    first.finish()
+    first.close()
+    (first.directory / "metrics.jsonl").write_text("old\nnew\n")
+    checkpoints = Checkpoints(first.directory / FOLDER, 2)  # saved, but not uploaded
+    save(checkpoints, 4)
+    checkpoints.close()
+
+    again = runs("one").begin()
+    again.finish()
+    assert again.stored == [2, 4]
+    assert (again.directory / "metrics.jsonl").read_text() == "old\nnew\n"
+    again.close()
+    found = again.bucket.get("metrics.jsonl")
+    assert found is not None
+    assert found.data == b"old\nnew\n"
+
+
+@pytest.mark.parametrize(("resume", "expected"), [("latest", [4]), ("2", [2])])
+def test_a_resume_uses_the_newest_of_disk_and_bucket(
+    runs: Callable[..., Run], tmp_path: Path, resume: str, expected: list[int]
+) -> None:
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    first.close()
+    other = Checkpoints(tmp_path / "two" / FOLDER, 2)
+    save(other, 1)
+    other.close()
+    assert runs("two", resume).on_disk == [1, *expected]
+
+
+def test_a_damaged_checkpoint_is_not_used(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    first.close()
+    data = next(name for name in first.bucket.sizes("data") if name.startswith("data/4-"))
+    first.bucket.delete([data])
+
+    second = runs("two").begin()
+    assert second.on_disk == [2]
+    assert any("checkpoint s3://bucket/run/checkpoints/4 is damaged" in one for one in second.said)
+    second.save(4)
+    second.finish()
+    assert second.stored == [2, 4]
+    assert runs_again(runs, second) == [4]
+
+
+def runs_again(runs: Callable[..., Run], before: Run) -> list[int]:
+    before.close()
+    return runs("three").on_disk
+
+
+def test_a_damaged_file_on_disk_is_fetched_again(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    path = first.directory / FOLDER / "2" / "meta" / "metadata"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b" ")
+    again = runs("one")
+    assert path.read_bytes() == content
+    assert again.on_disk == [2]
+
+
+def test_without_resume_a_used_folder_is_refused(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    with pytest.raises(InputError, match=r"already contains checkpoints \(newest: 2\)"):
+        runs("two", None)
+
+
+def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin(keep=1)
+    slow, released = threading.Event(), threading.Event()
+    put = run.bucket.put
+
+    def wait(name: str, data: Any) -> None:
+        if name.startswith("data/1-"):
+            slow.set()
+            released.wait(20)
+        put(name, data)
+
+    monkeypatch.setattr(run.bucket, "put", wait)
+    run.save(1)
+    assert slow.wait(20)
+    run.save(2, 3)  # which also deletes checkpoint 1 on disk
+    assert run.on_disk == [3]
+    assert run.stored == []
+    behind = [line for line in run.said if "is not uploaded" in line]
+    assert len(behind) == 1
+    assert (
+        "checkpoint 2 is not uploaded to s3://bucket/run (an upload is still running" in behind[0]
+    )
+    released.set()
+    run.finish()
+    assert run.stored == [3]
+    assert len(list((run.directory / mirror._UPLOADING).rglob("*"))) == 1  # the empty folder
+
+
+def test_an_upload_that_fails_is_tried_again(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+    put, failures = run.bucket.put, iter([True, True])
+
+    def fail(name: str, data: Any) -> None:
+        if name.startswith("data/") and next(failures, False):
+            raise Unavailable("s3://bucket/run: cannot write (503 Slow Down)")
+        put(name, data)
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    run.save(2)
+    run.finish()
+    assert run.stored == [2]
+    assert "warning: checkpoint 2 is not uploaded yet: s3://bucket/run: cannot write" in str(
+        run.said
+    )
+
+
+def test_a_bucket_that_takes_nothing_ends_the_wait(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
+    run = runs("one", None).begin()
+
+    def fail(name: str, data: Any) -> None:
+        raise Unavailable("no")
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    run.save(2)
+    beats: list[None] = []
+    with pytest.raises(RunAgain, match=f"checkpoint 2 is complete in {run.directory}, but not in"):
+        run.copy.finish(lambda: beats.append(None))
+    assert beats
+
+
+def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
+    run = runs("one", None).begin()
+    run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
+    deadline = time.monotonic() + 10
+    while not run.copy._lease.lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(lease.Lost, match="another run has taken over"):
+        run.copy.check()
+    run.save(2)
+    time.sleep(0.2)
+    assert run.stored == []
+
+
+def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    first.close()
+    second = runs("two", "2").begin()
+    second.save(3)
+    second.finish()
+    assert second.stored == [2, 3]
+    assert list(second.bucket.sizes("superseded")) == ["superseded/checkpoints/4.json"]
+
+
+def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    for name in ("secret.sh", "checkpoints/9/state/x", ".lock", "samples/a.txt"):
+        first.bucket.put(name, b"1")
+    second = runs("two")
+    there = {path.name for path in second.directory.iterdir()}
+    assert there == {FOLDER, "samples", ".lock"}
+    assert second.on_disk == [2]
+
+
+def test_the_bucket_is_set_in_one_place() -> None:
+    run = config.load("demo_mlm")
+    both = run.override({"checkpoint.mirror": "s3://bucket/run"})
+    assert mirror.url_of(run, None) is None
+    assert mirror.url_of(run, "output/run") is None
+    assert mirror.url_of(run, "gs://bucket/run/") == "gs://bucket/run"
+    assert mirror.url_of(both, "output/run") == "s3://bucket/run"
+    with pytest.raises(InputError, match="set only one of them to a bucket"):
+        mirror.url_of(both, "s3://bucket/other")
+    with pytest.raises(InputError, match="requires --output-dir"):
+        mirror.url_of(both, None)
+
+
+def test_a_stage_has_the_name_of_the_run(tmp_path: Path) -> None:
+    first, second = (
+        mirror.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
+    )
+    assert first != second
+    assert first.name == "run-1"
+    assert first.parent.name.startswith("run-")
+    assert first.parent.parent == tmp_path / "buckets"
+
+
+@pytest.mark.parametrize(
+    ("data", "fsdp", "shard", "expected"),
+    [(1, 8, "params", tuple(range(8))), (2, 4, "params", (0, 1, 2, 3)), (2, 4, "none", (0,))],
+)
+def test_one_process_has_all_shards(
+    data: int, fsdp: int, shard: str, expected: tuple[int, ...]
+) -> None:
+    found, held = mirror._layout(mesh_of(data, fsdp), shard)
+    assert found.of_part == (expected,)
+    assert held == [expected]
+    assert jax.process_count() == 1
