@@ -96,7 +96,11 @@ def flags_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("flags").add_argument
     add("--config", metavar="NAME", help="a shipped config, or the path of a .py file")
-    add("--output-dir", metavar="DIR", help="run directory, or s3:// or gs:// (default: output/NAME/<UTC time>)")
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="run directory, or s3:// or gs:// (default: output/NAME/<UTC time>)",
+    )
     add(
         "--resume",
         metavar="latest|STEP|PATH",

@@ -2,8 +2,9 @@
 
 A killed process cannot release its lease, and clocks of machines differ. So no times are compared:
 a run that finds a lease watches it. If it changes within ``EXPIRES_S``, its run is alive; if it
-does not, that run is gone, and the lease is taken over. A process that died on this machine is recognized at
-once. All writes of the lease are conditional, so that of two runs that take it over, one fails.
+does not, that run is gone, and the lease is taken over. A process that died on this machine is
+recognized at once. All writes of the lease are conditional, so that of two runs that take it over,
+one fails.
 """
 
 import contextlib

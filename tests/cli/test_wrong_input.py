@@ -150,7 +150,10 @@ def test_all_wrong_overrides_are_reported_at_once(
             ["--resume 7: new does not exist", "/nope"],
         ),
         ("--optim.peak_lr -1 --output-dir /proc/run", ["peak_lr", "directory /proc/run"]),
-        ("--optim.peak_lr -1 --output-dir s3://b", ["peak_lr", "s3://b is not a folder in a bucket"]),
+        (
+            "--optim.peak_lr -1 --output-dir s3://b",
+            ["peak_lr", "s3://b is not a folder in a bucket"],
+        ),
         ("--output-dir https://b/run", ["https://b/run: use a local folder, s3://BUCKET/PATH"]),
         ("--checkpoint.mirror s3://b/run", ["mirror=s3://b/run requires --output-dir"]),
         ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),
