@@ -7,6 +7,7 @@ Each node is a separate host (hosts.py), so slurmd needs no support for several 
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sample_videos
 from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
 from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
@@ -82,11 +84,12 @@ class Slurm:
     Attributes:
         directory: where the jobs run; both nodes see it.
         hosts: n1 and n2.
+        variables: the environment of commands.
     """
 
     def __init__(self, directory: Path, hosts: tuple[Host, Host]) -> None:
         self.directory, self.hosts = directory, hosts
-        self._variables = environment(
+        self.variables = environment(
             directory,
             SLURM_CONF=str(directory / "slurm.conf"),
             HOME=str(directory / "home"),
@@ -99,7 +102,7 @@ class Slurm:
         found = subprocess.run(
             self.hosts[0].command(*command),
             cwd=self.directory,
-            env=self._variables | more,
+            env=self.variables | more,
             capture_output=True,
             text=True,
             timeout=60,
@@ -271,3 +274,57 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     calm = losses(slurm.directory / "calm")
     assert list(calm) == list(range(1, steps + 1))
     assert calm == rough
+
+
+def _prepared(out: Path) -> dict[str, bytes]:
+    found = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in found
+        if path.name not in (".lock", "claims", "token")
+    }
+
+
+@pytest.mark.timeout(300)
+def test_tasks_of_srun_share_the_preparation_and_one_is_killed(slurm: Slurm) -> None:
+    directory = slurm.directory
+    videos = directory / "videos"
+    first = sample_videos.write(videos / "0.mp4", sample_videos.busy(200, height=192, width=256))
+    for number in range(1, 24):
+        shutil.copy(first, videos / f"{number}.mp4")
+    (videos / "broken.mp4").write_bytes(first.read_bytes()[:5000])
+    size = ("--height", "96", "--width", "128", "--frames", "24", "--min-side", "16", "--workers")
+    command = (sys.executable, "-m", "jaxtrain.main", "prepare", "clips", str(videos))
+    slurm.run(*command, str(directory / "alone"), *size, "1")
+
+    def start(out: Path) -> subprocess.Popen[str]:
+        tasks = ("srun", "--ntasks", "2", "--nodes", "2", "--label")
+        return subprocess.Popen(
+            slurm.hosts[0].command(*tasks, *command, str(out), *size, "1"),
+            cwd=directory,
+            env=slurm.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def records(out: Path) -> int:
+        return len(list((out / ".prepare/records").glob("*/*.json")))
+
+    calm = start(directory / "calm")
+    said = calm.communicate(timeout=200)[0]
+    assert calm.returncode == 0, said
+    for task in (0, 1):  # both print the result of all videos
+        assert f"{task}: sharing {directory}/calm with other commands: this is task {task}" in said
+        assert re.search(rf"^{task}: .* from 24 videos; dropped 1 video ", said, re.M), said
+    assert said.count("skipped: ") == 1  # by one of them
+    assert _prepared(directory / "calm") == _prepared(directory / "alone")
+
+    rough = start(directory / "rough_clips")
+    wait_for(lambda: records(directory / "rough_clips") >= 4, "the first videos", seconds=100)
+    os.kill(slurm.trainers()[1], signal.SIGKILL)
+    before = records(directory / "rough_clips")
+    said = rough.communicate(timeout=200)[0]
+    assert before < 25, "the task was killed too late"
+    assert rough.returncode == 128 + signal.SIGKILL, said
+    assert _prepared(directory / "rough_clips") == _prepared(directory / "alone")

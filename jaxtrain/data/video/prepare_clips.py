@@ -38,6 +38,7 @@ REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _POLL_S = 2.0  # between looks at videos that other commands are cutting
 _PUBLISH_TRIES = 10
+_BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
 Record = dict[str, Any]
 
@@ -183,8 +184,9 @@ def _run(
                 if record is None:
                     busy.append(job)
                     continue
+                fresh = record.pop(_BY_OTHERS, None) is None
                 tally.add(record)
-                if record["dropped"] is not None:
+                if fresh and record["dropped"] is not None:
                     say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
             todo = busy
@@ -250,7 +252,8 @@ def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record
         shared: whether other commands may have cut the video in the meantime.
 
     Returns:
-        The record; None if another process is cutting the video.
+        The record, marked if another command wrote it; None if another process is cutting the
+        video.
 
     Raises:
         InputError: this host does not see ``out``.
@@ -270,7 +273,7 @@ def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record
         if mine is False and shared:
             return None
         record = job.done() if shared else None
-        return _cut(job, settings) if record is None else record
+        return _cut(job, settings) if record is None else {**record, _BY_OTHERS: True}
 
 
 def _claimed(out: Path, digest: str) -> contextlib.AbstractContextManager[bool | None]:
