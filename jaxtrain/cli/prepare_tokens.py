@@ -9,7 +9,7 @@ stop, repeat the command.
 import json
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -22,10 +22,12 @@ def main(arguments: list[str]) -> int:
     """
     usage = "jaxtrain prepare tokens --config NAME [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
+    engine_flags.add(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
     flags, overrides = command_line.parse(parser, arguments)
+    engine = engine_flags.chosen(flags)
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
 
@@ -40,6 +42,11 @@ def main(arguments: list[str]) -> int:
         terminal.say(message)
 
     model = hub.with_local_tokenizer(run.model, say)
+    if flags.engine != "local" or flags.workers is not None:
+        # The same caches as those that `open` looks for.
+        run.data.with_tokenizer_of(model, lambda line: None).prepare(
+            model.vocab_size, run.data.form, say, engine
+        )
     sources = run.data.open(model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:
         say(f"skipped: {bad}")

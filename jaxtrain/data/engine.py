@@ -103,9 +103,9 @@ class Local:
             if not suspects:
                 return
             for item in suspects:
-                with _pool(1) as pool:
+                with _pool(1, work, fixed) as pool:
                     try:
-                        result = pool.submit(work, item, *fixed).result()
+                        result = pool.submit(_call, item).result()
                     except BrokenProcessPool:
                         result = died(item)
                 yield item, result
@@ -126,14 +126,14 @@ class Local:
             suspects: receives the items that were in progress or being submitted when a worker
                 died.
         """
-        with _pool(self.workers) as pool:
+        with _pool(self.workers, work, fixed) as pool:
             running: dict[concurrent.futures.Future[Result], Item] = {}
 
             def fill() -> None:
                 while not suspects and len(running) < self.workers:
                     for item in itertools.islice(waiting, 1):
                         try:
-                            running[pool.submit(work, item, *fixed)] = item
+                            running[pool.submit(_call, item)] = item
                         except BrokenProcessPool:  # a worker died in the meantime
                             suspects.append(item)
                         break
@@ -156,14 +156,26 @@ class Local:
                     fill()
 
 
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+def _pool(
+    workers: int, work: Callable[..., Any], fixed: tuple[Any, ...]
+) -> concurrent.futures.Executor:
+    """Starts workers, which receive the fixed arguments once."""
     return concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(work, fixed),
     )
 
 
-def end_with_parent() -> None:
-    """Ends this worker process when its parent ends, even if it was killed."""
+_task: tuple[Callable[..., Any], tuple[Any, ...]]  # of this worker
+
+
+def _begin(work: Callable[..., Any], fixed: tuple[Any, ...]) -> None:
+    """Initializes a worker. It ends with its parent, even if that is killed."""
+    global _task
+    _task = work, fixed
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
     parent = multiprocessing.parent_process()
     if parent is None:  # a test runs workers as threads
         return
@@ -173,6 +185,11 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def _call(item: Any) -> Any:
+    work, fixed = _task
+    return work(item, *fixed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +252,7 @@ class Ray:
                 read = time.monotonic()
                 room = _IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
             for item in itertools.islice(waiting, max(0, room - len(running))):
-                running[task.remote(item, shared)] = item
+                running[task.remote(item, [shared])] = item  # in a list, Ray does not fetch it
             if not running:
                 return
             refs = list(running)
@@ -275,14 +292,22 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _in_task(item: Any, shared: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+@functools.lru_cache(maxsize=1)
+def _fetched(reference: Any) -> tuple[Any, ...]:
+    """Fetches what all tasks share, once per worker: a list of files may be long."""
+    import ray
+
+    return ray.get(reference)
+
+
+def _in_task(item: Any, shared: list[Any]) -> tuple[Any, Exception | None]:
     """Processes an item in a Ray worker; returns its result, or the error.
 
     Ray would wrap the error in one of its own.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # this task has no accelerator
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already use all cores
-    work, fixed, stamp = shared
+    work, fixed, stamp = _fetched(shared[0])
     if stamp != _stamp():
         return None, InputError(
             f"the Ray node {socket.gethostname()} has {_stamp()}, but this command has {stamp}: "

@@ -1,12 +1,12 @@
 """Commands that read videos: bad input gives a one-line error or a correct result."""
 
-import concurrent.futures
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import av
+import engine_threads
 import pytest
 import safetensors.numpy
 import sample_videos
@@ -68,7 +68,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     # Threads, because processes take a second to start; the processes are tested elsewhere.
-    monkeypatch.setattr(engine, "_pool", concurrent.futures.ThreadPoolExecutor)
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
 
 
 def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:

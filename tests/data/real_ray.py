@@ -51,13 +51,17 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepare(source: Path, out: Path, *flags: str, **variables: str) -> subprocess.Popen[str]:
+def prepare(source: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
+    return run("prepare", "clips", source, out, *SIZE, *flags)
+
+
+def run(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxtrain", "prepare", "clips", source, out, *SIZE, *flags],
+        [sys.executable, "-m", "jaxtrain", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | variables,
+        env=os.environ,
     )
 
 
@@ -139,3 +143,32 @@ def test_a_node_without_the_folder_is_named(
             engine=engine.Ray(cluster.address),
             say=print,
         )
+
+
+@pytest.mark.timeout(300)
+def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
+    """Files with other words; one is broken, and one is longer than a piece of work."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(12):
+        words = [f"word{number * 7 + n % (50 + number)}" for n in range(3000)]
+        (texts / f"{number:02}.txt").write_text(" ".join(words) + ".\n\n")
+    (texts / "05.txt").write_text("A long file of one line. " * 60_000)
+    (texts / "broken.txt").write_bytes(b"\xff\xfe")
+    made = {}
+    for name, flags in (
+        ("alone", ()),
+        ("cluster", ("--engine", "ray", "--ray-address", cluster.address)),
+    ):
+        root = tmp_path / name
+        data = ("--data.path", texts, "--data.cache_dir", root, "--model.vocab_size", 400)
+        said = output(run("prepare", "tokens", "--config", "demo_mlm", *data, *flags))
+        assert "broken.txt" in said
+        (folder,) = (root / "text").glob("tokens-????????????????????")
+        made[name] = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name not in ("manifest.json", "progress.json")
+        }
+    assert made["cluster"] == made["alone"]
+    assert len(made["alone"]["train.tokens"]) > 10_000

@@ -65,9 +65,9 @@ def test_ray_is_imported_only_if_chosen() -> None:
         list(engine.Ray("auto").as_finished(square, range(2), 0, died=int))
 
 
-def test_a_task_rejects_other_versions() -> None:
-    same = engine._in_task(5, (square, (1,), engine._stamp()))
-    assert same == (26, None)
-    result, error = engine._in_task(5, (square, (1,), "av 0.1"))
+def test_a_task_rejects_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_fetched", lambda reference: reference)
+    assert engine._in_task(5, [(square, (1,), engine._stamp())]) == (26, None)
+    result, error = engine._in_task(5, [(square, (1,), "av 0.1")])
     assert result is None
     assert "but this command has av 0.1: install the same versions" in str(error)

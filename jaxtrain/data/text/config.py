@@ -24,6 +24,7 @@ class Masked(Text):
     """Packed sequences for masked language modeling."""
 
     input_kind = "masked text"
+    form = "sentences"
 
     random_share: float = 0.1
     """Fraction of the tokens to predict that are replaced by a random token, 0 to 1."""
@@ -64,7 +65,7 @@ class Masked(Text):
                 f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
                 "token, and [SEP]"
             )
-        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, self.form, say)
         special = Specials.from_json(prepared.caches[0][1]["specials"])
         specials.check_padding(special, model.pad_id, "the tokenizer")
         indexes = [
@@ -115,6 +116,7 @@ class Causal(Text):
     """
 
     input_kind = "causal text"
+    form = "exact"
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
     """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
@@ -145,7 +147,7 @@ class Causal(Text):
             InputError: see :meth:`Text.prepare`.
         """
         del seed
-        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "exact", say)
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, self.form, say)
         splits: dict[str, list[Source]] = {
             name: [
                 windows.open_split(folder, manifest, name, model.sequence_length)

@@ -27,6 +27,7 @@ import json
 import multiprocessing
 import os
 import re
+import socket
 import stat
 import sys
 import time
@@ -38,6 +39,7 @@ from typing import Any
 
 from jaxtrain import versions
 from jaxtrain.data import cache, folders, worker_count, worker_pool
+from jaxtrain.data.engine import Engine
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage.atomic import expanded
@@ -70,6 +72,8 @@ _CHUNK_BYTES = 1 << 20
 _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
+
+_Fresh = tuple[int, Path, str, int, int]  # number, path, name, size, and mtime_ns of a file
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
@@ -180,15 +184,21 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
 
 
 def scan(
-    pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
+    pattern: str,
+    text_field: str | None,
+    folder: Path,
+    flag: str,
+    say: Callable[[str], None],
+    engine: Engine | None = None,
 ) -> list[Scanned]:
     """Finds the files, reads each once, and records its contents or why it is bad.
 
     The record is kept in ``folder``. A file with the same size and modification time as before is
-    not read again, unless the system could not read it.
+    not read again, unless the system could not read it. An engine reads the files on its nodes.
 
     Raises:
-        InputError: see :func:`find`.
+        InputError: see :func:`find`; or a node of the engine does not see a file.
+        RunAgain: the engine failed.
     """
     files = find(pattern, flag, say)
     key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
@@ -208,16 +218,17 @@ def scan(
             fresh.append((at, path, name, size, mtime_ns))
     if fresh:
         say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
-        _scan_fresh(fresh, result, record, text_field, say)
+        _scan_fresh(fresh, result, record, text_field, say, engine)
     return [file for file in result if file]
 
 
 def _scan_fresh(
-    fresh: list[tuple[int, Path, str, int, int]],
+    fresh: list[_Fresh],
     result: list[Scanned | None],
     record: Path,
     text_field: str | None,
     say: Callable[[str], None],
+    engine: Engine | None,
 ) -> None:
     """Fills in ``result`` and saves it periodically, so that a kill loses little of the work."""
     for path in _crashing(
@@ -230,14 +241,22 @@ def _scan_fresh(
     processes = min(worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
-        scanned = worker_pool.in_order(
-            _scan_file, [one[1:] for one in fresh], text_field, processes=processes
-        )
-        for (at, *_), one in zip(fresh, scanned, strict=True):
+        scanned: Iterable[tuple[_Fresh, Scanned]]
+        if engine is None:
+            scanned = zip(
+                fresh,
+                worker_pool.in_order(_scan_file, fresh, text_field, processes=processes),
+                strict=True,
+            )
+        else:
+            scanned = engine.as_finished(
+                _scan_on_node, fresh, text_field, died=lambda one: _bad(one[1:], "kills its reader")
+            )
+        for count, ((at, *_), one) in enumerate(scanned, 1):
             result[at] = one
             done_mb += one.size / 1e6
             tell(done_mb)
-            if time.monotonic() - kept > _KEEP_EVERY_S or at == fresh[-1][0]:
+            if time.monotonic() - kept > _KEEP_EVERY_S or count == len(fresh):
                 kept = time.monotonic()
                 rows = [dataclasses.asdict(file) for file in result if file and not file.unread]
                 cache.write_file(record, json.dumps(rows))
@@ -307,8 +326,28 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Scanned:
-    path, name, size, mtime_ns = found
+def _scan_on_node(found: _Fresh, text_field: str | None) -> Scanned:
+    """Scans a file on a node of a cluster.
+
+    Raises:
+        InputError: the file is not there.
+    """
+    scanned = _scan_file(found, text_field)
+    if scanned.unread and not found[1].exists():
+        raise unseen(found[1])
+    return scanned
+
+
+def unseen(path: Path) -> InputError:
+    """Returns the error for a file that does not exist on this node."""
+    return InputError(
+        f"{path} does not exist on {socket.gethostname()}: put the data and --data.cache_dir in a "
+        "folder that all nodes share under the same path"
+    )
+
+
+def _scan_file(found: _Fresh, text_field: str | None) -> Scanned:
+    _, path, name, size, mtime_ns = found
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0
     try:

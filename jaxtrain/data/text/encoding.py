@@ -53,7 +53,7 @@ class Part:
         text_bytes: size of the documents in bytes of UTF-8.
     """
 
-    ids: bytes
+    ids: bytes | memoryview
     ends: np.ndarray
     documents: int
     text_bytes: int

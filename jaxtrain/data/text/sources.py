@@ -11,10 +11,11 @@ import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtrain.config import overrides
 from jaxtrain.data import cache, mixture
+from jaxtrain.data.engine import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
@@ -60,6 +61,8 @@ class Prepared:
 class Text:
     """Where text comes from and how it is loaded."""
 
+    form: ClassVar[Form]
+    """Which parts of the documents the tokens keep."""
     most_workers = 8
     """Largest number of workers chosen for a host: one core makes more than a million tokens per
     second (benchmarks/LOG.md, "Text input")."""
@@ -160,8 +163,16 @@ class Text:
             )
         return found
 
-    def prepare(self, vocab_size: int, form: Form, say: Callable[[str], None]) -> Prepared:
+    def prepare(
+        self,
+        vocab_size: int,
+        form: Form,
+        say: Callable[[str], None],
+        engine: Engine | None = None,
+    ) -> Prepared:
         """Finds and checks the files, and builds their token caches if missing.
+
+        An engine reads and tokenizes each file on any of its nodes, with the same results.
 
         Raises:
             InputError: no path, no text, too many bad files, or a tokenizer that does not fit.
@@ -175,7 +186,7 @@ class Text:
         if path is None:
             path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
-        found = [self._find(path, flag, folder, say) for flag, path in named]
+        found = [self._find(path, flag, folder, say, engine) for flag, path in named]
         good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
         quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
         corpora = [
@@ -183,7 +194,7 @@ class Text:
             for files, (_, path), quota in zip(good, named, quotas, strict=True)
         ]
         if self.val_path is not None:
-            found.append(self._find(self.val_path, "--data.val_path", folder, say))
+            found.append(self._find(self.val_path, "--data.val_path", folder, say, engine))
             files = self._good(found[-1], "--data.val_path", self.val_path, say)
             split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
             corpora.append(
@@ -197,9 +208,17 @@ class Text:
             given=expanded(self.tokenizer) if self.tokenizer else None,
             folder=folder,
             say=say,
+            engine=engine,
         )
         caches = tuple(
-            tokens.prepare(corpus, tokenizer_path=tokenizer_path, form=form, folder=folder, say=say)
+            tokens.prepare(
+                corpus,
+                tokenizer_path=tokenizer_path,
+                form=form,
+                folder=folder,
+                say=say,
+                engine=engine,
+            )
             for corpus in corpora
         )
         manifest = caches[0][1]
@@ -262,16 +281,21 @@ class Text:
         return dataclasses.replace(self, tokenizer=str(path))
 
     def _find(
-        self, path: str, flag: str, folder: Path, say: Callable[[str], None]
+        self,
+        path: str,
+        flag: str,
+        folder: Path,
+        say: Callable[[str], None],
+        engine: Engine | None,
     ) -> list[documents.Scanned]:
         if not hub_datasets.is_named(path):
-            return documents.scan(path, self.text_field, folder, flag, say)
+            return documents.scan(path, self.text_field, folder, flag, say, engine)
         most = self.max_examples if flag != "--data.val_path" else None
         fetched, parts = hub_datasets.fetch(
             path, flag, folder.parent / "hf", self.text_field, most, say
         )
         pattern = str(Path(glob.escape(str(fetched)), hub_datasets.PARTS))
-        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say)[:parts]
+        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say, engine)[:parts]
 
     def _field(self, path: str) -> str | None:
         return hub_datasets.FIELD if hub_datasets.is_named(path) else self.text_field

@@ -69,6 +69,14 @@ class Split:
                     block[at[(rank + 1) * keep // total == rank * keep // total]] = SKIPPED
             yield block
 
+    def used_before(self, file: int) -> tuple[int, int]:
+        """Returns how many documents of (TRAIN, VAL) are used in the files before a file."""
+        counts = self._before[file].tolist() if file < len(self.counts) else self.totals
+        return tuple(  # type: ignore[return-value]
+            count if keep == total else count * keep // total
+            for count, keep, total in zip(counts, self.kept, self.totals, strict=True)
+        )
+
     def _unthinned(self, file: int) -> Iterator[np.ndarray]:
         """Yields the same blocks without skipping any document."""
         first = int(self._first[file])

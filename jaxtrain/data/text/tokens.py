@@ -17,22 +17,26 @@ processes.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from jaxtrain.data import cache, worker_count, worker_pool
+from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -43,6 +47,7 @@ _PIECE_CHARACTERS = 1 << 20
 _MIN_MB_PER_PROCESS = 8.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 2.0  # the most work that a kill can lose
 _PROGRESS = "progress.json"
+_PARTS = "parts"  # files that an engine has tokenized
 TOKEN_BYTES = "token_bytes"
 
 
@@ -93,6 +98,21 @@ class Corpus:
                 yield from self._read_file(at, first, start)
             first += file.documents
 
+    def read_file(self, at: int, skip: int = 0) -> Iterator[tuple[int, str]]:
+        """Yields (split, document) of each document of one file that is not skipped, in order.
+
+        Args:
+            at: number of the file.
+            skip: number of documents to omit at its start.
+
+        Raises:
+            InputError: the file is not on this machine, or see :meth:`read`.
+            RunAgain: its disk does not respond now.
+        """
+        if not os.path.exists(self.files[at].path):
+            raise documents.unseen(Path(self.files[at].path))
+        return ((side, document) for _, side, document in self._read_file(at, 0, skip))
+
     def _read_file(self, at: int, first: int, start: int) -> Iterator[tuple[int, int, str]]:
         file, number = self.files[at], first
         sides = (int(side) for block in self.split.of_file(at) for side in block)
@@ -121,6 +141,7 @@ def prepare(
     folder: Path,
     say: Say,
     processes: int | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the token cache of a corpus if it is missing.
 
@@ -131,6 +152,7 @@ def prepare(
         folder: folder of all token caches.
         say: prints a line on the console.
         processes: number of tokenizing processes; None uses one per core, if there is enough text.
+        engine: tokenizes each file on any node instead; all must see ``folder``.
 
     Returns:
         The cache's folder and its manifest.
@@ -154,7 +176,7 @@ def prepare(
         return {
             "version": _VERSION,
             "content": corpus.key(),
-            **_write(corpus, work, form, say, processes),
+            **_write(corpus, work, form, say, processes, engine),
         }
 
     target = folder / f"tokens-{key[:20]}"
@@ -176,7 +198,12 @@ def _chunks(corpus: Corpus, start: int) -> Iterator[Chunk]:
 
 
 def _write(
-    corpus: Corpus, work: Path, form: Form, say: Say, processes: int | None
+    corpus: Corpus,
+    work: Path,
+    form: Form,
+    say: Say,
+    processes: int | None,
+    engine: Engine | None,
 ) -> dict[str, Any]:
     """Tokenizes all documents into the streams of both splits; returns the manifest's facts."""
     path = work / tokenizer.NAME
@@ -197,23 +224,29 @@ def _write(
     before_mb = streams.megabytes()
     if streams.documents:
         say(f"resuming: {before_mb:,.1f} MB of text are already tokenized")
-    those = "one process" if processes <= 1 else f"{processes} processes"
+    those = Local(max(1, processes)).where if engine is None else engine.where
     say(f"tokenizing {total_mb:,.1f} MB of text in {those}")
     start = time.monotonic()
     try:
         with progress_bar.metered("tokenizing", total_mb, before_mb, say) as tell:
-            for after, parts in worker_pool.in_order(
-                encoding.encode,
-                _chunks(corpus, streams.documents),
-                str(path),
-                dtype.name,
-                form,
-                mark,
-                processes=processes,
-            ):
+            if engine is None:
+                encoded = worker_pool.in_order(
+                    encoding.encode,
+                    _chunks(corpus, streams.documents),
+                    str(path),
+                    dtype.name,
+                    form,
+                    mark,
+                    processes=processes,
+                )
+            else:
+                how = (str(path), dtype.name, form, mark)
+                encoded = _encoded_by(engine, corpus, streams, work / _PARTS, how)
+            for after, parts in encoded:
                 streams.append(after, parts)
                 tell(streams.megabytes())
         streams.keep()
+        shutil.rmtree(work / _PARTS, ignore_errors=True)
     finally:
         streams.close()
     seconds = time.monotonic() - start
@@ -235,6 +268,128 @@ def _write(
     }
 
 
+_How = tuple[str, str, Form, int]  # the last arguments of encoding.encode
+
+
+def _encoded_by(
+    engine: Engine, corpus: Corpus, streams: "_Streams", folder: Path, how: _How
+) -> Iterator[tuple[int, list[Part]]]:
+    """Yields the tokens of one file after the other, as an engine writes them to ``folder``.
+
+    Files finish in any order; those ahead wait on disk. What a killed command left there is used.
+
+    Args:
+        engine: tokenizes the files.
+        corpus: the files.
+        streams: receive the tokens; they may end inside a file that was tokenized without an
+            engine.
+        folder: for the tokens of files; one is removed once it is durable in the streams.
+        how: how to tokenize.
+    """
+    folder.mkdir(exist_ok=True)
+    start = streams.documents
+    first, todo = 0, {}
+    for at, file in enumerate(corpus.files):
+        if first + file.documents > start:
+            todo[at] = (max(0, start - first), first + file.documents)
+        first += file.documents
+    digest = hashlib.sha256(Path(how[0]).read_bytes()).hexdigest()
+    missing = [(at, skip) for at, (skip, _) in todo.items() if not _part(folder, at, skip).is_dir()]
+    order = iter(todo.items())
+    appended: list[Path] = []
+    at, (skip, after) = next(order, (-1, (0, 0)))
+    finished = engine.as_finished(
+        _encode_file, missing, corpus, folder, how, digest, died=died_reading([corpus])
+    )
+    for _ in itertools.chain([None], finished):
+        while at >= 0 and (part := _part(folder, at, skip)).is_dir():
+            yield after, _read_parts(part, how[1])
+            appended.append(part)
+            if streams.kept == after:
+                for one in appended:
+                    shutil.rmtree(one)
+                appended.clear()
+            at, (skip, after) = next(order, (-1, (0, 0)))
+
+
+def died_reading(corpora: Sequence[Corpus]) -> Callable[[Any], Any]:
+    """Returns a function that reports a worker that was killed, most likely out of memory."""
+
+    def died(item: Any) -> Any:
+        files = sum(len(corpus.files) for corpus in corpora)
+        raise RunAgain(
+            f"a worker that reads one of {files:,} files was killed again and again, most likely "
+            "for lack of memory: use smaller files or nodes with more memory, and start again; "
+            "finished work is kept"
+        )
+
+    return died
+
+
+def _part(folder: Path, at: int, skip: int) -> Path:
+    """Returns the folder with the tokens of a file from document ``skip`` on."""
+    return folder / f"{at:08}-{skip}"
+
+
+def _encode_file(
+    item: tuple[int, int], corpus: Corpus, folder: Path, how: _How, digest: str
+) -> None:
+    """Tokenizes a file into a folder of its own, which appears when it is complete.
+
+    Runs in a worker, maybe elsewhere, and maybe twice at the same time.
+
+    Raises:
+        InputError: this node does not see the cache folder or the file; or see
+            :func:`jaxtrain.data.text.encoding.encode`.
+    """
+    at, skip = item
+    path = Path(how[0])
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise documents.unseen(path)
+    target = _part(folder, at, skip)
+    work = Path(tempfile.mkdtemp(dir=folder, prefix=".part-"))
+    try:
+        streams = _Streams(work, np.dtype(how[1]))
+        texts, characters = [], 0
+        for number, (side, document) in enumerate(corpus.read_file(at, skip)):
+            texts.append((side, document))
+            characters += len(document)
+            if characters >= _PIECE_CHARACTERS:
+                streams.append(*encoding.encode(Chunk(texts, number), *how))
+                texts, characters = [], 0
+        if texts:
+            streams.append(*encoding.encode(Chunk(texts, 0), *how))
+        streams.keep()
+        streams.close()
+        try:
+            os.rename(work, target)
+        except OSError:
+            if not target.is_dir():  # otherwise another attempt has finished it
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _read_parts(folder: Path, dtype: str) -> list[Part]:
+    """Maps the tokens of one file."""
+    facts = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))["facts"]
+    return [
+        Part(
+            ids=memoryview(
+                cast(Any, _mapped(folder / f"{name}.tokens", dtype, of_split["tokens"]))
+            ).cast("B"),
+            ends=_mapped(folder / f"{name}.ends", "uint64", of_split["sentences"]),
+            documents=of_split["documents"],
+            text_bytes=of_split["bytes"],
+        )
+        for name, of_split in zip(SPLITS, facts, strict=True)
+    ]
+
+
+def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
+    return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+
+
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -249,6 +404,7 @@ class _Streams:
 
     Attributes:
         documents: number of the first document that is not in the streams.
+        kept: the same, for the part that survives a kill.
         facts: counts for each split.
     """
 
@@ -260,6 +416,7 @@ class _Streams:
         if self._record.exists():
             kept = json.loads(self._record.read_text(encoding="utf-8"))
             self.documents, self.facts = kept["documents"], kept["facts"]
+        self.kept = self.documents
         self._files: list[tuple[BinaryIO, BinaryIO]] = []
         for name, facts in zip(SPLITS, self.facts, strict=True):
             tokens = _opened(work / f"{name}.tokens", facts["tokens"] * self._width)
@@ -290,6 +447,7 @@ class _Streams:
                 file.flush()
                 os.fsync(file.fileno())
         write_whole(self._record, json.dumps({"documents": self.documents, "facts": self.facts}))
+        self.kept = self.documents
         self._kept = time.monotonic()
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
 """Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache
-from jaxtrain.data.text import tokenizer
+from jaxtrain.data.engine import Engine
+from jaxtrain.data.text import tokenizer, tokens
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.data.text.tokens import Corpus
@@ -25,6 +27,7 @@ def prepare(
     given: Path | None,
     folder: Path,
     say: Say,
+    engine: Engine | None = None,
 ) -> Path:
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
@@ -37,6 +40,8 @@ def prepare(
         given: a ``tokenizer.json``; None trains one.
         folder: folder of the caches.
         say: prints a line on the console.
+        engine: reads the files, each on any node. The text is counted here, in order, so the
+            vocabulary is the same.
 
     Raises:
         InputError: the given tokenizer does not fit.
@@ -49,7 +54,8 @@ def prepare(
 
     def build(work: Path) -> dict[str, Any]:
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
-        trained = tokenizer.train(_sample(corpora), vocab_size, kind)
+        texts = _sample(corpora) if engine is None else _sampled_by(engine, corpora)
+        trained = tokenizer.train(texts, vocab_size, kind)
         trained.save(str(work / tokenizer.NAME))
         return {"version": version}
 
@@ -60,11 +66,67 @@ def prepare(
 
 def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
     """Yields training documents, evenly spread, up to the limit of characters."""
-    total = sum(corpus.characters() for corpus in corpora)
-    fraction, rank = min(1.0, _CHARACTERS / total), 0
+    fraction, rank = _fraction(corpora), 0
     for corpus in corpora:
         for _, side, document in corpus.read():
             if side == TRAIN:
                 if int((rank + 1) * fraction) > int(rank * fraction):
                     yield document
                 rank += 1
+
+
+def _fraction(corpora: Sequence[Corpus]) -> float:
+    """Returns the fraction of the training documents to train on."""
+    return min(1.0, _CHARACTERS / sum(corpus.characters() for corpus in corpora))
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """A file with documents to train on.
+
+    Attributes:
+        corpus: number of its corpus.
+        at: its number in the corpus.
+        rank: number of training documents before it, over all corpora.
+    """
+
+    corpus: int
+    at: int
+    rank: int
+
+
+def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
+    """Yields the documents of :func:`_sample`, in the same order; an engine reads the files.
+
+    Files without such a document are not read. Documents of later files wait in memory, in total
+    at most the text to train on.
+    """
+    fraction, before = _fraction(corpora), 0
+    todo = []
+    for number, corpus in enumerate(corpora):
+        for at in range(len(corpus.files)):
+            rank, after = (before + corpus.split.used_before(one)[TRAIN] for one in (at, at + 1))
+            if int(after * fraction) > int(rank * fraction):
+                todo.append(_File(number, at, rank))
+        before += corpus.split.kept[TRAIN]
+    ready: dict[_File, list[str]] = {}
+    waiting = iter(todo)
+    wanted = next(waiting, None)
+    for file, texts in engine.as_finished(
+        _sample_file, todo, tuple(corpora), fraction, died=tokens.died_reading(corpora)
+    ):
+        ready[file] = texts
+        while wanted in ready:
+            yield from ready.pop(wanted)
+            wanted = next(waiting, None)
+
+
+def _sample_file(file: _File, corpora: tuple[Corpus, ...], fraction: float) -> list[str]:
+    """Returns the documents of a file to train on; runs in a worker."""
+    rank, found = file.rank, []
+    for side, document in corpora[file.corpus].read_file(file.at):
+        if side == TRAIN:
+            if int((rank + 1) * fraction) > int(rank * fraction):
+                found.append(document)
+            rank += 1
+    return found

@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import engine_threads
 import numpy as np
 import pytest
 import tokenizers
 
+from jaxtrain.data import engine
+from jaxtrain.data.text import config as text_config
 from jaxtrain.data.text import documents, encoding, tokens, vocabulary
-from jaxtrain.data.text.specials import SEP
+from jaxtrain.data.text.specials import SEP, Form
 from jaxtrain.data.text.splitting import TRAIN, VAL, assign
 from jaxtrain.data.text.tokens import Corpus
 from jaxtrain.errors import InputError, RunAgain
@@ -110,6 +114,79 @@ def test_pieces_and_processes_do_not_change_the_stream(
         assert facts["splits"] == same_facts["splits"]
         for name in ("train.tokens", "train.ends", "val.tokens", "val.ends", "tokenizer.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+class _Backwards:
+    """An engine that finishes the last item first, and one of two items twice."""
+
+    where = "backwards"
+
+    def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
+        for number, item in enumerate(reversed(list(items))):
+            result = work(item, *fixed)
+            if number % 2:
+                result = work(item, *fixed)
+            yield item, result
+
+
+@pytest.mark.parametrize("form", ["sentences", "exact"])
+@pytest.mark.parametrize("most", [None, 13])
+def test_an_engine_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form, most: int | None
+) -> None:
+    """By files, in any order, with a sample of the text, and with documents left out."""
+    monkeypatch.setattr(vocabulary, "_CHARACTERS", 12_000)
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    folder = make(tmp_path / "in", files=6)
+    (folder / "3.jsonl").write_text('{"text": "One document only."}')
+    model = text_config.Masked if form == "sentences" else text_config.Causal
+    found = {}
+    for name, where in (("alone", None), ("local", engine.Local(2)), ("backwards", _Backwards())):
+        config = model(
+            path=str(folder), batch_size=1, cache_dir=str(tmp_path / name), max_examples=most
+        )
+        (tmp_path / name).mkdir()
+        prepared = config.prepare(300, form, silent, where)
+        cache = prepared.caches[0][0]
+        found[name] = {
+            path.name: path.read_bytes()
+            for path in cache.iterdir()
+            if path.suffix in (".tokens", ".ends") or path.name in ("tokenizer.json", "token_bytes")
+        }
+        assert not (cache / "parts").exists()
+        assert prepared.total("train", "tokens") > 1000
+    assert found["alone"] == found["local"] == found["backwards"]
+    assert len(found["alone"]) >= 5
+
+
+def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
+    what = corpus(make(tmp_path / "in"), tmp_path / "cache")
+    words = trained(what, tmp_path / "cache")
+    alone, _ = prepare(what, tmp_path / "cache")
+    done: list[Any] = []
+
+    class Dies(_Backwards):
+        def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
+            for item in (items[2], items[0], items[1]):
+                done.append(item)
+                yield item, work(item, *fixed)
+            raise KeyboardInterrupt
+
+    class Resumes(_Backwards):
+        def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
+            done.append(list(items))
+            yield from super().as_finished(work, items, *fixed, died=died)
+
+    shutil.rmtree(alone)
+    before = prepare(what, tmp_path / "cache")[0]
+    expected = {path.name: path.read_bytes() for path in before.glob("*.*s")}
+    shutil.rmtree(before)
+    where = {"tokenizer_path": words, "folder": tmp_path / "cache", "say": silent}
+    with pytest.raises(KeyboardInterrupt):
+        tokens.prepare(what, **where, engine=Dies())
+    folder, _ = tokens.prepare(what, **where, engine=Resumes())
+    assert done[-1] == [(3, 0)]  # only the file that was not tokenized
+    assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
 
 
 def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:

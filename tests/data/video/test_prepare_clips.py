@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import av
+import engine_threads
 import numpy as np
 import pytest
 import sample_videos as sample
@@ -343,8 +344,8 @@ def test_a_worker_that_dies_while_another_record_is_processed(
     pools: list[Any] = []
     real = engine._pool
 
-    def kept(workers: int) -> Any:
-        pools.append(real(workers))
+    def kept(*arguments: Any) -> Any:
+        pools.append(real(*arguments))
         return pools[-1]
 
     monkeypatch.setattr(engine, "_pool", kept)
@@ -400,7 +401,7 @@ def _cut_or_die_late(job: Any, *rest: Any) -> Any:
 def test_pieces_of_videos_no_longer_in_source_are_listed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     out = tmp_path / "out"
     _run(source, out)
     (source / "sub/1.mp4").unlink()
@@ -443,6 +444,7 @@ def test_names_from_lists_stay_inside_the_output_folder(tmp_path: Path) -> None:
 SHARER = """
 import sys
 from pathlib import Path
+import engine_threads
 from jaxtrain.data import engine
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.data.video.pieces import Settings
@@ -455,7 +457,7 @@ def slow(*arguments):
     return real(*arguments)
 
 pieces.cut = slow
-engine._pool = __import__("concurrent.futures").futures.ThreadPoolExecutor
+engine._pool = engine_threads.pool
 prepare_clips._POLL_S = 0.05
 report = prepare_clips.run(
     sys.argv[1], Path(sys.argv[2]), Settings(**eval(sys.argv[4])), engine=engine.Local(1),
@@ -483,7 +485,7 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     def start(number: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", SHARER, source, out, str(number), repr(vars(SMALL))],
-            env=os.environ | {"PYTHONPATH": str(checkout)},
+            env=os.environ | {"PYTHONPATH": f"{checkout}:{checkout / 'tests'}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
