@@ -1,12 +1,14 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from jaxtrain import terminal
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
+from jaxtrain.storage import disks
 
 _USAGE = """\
 jaxtrain prepare clips SOURCE OUT [flags]
@@ -14,6 +16,7 @@ jaxtrain prepare clips SOURCE OUT [flags]
        jaxtrain prepare latents --config NAME --teacher PATH [flags]
                                 [--section.field VALUE ...]
 """
+_SAMPLE = 16  # videos that --dry-run cuts
 
 
 def main(arguments: list[str]) -> int:
@@ -96,6 +99,11 @@ def _clips(arguments: list[str]) -> int:
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     engine_flags.add(parser)
     engine_flags.add_share(parser)
+    add(
+        "--dry-run",
+        action="store_true",
+        help=f"only estimate hours and bytes, from {_SAMPLE} videos, and write nothing",
+    )
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -123,6 +131,11 @@ def _clips(arguments: list[str]) -> int:
     def say(message: str) -> None:
         terminal.say(message)
 
+    if flags.dry_run:
+        found = prepare_clips.estimate(
+            flags.source, flags.out, settings, engine=engine, sample=_SAMPLE, say=say
+        )
+        return _say_estimate(found, flags, say)
     shared = engine_flags.share(flags)
     if shared is not None:
         say(f"sharing {flags.out} with other commands: {shared[1]}")
@@ -146,6 +159,30 @@ def _clips(arguments: list[str]) -> int:
             f"no clip could be cut from {_counted(report['videos'], 'video')}; see {place}"
         )
     say(f"train with --data.path {flags.out}")
+    return 0
+
+
+def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Prints an estimate of prepare_clips."""
+    if not found.videos:
+        say(f"all videos are already in {flags.out}")
+        return 0
+    from jaxtrain.data import worker_count
+
+    cores = flags.workers or (None if flags.engine == "ray" else worker_count.cores())
+    spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
+    hours = "" if cores is None else f", {found.core_hours / cores:,.2f} hours on {cores}"
+    say(
+        f"estimated from {_counted(found.sampled, 'video')} of {found.videos:,}{spread}: "
+        f"{found.core_hours:,.2f} core-hours{hours}; {found.out_bytes / 2**30:,.2f} GiB of clips "
+        f"from {found.in_bytes / 2**30:,.2f} GiB of videos"
+    )
+    for one in found.dropped:
+        say(f"would be dropped: {one['source']}: {one['reason']}")
+    out = flags.out.absolute()
+    free = disks.free_bytes(next(path for path in (out, *out.parents) if path.exists()))
+    if found.out_bytes > free:
+        say(f"warning: {flags.out} has only {free / 2**30:,.2f} GiB of free space")
     return 0
 
 

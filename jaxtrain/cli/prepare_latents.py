@@ -9,7 +9,7 @@ import json
 import os
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
         help="sample the latents with this seed (default: their mode)",
     )
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
+    engine_flags.add_share(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -88,6 +89,9 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     say(sources.summary)
     devices = jax.device_count()
     target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
+    shared = engine_flags.share(flags)
+    if shared is not None:
+        say(f"sharing {target.folder} with other commands: {shared[1]}")
     try:
         made = latents.prepare(
             (sources.train, sources.val),
@@ -96,6 +100,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
             batch_size=-(-flags.batch // devices) * devices,
             threads=worker_count.cores() if data.workers is None else max(1, data.workers),
             say=say,
+            share=None if shared is None else shared[0],
         )
     except OSError as error:
         raise InputError(

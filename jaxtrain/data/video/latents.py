@@ -8,6 +8,7 @@ Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space,
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -23,11 +24,12 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import atomic
+from jaxtrain.storage import atomic, lock
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
 _REPORT_EVERY_S = 10.0
+_POLL_S = 2.0  # between looks at videos that other commands work on
 
 Shape = tuple[int, ...]
 
@@ -82,6 +84,10 @@ class LatentStore:
         """Returns the path of a video's latents."""
         digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
         return self.folder / digest[:2] / f"{digest[2:]}.npy"
+
+    def number(self, entry: Entry) -> int:
+        """Returns a video's number for :func:`jaxtrain.storage.lock.claimed`."""
+        return int(cache.digest(entry.name, entry.size, entry.scanned.frames)[:15], 16)
 
     def has(self, entry: Entry, windows: int) -> bool:
         """Returns whether the latents of all windows of a video exist."""
@@ -211,6 +217,7 @@ def prepare(
     batch_size: int,
     threads: int,
     say: Callable[[str], None],
+    share: str | None = None,
 ) -> Made:
     """Computes and stores the latents of all videos that have none yet.
 
@@ -221,6 +228,10 @@ def prepare(
         batch_size: clips per batch of the teacher; the last batch is padded.
         threads: number of decoding threads.
         say: prints a message.
+        share: a text that differs from that of all other commands that compute the same latents at
+            the same time, on other machines; None if there are none. Each takes the videos in an
+            order of its own, skips those that others have finished or are working on, and returns
+            when all are done.
 
     Raises:
         InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large.
@@ -230,33 +241,72 @@ def prepare(
     todo = [one for one in everything if not target.has(one[1], one[0].windows(one[1]))]
     total = sum(split.windows(entry) for split, entry in todo)
     say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
+    if share is not None:
+        todo.sort(key=lambda one: cache.digest(share, one[1].name))
+    target.folder.mkdir(parents=True, exist_ok=True)
     bad: list[BadExample] = []
     began = reported = time.monotonic()
-    done = 0
-    decoded = _decode(todo, target.shape, threads, batch_size + threads)
+    done = fresh = 0
     described = False
-    while batch := list(itertools.islice(decoded, batch_size)):
-        clips = [(job, window, clip) for job, window, clip in batch if isinstance(clip, np.ndarray)]
-        bad += [clip for _, _, clip in batch if isinstance(clip, BadExample)]
-        if clips:
-            found = _encode(teacher, [clip for _, _, clip in clips], batch_size, target.shape)
-            for (job, window, _), latents in zip(clips, found, strict=True):
-                job.latents[window] = latents
-        if not described:  # only once the teacher's latents are known to fit
-            target.folder.mkdir(parents=True, exist_ok=True)
-            about = {"teacher": teacher.about, "shape": list(target.shape)}
-            atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
-            described = True
-        for job, _, _ in batch:
-            job.left -= 1
-            if not job.left:
-                target.save(job.entry, job.latents)
-        done += len(batch)
-        if time.monotonic() - reported > _REPORT_EVERY_S:
-            reported = time.monotonic()
-            left_s = (reported - began) / done * (total - done)
-            say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min left")
-    return Made(len(everything), len(todo), total, tuple(bad))
+    while todo:
+        busy: list[tuple[Windows, Entry]] = []
+        with contextlib.ExitStack() as held:
+            mine = todo if share is None else _claimed(todo, target, busy, held)
+            decoded = _decode(mine, target.shape, threads, batch_size + threads)
+            while batch := list(itertools.islice(decoded, batch_size)):
+                clips = [
+                    (job, window, clip)
+                    for job, window, clip in batch
+                    if isinstance(clip, np.ndarray)
+                ]
+                bad += [clip for _, _, clip in batch if isinstance(clip, BadExample)]
+                if clips:
+                    pixels = [clip for _, _, clip in clips]
+                    found = _encode(teacher, pixels, batch_size, target.shape)
+                    for (job, window, _), latents in zip(clips, found, strict=True):
+                        job.latents[window] = latents
+                if not described:  # only once the teacher's latents are known to fit
+                    about = {"teacher": teacher.about, "shape": list(target.shape)}
+                    atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
+                    described = True
+                for job, _, _ in batch:
+                    job.left -= 1
+                    if not job.left:
+                        target.save(job.entry, job.latents)
+                        fresh += 1
+                done += len(batch)
+                if time.monotonic() - reported > _REPORT_EVERY_S:
+                    reported = time.monotonic()
+                    left_s = (reported - began) / done * (total - done)
+                    say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min left")
+        todo = busy
+        if todo:
+            time.sleep(_POLL_S)
+    return Made(len(everything), fresh, done, tuple(bad))
+
+
+def _claimed(
+    todo: Iterable[tuple[Windows, Entry]],
+    target: LatentStore,
+    busy: list[tuple[Windows, Entry]],
+    held: contextlib.ExitStack,
+) -> Iterator[tuple[Windows, Entry]]:
+    """Yields the videos without latents that this process could claim.
+
+    Args:
+        todo: videos without latents a while ago.
+        target: stores the latents.
+        busy: receives the videos that another process is working on.
+        held: holds the claims, one byte of a lock each.
+    """
+    for split, entry in todo:
+        if target.has(entry, split.windows(entry)):
+            continue
+        claim = lock.claimed(target.folder / ".claims", target.number(entry))
+        if held.enter_context(claim) is False:
+            busy.append((split, entry))
+        elif not target.has(entry, split.windows(entry)):  # not finished just before the claim
+            yield split, entry
 
 
 def _decode(

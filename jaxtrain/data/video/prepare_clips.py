@@ -14,10 +14,12 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _POLL_S = 2.0  # between looks at videos that other commands are cutting
 _PUBLISH_TRIES = 10
+_KILLS = "kills the worker that reads it"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
 Record = dict[str, Any]
@@ -163,6 +166,103 @@ class _Tally:
             self.dropped.append({"source": record["source"], "reason": record["dropped"]})
 
 
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What cutting the rest of the videos takes, from a sample that was cut.
+
+    Attributes:
+        videos: number of videos that are not cut yet.
+        sampled: number of those in the sample.
+        core_hours: hours on one core like those that cut the sample.
+        error: standard error of ``core_hours`` and ``out_bytes`` as a fraction of them; None for
+            one video.
+        in_bytes: size of the videos.
+        out_bytes: size of their clips.
+        dropped: sampled videos that would be dropped, with reasons.
+    """
+
+    videos: int
+    sampled: int
+    core_hours: float
+    error: float | None
+    in_bytes: int
+    out_bytes: float
+    dropped: list[Record]
+
+
+def estimate(
+    source: str, out: Path, settings: Settings, *, engine: Engine, sample: int, say: Say
+) -> Estimate:
+    """Estimates time and space by cutting a sample in a temporary folder; writes nothing else.
+
+    The sample is spread evenly over the videos by size, and time and space are in proportion to
+    size.
+
+    Args:
+        source, out, settings, engine, say: see :func:`run`.
+        sample: most videos to cut.
+
+    Raises:
+        InputError: there are no videos.
+    """
+    jobs = [
+        _Job(one, expanded(out).absolute())
+        for one in files.find(source, "SOURCE", cache.root(None), say)
+    ]
+    todo = sorted((_size(job.found), job.found.name, job) for job in jobs if job.done() is None)
+    count = min(sample, len(todo))
+    chosen = [todo[(2 * n + 1) * len(todo) // (2 * count)] for n in range(count)]
+    tried = list(engine.as_finished(_try, [job for _, _, job in chosen], settings, died=_try_died))
+    total = sum(size for size, _, _ in todo)
+    sizes = [float(_size(job.found)) for job, _ in tried]
+    seconds = [took for _, (took, _, _) in tried]
+    written = [float(wrote) for _, (_, wrote, _) in tried]
+    scale = total / sum(sizes) if sum(sizes) else 0.0
+    errors = [_ratio_error(parts, sizes) for parts in (seconds, written)] if count > 1 else []
+    return Estimate(
+        videos=len(todo),
+        sampled=count,
+        core_hours=sum(seconds) * scale / 3600,
+        error=max(errors, default=None),
+        in_bytes=total,
+        out_bytes=sum(written) * scale,
+        dropped=[dropped for _, (_, _, dropped) in tried if dropped is not None],
+    )
+
+
+def _size(found: Found) -> int:
+    identity = _identity(found)
+    return 0 if identity is None else identity[-1] if found.span else identity[0]
+
+
+def _ratio_error(parts: Sequence[float], sizes: Sequence[float]) -> float:
+    """Returns the standard error of sum(parts) / sum(sizes), relative to it (Cochran 1977, 6.4)."""
+    if not sum(parts):
+        return 0.0
+    count, ratio = len(parts), sum(parts) / sum(sizes)
+    squares = sum((part - ratio * size) ** 2 for part, size in zip(parts, sizes, strict=True))
+    return math.sqrt(squares * count / (count - 1)) / sum(parts)
+
+
+def _try(job: _Job, settings: Settings) -> tuple[float, int, Record | None]:
+    """Cuts a video in a temporary folder; returns seconds, bytes, and a reason to drop it."""
+    began, reason = time.process_time(), None
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            pieces.cut(job.found.path, job.found.span, Path(folder), settings)
+        except BadExample as bad:
+            reason = bad.reason
+        except Exception as error:
+            reason = f"cannot be cut: {type(error).__name__}: {first_line(error)}"
+        written = sum(path.stat().st_size for path in Path(folder).iterdir()) if not reason else 0
+    dropped = None if reason is None else {"source": job.found.name, "reason": reason}
+    return time.process_time() - began, written, dropped
+
+
+def _try_died(job: _Job) -> tuple[float, int, Record | None]:
+    return 0.0, 0, {"source": job.found.name, "reason": _KILLS}
+
+
 def _run(
     jobs: list[_Job], out: Path, settings: Settings, engine: Engine, say: Say, share: str | None
 ) -> Record:
@@ -281,7 +381,7 @@ def _claimed(out: Path, digest: str) -> contextlib.AbstractContextManager[bool |
 
 
 def _died(job: _Job) -> Record:
-    return _finish(job, _record(job, dropped="kills the worker that reads it"))
+    return _finish(job, _record(job, dropped=_KILLS))
 
 
 def _cut(job: _Job, settings: Settings) -> Record:

@@ -1,6 +1,9 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,50 @@ def test_a_second_run_computes_only_missing_latents(data: Path, tmp_path: Path) 
     with pytest.raises(BadExample, match=r"its latents cannot be read"):
         train.example(0, np.random.default_rng(0))
     assert _prepare(sources, tmp_path).fresh == 1
+
+
+CLAIMER = """
+import sys
+from pathlib import Path
+from jaxtrain.storage import lock
+with lock.claimed(Path(sys.argv[1]), int(sys.argv[2])):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_commands_share_the_videos(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path
+) -> None:
+    """Another one claims a video and is killed, while this one waits for that video."""
+    sources = _open(data, tmp_path)
+    _prepare(sources, tmp_path)
+    store = latents.store(cache.root(str(tmp_path)), MODEL, Means.name)
+    entries = [entry for split in (sources.train, sources.val) for entry in split.entries]
+    expected = [store.file(entry).read_bytes() for entry in entries]
+    for entry in entries:
+        store.file(entry).unlink()
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, store.folder / ".claims", str(store.number(entries[2]))],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "claimed\n"
+        there: list[list[bool]] = []
+
+        def sleep(seconds: float) -> None:
+            there.append([store.file(entry).exists() for entry in entries])
+            other.kill()
+            other.wait()
+
+        monkeypatch.setattr(latents.time, "sleep", sleep)
+        made = _prepare(sources, tmp_path, share="1")
+    assert there == [[True, True, False, True]]
+    assert (made.videos, made.fresh, made.windows) == (4, 4, 9)
+    assert [store.file(entry).read_bytes() for entry in entries] == expected
 
 
 def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Path) -> None:

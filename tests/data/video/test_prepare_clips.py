@@ -243,6 +243,39 @@ SETTINGS_BEFORE = (  # of pieces when all were H.264
 )
 
 
+def test_an_estimate_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six equal videos, two are cut already, and two of the others are the sample."""
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    first = sample.write(tmp_path / "in/0.mp4", sample.busy(20))
+    for number in range(1, 6):
+        shutil.copy(first, tmp_path / f"in/{number}.mp4")
+    out = tmp_path / "out"
+    for name in ("0.mp4", "1.mp4"):
+        (tmp_path / "some").mkdir(exist_ok=True)
+        shutil.copy2(tmp_path / "in" / name, tmp_path / "some" / name)
+    _run(tmp_path / "some", out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def estimate(source: str) -> prepare_clips.Estimate:
+        return prepare_clips.estimate(
+            str(tmp_path / source), out, SMALL, engine=engine.Local(1), sample=2, say=print
+        )
+
+    found = estimate("in")
+    (piece,) = (out / "0.mp4.pieces").iterdir()
+    assert (found.videos, found.sampled, found.dropped) == (4, 2, [])
+    assert found.in_bytes == 4 * first.stat().st_size
+    assert found.out_bytes == 4 * piece.stat().st_size
+    assert 0 < found.core_hours < 0.01
+    assert estimate("some").videos == 0
+    for number in range(2, 6):
+        (tmp_path / f"in/{number}.mp4").write_bytes(b"no video" * 1000)
+    assert [one["source"] for one in estimate("in").dropped] == ["3.mp4", "5.mp4"]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert prepare_clips._ratio_error([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == 0
+    assert prepare_clips._ratio_error([1.0, 3.0], [1.0, 1.0]) == pytest.approx(0.5)
+
+
 def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
