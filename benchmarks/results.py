@@ -243,7 +243,10 @@ def bench_results(found: dict[str, Any]) -> list[str]:
     if "failure" in found:
         return [f"failed: {found['failure']} {found['detail']}"]
     rows = found["rows"]
-    lines = [f"{part} skipped: {note}" for part, note in found["notes"].items()]
+    lines = [
+        f"{part} {'failed' if part in found['failed'] else 'skipped'}: {note}"
+        for part, note in found["notes"].items()
+    ]
     if "ceilings/bf16_flops" in rows and "start/total" not in rows:
         return [
             f"bf16 {rows['ceilings/bf16_flops'] / 1e12:.4g} TFLOP/s, float32 "

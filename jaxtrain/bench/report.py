@@ -37,6 +37,7 @@ _UNITS = (
     ("_per_second", "/s"),
     ("gib", "GiB"),
 )
+_GIT_S = 30.0
 _NOT_RESULTS = ":(top,exclude)benchmarks/RESULTS.md"
 _FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
 _SHARE = "model FLOPs, of the matmul rate measured before and after"
@@ -83,23 +84,23 @@ def commit() -> str | None:
     Changes to the results file do not count, as the commit is recorded there. For a copy without
     git history, $JAXTRAIN_COMMIT names the commit.
     """
-    here = ["git", "-C", str(Path(__file__).parent)]
     try:
         # Installed inside some other repository, this file is not one of that repository's.
-        tracked = [*here, "ls-files", "--error-unmatch", "--", Path(__file__).name]
-        subprocess.run(tracked, capture_output=True, check=True)
-        named = subprocess.run(
-            [*here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)
+        named = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=no", "--", ":(top)", _NOT_RESULTS
         )
-        changed = subprocess.run(
-            [*here, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", _NOT_RESULTS],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+    except (OSError, subprocess.SubprocessError):  # a copy without its history, or a slow disk
         return os.environ.get("JAXTRAIN_COMMIT")
-    return named.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return named + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    """Returns what git prints about the folder of this file."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
+    return done.stdout.strip()
 
 
 def write(findings: Findings, path: Path) -> None:
@@ -167,7 +168,8 @@ def sweep_point(findings: Findings) -> tuple[float | str, float | str]:
         return findings["failure"], findings["failure"]
     rows = findings["rows"]
     if "synthetic/examples_per_second" not in rows:
-        return (findings["notes"]["steps"],) * 2
+        notes = findings["notes"]
+        return (notes.get("steps") or notes["worker"],) * 2
     memory = rows.get("memory/device_peak_gib", rows["memory/compiled_gib"])
     return rows["synthetic/examples_per_second"], memory
 

@@ -16,6 +16,7 @@ from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 KINDS = ("batch", "remat", "shard")
 _DOUBLINGS = (-2, -1, 0, 1, 2, 3)
+WORKER = "worker"  # the part that has failed if the worker ended before all parts
 _FUNCTION = "jaxtrain.bench.measurement:measure"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
@@ -86,13 +87,17 @@ class BenchRequest:
                 for message in worker.messages(self.timeout_s):
                     findings = message  # each includes the earlier ones
         except TimeoutError:
-            failure = {"failure": f"took longer than {self.timeout_s:.0f} s", "detail": ""}
+            failure = {
+                "failure": f"took longer than {self.timeout_s:.0f} s",
+                "detail": "measure fewer --seconds, or a smaller batch",
+            }
         except WorkerFailed as failed:
             failure = _failure(failed)
         else:
             return findings
-        if findings:
-            findings["notes"]["worker"] = failure["failure"]
+        if findings:  # what the worker sent before it failed
+            findings["notes"][WORKER] = failure["failure"]
+            findings["failed"].append(WORKER)
         return findings or failure
 
 

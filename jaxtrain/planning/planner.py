@@ -31,6 +31,20 @@ CPU = "cpu"
 _FUNCTION = "jaxtrain.planning.compilation:run"
 
 
+class NotCompiled(InputError):
+    """The compiler failed, or took too long.
+
+    Args:
+        name: of the config.
+        findings: from :func:`compile_step`, with ``failure``.
+    """
+
+    def __init__(self, name: str, findings: Mapping[str, Any]) -> None:
+        self.timed_out = bool(findings.get("timed_out"))
+        fix = ": plan on a faster or less busy machine" if self.timed_out else ""
+        super().__init__(f"{name} could not be compiled: {findings['failure']}{fix}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """A request to compile a config's step.
@@ -155,7 +169,7 @@ class Planner:
         )
         findings = compile_step(request, timeout_s)
         if "failure" in findings:
-            raise InputError(f"{self._name} could not be compiled: {findings['failure']}")
+            raise NotCompiled(self._name, findings)
         return plan.make_plan(
             findings,
             self._card,
@@ -177,6 +191,10 @@ class Planner:
             label = " ".join(pasted) or "(unchanged)"
             try:
                 found = first if not changes else self.compiled(changes, timeout_s)
+            except NotCompiled as error:
+                why = "skipped: no time was left to compile it" if error.timed_out else error
+                self._say(f"  {label}: {why}")
+                return None
             except InputError as error:
                 self._say(f"  {label}: {error}")
                 return None
@@ -224,7 +242,7 @@ def save_for_cpu(name: str, typed: Sequence[str], devices: int, folder: Path) ->
     )
     findings = compile_step(request, _TIMEOUT_S)
     if "failure" in findings:
-        raise InputError(f"{name} could not be compiled: {findings['failure']}")
+        raise NotCompiled(name, findings)
 
 
 def gpu_compiler() -> bool:
@@ -235,7 +253,8 @@ def gpu_compiler() -> bool:
 def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
     """Compiles the step in a worker; returns ``{"failure": ...}`` if that fails.
 
-    The findings are described in :func:`jaxtrain.planning.compilation.compile_step`.
+    ``timed_out`` is true beside ``failure`` if only the time was too short. The other findings are
+    described in :func:`jaxtrain.planning.compilation.compile_step`.
 
     Raises:
         InputError: the config cannot be built.
@@ -248,7 +267,7 @@ def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
             with SubprocessWorker(_FUNCTION, asked, variables, grace_s=0.0) as worker:
                 (findings,) = worker.messages(timeout_s)
         except TimeoutError:
-            return {"failure": f"timed out after {timeout_s:.0f} s"}
+            return {"failure": f"timed out after {timeout_s:.0f} s", "timed_out": True}
         except WorkerFailed as failed:
             lines = "".join(f"\n{line}" for line in failed.last_lines)
             return {"failure": failed.error or f"the compiler {failed.how}{lines}"}

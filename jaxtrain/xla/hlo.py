@@ -34,7 +34,7 @@ _MESH = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
 )
 _ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha\w+)"')
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+TARGET = re.compile(r'custom_call_target="([^"]+)"')
 # The library or the code generator of a fusion, such as "__triton_nested_gemm_fusion".
 _KIND = re.compile(r'"fusion_backend_config":\{"kind":"(__[\w$]+)"')
 _LEAST_TRANSPOSE = 2**20
@@ -198,7 +198,7 @@ def kernels(text: str) -> dict[str, int]:
 def _kernel(line: str, lines_of: dict[str, list[str]]) -> str | None:
     """Returns the entry of :func:`kernels` to which an instruction belongs."""
     opcode = opcode_of(line)
-    target, kind = _TARGET.search(line), _KIND.search(line)
+    target, kind = TARGET.search(line), _KIND.search(line)
     if target is not None:
         if target[1].startswith("__cudnn$conv"):
             return "convolutions"
@@ -254,10 +254,9 @@ def _operands(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Returns the inputs and outputs of a collective, from the type of its instruction."""
     parts = _parts(shape)
+    # (inputs, outputs, ...); all-reduce only since jax 0.12
     if started and (kind != "all-reduce" or parts[0].startswith("(")):
-        return arrays(parts[0]), arrays(
-            parts[1]
-        )  # (inputs, outputs, ...); all-reduce since jax 0.12
+        return arrays(parts[0]), arrays(parts[1])
     found = arrays(shape)
     if kind == "all-gather":
         return tuple(_scaled(array, 1, n) for array in found), found

@@ -28,7 +28,6 @@ _COPIES |= {"pad", "reverse", "gather", "broadcast", "reshape", "copy-start"}
 _REDUCTIONS = {"reduce", "reduce-window", "scatter", "sort", "select-and-scatter"}
 _SLICES = {"dynamic-slice", "gather", "slice"}
 
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -170,7 +169,7 @@ def _products(
     one: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> tuple[str, float, str]:
     """Returns class, FLOPs, and element type of the convolutions and matmuls in an instruction."""
-    target = _TARGET.search(one.line) if one.opcode == "custom-call" else None
+    target = hlo.TARGET.search(one.line) if one.opcode == "custom-call" else None
     name = target[1] if target else ""
     if one.opcode == "dot" or name in _MATMULS:
         return MATMUL, _matmul(one, shapes), _dtype(one, shapes)
@@ -241,7 +240,10 @@ def _moved(
 ) -> float:
     """Returns the bytes that an instruction reads and writes."""
     made = _size(one.shape)
-    sizes = [_size(shapes.get(name, "")) for name in one.operands]
+    sizes = [  # one that appears twice, as in x * x, is read once
+        0 if name in one.operands[:number] else _size(shapes.get(name, ""))
+        for number, name in enumerate(one.operands)
+    ]
     if one.opcode in _SLICES:
         return float(2 * made + sum(sizes[1:]))
     if one.opcode == "dynamic-update-slice":

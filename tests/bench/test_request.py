@@ -1,6 +1,8 @@
 """Tests the points of a sweep, and curves with points that ran out of memory."""
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,8 +44,36 @@ def test_a_point_that_runs_out_of_memory_appears_in_the_curve() -> None:
     assert report.sweep_point({"rows": rows}) == (20.0, 3.0)
     assert report.sweep_point({"rows": rows | {"memory/device_peak_gib": 4.0}}) == (20.0, 4.0)
     out = report.sweep_point({"failure": "out of memory", "detail": ""})
+    ended = {"rows": {}, "notes": {"worker": "out of memory"}, "failed": ["worker"]}
+    assert report.sweep_point(ended) == ("out of memory", "out of memory")
     curve = report.curve("speed", {"8": 20.0, "16": 40.0, "32": out[0]}, "examples/s")
     title, eight, sixteen, last = curve.splitlines()
     assert title == "speed (examples/s)"
     assert eight.count("#") * 2 == sixteen.count("#") == 40
     assert last.split("  ")[-1] == "out of memory"
+
+
+def test_a_worker_that_ends_early_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> "Worker":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def messages(self, timeout_s: float) -> Iterator[dict[str, Any]]:
+            yield {"rows": {"start/total": 3.0}, "notes": {}, "failed": []}
+            raise TimeoutError
+
+    monkeypatch.setattr(request, "SubprocessWorker", Worker)
+    asked = request.BenchRequest(
+        config="demo",
+        overrides=(),
+        simulate_devices=1,
+        parts=(),
+        seconds=1.0,
+        compiled="",
+        timeout_s=7.0,
+    )
+    found = asked.findings()
+    assert found["notes"] == {"worker": "took longer than 7 s"}
+    assert found["failed"] == ["worker"]

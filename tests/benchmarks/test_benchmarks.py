@@ -126,9 +126,15 @@ def test_a_row_creates_a_missing_table_and_cannot_break_it(tmp_path: Path) -> No
 
 
 def test_bench_results_are_one_line_each() -> None:
-    found: dict[str, Any] = {"rows": ROWS, "notes": {"pipeline": "no data"}, "sweep": {}}
+    found: dict[str, Any] = {
+        "rows": ROWS,
+        "notes": {"pipeline": "no data", "save": "disk full"},
+        "failed": ["save"],
+        "sweep": {},
+    }
     assert results.bench_results(found) == [
         "pipeline skipped: no data",
+        "save failed: disk full",
         "first step after 19.0 s cold (compile 11.7), 5.9 s warm",
         "a save blocks 43 ms, complete in 0.57 s (0.008 GiB)",
         "synthetic: step 500.0 ms (p95 600.0, spread 1.0% of 9), 8 examples/s, 25.0% MFU, "

@@ -151,6 +151,20 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
     assert found["fits"]
 
 
+def test_an_alternative_without_time_to_compile_is_skipped_not_impossible(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([findings(4e11), {"failure": "timed out after 3 s", "timed_out": True}])
+    monkeypatch.setattr(
+        "jaxtrain.planning.planner.compile_step",
+        lambda *_: next(answers, {"failure": "too odd"}),
+    )
+    assert main.main(["plan", "--config", "h100_16"]) == plan.DOES_NOT_FIT
+    printed = capsys.readouterr().out
+    assert printed.count(": skipped: no time was left to compile it") == 1
+    assert ": h100_16 could not be compiled: too odd" in printed
+
+
 def test_without_a_gpu_compiler_it_is_unknown_whether_alternatives_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

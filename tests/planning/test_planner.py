@@ -24,7 +24,8 @@ def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path
 
 
 def test_a_worker_that_takes_too_long_is_stopped() -> None:
-    assert planner.compile_step(asked(), timeout_s=0.2) == {"failure": "timed out after 0 s"}
+    found = planner.compile_step(asked(), timeout_s=0.2)
+    assert found == {"failure": "timed out after 0 s", "timed_out": True}
 
 
 def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,20 @@ ENTRY %main (x: f32[100]) -> f32[90] {
     assert operations.moved_bytes(part) == 4 * (90 + 90)
 
 
+def test_an_operand_that_appears_twice_is_read_once() -> None:
+    text = """HloModule m
+
+ENTRY %main (x: f32[100], y: f32[100]) -> f32[100] {
+  %x = f32[100]{0} parameter(0)
+  %y = f32[100]{0} parameter(1)
+  ROOT %z = f32[100]{0} multiply(%x, %x)
+}
+"""
+    assert operations.moved_bytes(text) == 4 * (100 + 100)
+    other = text.replace("multiply(%x, %x)", "multiply(%x, %y)")
+    assert operations.moved_bytes(other) == 4 * (100 + 100 + 100)
+
+
 def test_an_update_in_place_counts_the_new_part() -> None:
     def write(x: jax.Array, row: jax.Array, at: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(x, row * 2, at, 0)
