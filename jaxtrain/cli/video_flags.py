@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.data import worker_count
@@ -109,7 +111,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         metavar="N",
         type=int,
-        help="files processed at once (default: based on cores)",
+        help="files processed at once (default: based on cores and memory)",
     )
 
 
@@ -162,12 +164,21 @@ def process_folder(
         InputError: OUT has results with other settings.
     """
     devices = model.devices()
-    workers = flags.workers or max(len(devices), worker_count.cores())
+    workers = flags.workers or max(len(devices), worker_count.threads())
     models = [model.on(device) for device in devices[:workers]]
     told = Counter(len(todo), "file")
 
     def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
-        return work(models[worker % len(models)], Job(source, target, check))
+        try:
+            return work(models[worker % len(models)], Job(source, target, check))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) or workers == 1:
+                raise
+            fewer = max(1, workers // 2)
+            raise InputError(
+                f"{source}: {workers} files at once filled the memory of a device: repeat the "
+                f"command with --workers {fewer} for the files that failed"
+            ) from error
 
     try:
         with command_line.cleaning_up():

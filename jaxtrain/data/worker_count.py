@@ -1,12 +1,14 @@
-"""Counts the CPU cores that a process may use, and chooses its number of worker processes.
+"""Counts the CPU cores and the memory that a process may use, and chooses its number of workers.
 
 The number of workers never changes the examples or their order (:mod:`jaxtrain.data.batch_parts`),
 so it may differ from host to host, and from one start of a run to the next.
 """
 
 import dataclasses
+import functools
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,27 @@ from jaxtrain.storage.disks import free_bytes
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/proc/meminfo")
+# By cgroup version: the files of a limit and of the memory used, and the prefix of the names in
+# memory.stat that include the groups inside.
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
 
 LOOP_CORES = 2
 """Cores that the training loop needs on GPUs: a thread runs the loop, another one puts batches on
 the devices. On CPU devices, the steps themselves need cores: half of them."""
+
+WORKER_BYTES = 0.3 * 2**30
+"""Memory of a worker process, besides the batches in shared memory. Measured: 0.09 GiB for clips of
+64x64, 0.25 GiB for 480x720."""
+
+PROGRAM_BYTES = 2.0 * 2**30
+"""Assumed: memory that the main process still needs when it starts the workers."""
+
+# The fraction of the free memory that the main process and chosen workers may fill.
+_SHARE_OF_MEMORY = 0.8
 
 # The fraction of the free shared memory that chosen workers may fill. Other processes use it, too.
 _SHARE_OF_SHARED_MEMORY = 0.8
@@ -49,15 +68,64 @@ def cores(
     return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
 
 
+def memory(
+    groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS, machine: Path = _MEMORY
+) -> tuple[float, bool]:
+    """Returns the bytes of host memory that this process can still get.
+
+    That is the least of what the machine has available and what each memory limit of its cgroups
+    (``docker run --memory``, a pod's limits) leaves. Files that the kernel keeps in memory do not
+    count as used, because it drops them when memory is needed.
+
+    Args:
+        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        own: the kernel's file that names the cgroups of this process.
+        machine: the kernel's file about the machine's memory.
+
+    Returns:
+        The bytes, infinite if unknown, and whether a cgroup limits them.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)
+    free = int(found[1]) * 1024.0 if found else math.inf
+    limits = [
+        left
+        for folder, version in _cgroup_folders(groups, own, "memory")
+        if (left := _memory_left(folder, *_MEMORY_FILES[version])) is not None
+    ]
+    return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
+
+
+def threads() -> int:
+    """Returns how many videos to process at once: one per core, if they fit into memory."""
+    return max(1, min(cores(), int(min(_SHARE_OF_MEMORY * memory()[0] / WORKER_BYTES, 2**20))))
+
+
+def _memory_left(folder: Path, limit: str, used: str, cached: str) -> float | None:
+    """Returns the bytes that a cgroup may still use; None without a limit."""
+    most, now = _text(folder / limit).strip(), _text(folder / used).strip()
+    if not most.isdecimal() or not now.isdecimal():
+        return None
+    files = re.findall(rf"^{cached}(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.M)
+    return max(0.0, int(most) - max(0, int(now) - sum(map(int, files))))
+
+
 def _cgroup_limits(groups: Path, own: Path) -> Iterator[float]:
     """Yields the CPU limits, in cores, of this process's cgroups and of those that contain them."""
+    for folder, version in _cgroup_folders(groups, own, "cpu"):
+        limit = (_limit_v2 if version == 2 else _limit_v1)(folder)
+        if limit is not None:
+            yield limit
+
+
+def _cgroup_folders(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """Yields the folders and versions of this process's cgroups, and of those that contain them."""
     for line in _text(own).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
-            root, read = groups, _limit_v2
-        elif "cpu" in controllers.split(","):
-            root, read = groups / "cpu", _limit_v1
+            root, version = groups, 2
+        elif controller in controllers.split(","):
+            root, version = groups / controller, 1
             if not root.is_dir():
                 root = groups / controllers
         else:
@@ -66,8 +134,8 @@ def _cgroup_limits(groups: Path, own: Path) -> Iterator[float]:
         # then at the root.
         folder = root if ".." in path else root / path.lstrip("/")
         for one in (folder, *folder.parents):
-            if one.is_relative_to(root) and (limit := read(one)) is not None:
-                yield limit
+            if one.is_relative_to(root):
+                yield one, version
 
 
 def _limit_v2(folder: Path) -> float | None:
@@ -124,16 +192,33 @@ def choose(
         if not batch
         else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / (batch * processes)
     )
-    number = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu, room=room)
-    most = chosen(data, own, rows=rows, devices=devices, on_cpu=on_cpu)
+    free, limited = memory()
+    left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
+    all_fit = functools.partial(chosen, data, own, rows=rows, devices=devices, on_cpu=on_cpu)
+    shared_fits = functools.partial(all_fit, room=room)
+    most, in_shared, number = all_fit(), shared_fits(), shared_fits(memory=left, batch=batch)
     why = f"this process may use {own} CPU {'core' if own == 1 else 'cores'}"
-    if number < most:
+    if in_shared < most:
         why += f", and {_SHARED_MEMORY} has no space for the batches of {most} workers"
+    if number < in_shared:
+        where = "the container's limit leaves" if limited else "this host has"
+        why += (
+            f", and {where} {free / 2**30:.1f} GiB of memory free, too little for {in_shared} "
+            "workers"
+        )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 
 
 def chosen(
-    data: Any, cores: int, *, rows: int, devices: int, on_cpu: bool, room: float = math.inf
+    data: Any,
+    cores: int,
+    *,
+    rows: int,
+    devices: int,
+    on_cpu: bool,
+    room: float = math.inf,
+    memory: float = math.inf,
+    batch: float = 0.0,
 ) -> int:
     """Chooses the number of workers for a host.
 
@@ -148,11 +233,16 @@ def chosen(
         devices: devices of the process.
         on_cpu: whether the devices are CPUs.
         room: the number of batches for which shared memory has space.
+        memory: bytes of memory for the workers and their batches.
+        batch: bytes of a batch in shared memory.
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
     free = min(free, getattr(data, "most_workers", free))
-    fitting = [n for n in range(1, free + 1) if batches_held(data, rows, n, devices) <= room]
+    held = {n: batches_held(data, rows, n, devices) for n in range(1, free + 1)}
+    fitting = [n for n in held if held[n] <= room]
     most = max(fitting, default=min(free, devices))
+    fitting = [n for n in held if n <= most and n * WORKER_BYTES + held[n] * batch <= memory]
+    most = max(fitting, default=1)
     unit = devices if devices > 1 else rows
     near = range(-(-3 * most // 4), most + 1)
     return max(near, key=lambda number: (math.gcd(number, unit), number))

@@ -22,14 +22,10 @@ PREFIX = ".jaxtrain-doctor-"
 
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
-MEMORY = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
-# Measured on a CPU (jax 0.10.2): 13 open files per worker plus 7; a worker's own memory is 0.09 GiB
-# for clips of 64x64, 0.25 GiB for 480x720. The needs of GPUs and NCCL are assumed.
+# Measured on a CPU (jax 0.10.2): 13 open files per worker plus 7. The needs of GPUs and NCCL are
+# assumed.
 _FILES, _FILES_A_WORKER, _FILES_A_DEVICE = 200, 13, 64
-_WORKER_MEMORY = 0.3 * 2**30
-_PROGRAM_MEMORY = 2.0 * 2**30
 
 
 def checks(subject: Subject) -> dict[str, Check]:
@@ -120,7 +116,7 @@ def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Findi
 
 
 def host_memory(
-    run: Run, rows: int, state_bytes: int, meminfo: Path = MEMORY, cgroup: Path = CGROUP
+    run: Run, rows: int, state_bytes: int, memory: tuple[float, bool] | None = None
 ) -> Iterator[Finding]:
     """Checks that the host's memory holds the workers, their batches, and a state being saved.
 
@@ -128,43 +124,31 @@ def host_memory(
         run: the config.
         rows: examples of a batch that this process loads.
         state_bytes: size of the complete state.
-        meminfo: the kernel's file.
-        cgroup: the folder of this container's or service's cgroup.
+        memory: bytes of memory free, and whether a container limits them; None asks the system.
     """
-    free, limited = available(meminfo, cgroup)
-    if free is None:
-        yield ok(f"unknown how much host memory is free: {meminfo} has no MemAvailable")
+    free, limited = worker_count.memory() if memory is None else memory
+    if math.isinf(free):
+        yield ok("unknown how much host memory is free: /proc/meminfo has no MemAvailable")
         return
     spec = run.model.batch_spec(rows).values()
     batch = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec)
     held = batch / rows * run.loop.eval_examples if run.loop.eval_every is not None else 0.0
     parts = {
-        "main process": _PROGRAM_MEMORY,
-        counted(run.data.workers, "worker"): run.data.workers * _WORKER_MEMORY,
+        "main process": worker_count.PROGRAM_BYTES,
+        counted(run.data.workers, "worker"): run.data.workers * worker_count.WORKER_BYTES,
         "their batches": batch * _batches(run, rows, run.data.workers, run.data.prefetch),
         "validation": held,
         "state being saved": float(state_bytes),
     }
     need = sum(parts.values())
     listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part >= 2**20)
-    seen = f"{size(free)} of host memory free{limited}; about {size(need)} is needed ({listed})"
+    note = " (the container's limit)" if limited else ""
+    seen = f"{size(free)} of host memory free{note}; about {size(need)} is needed ({listed})"
     if need <= free:
         yield ok(seen)
         return
     cure = "lower --data.workers or --data.prefetch, or use a host or memory limit with more"
     yield problem(seen, cure)
-
-
-def available(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Returns the bytes of memory still available, and a note if a container limits them."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(meminfo), re.MULTILINE)
-    free = int(found[1]) * 1024 if found else None
-    limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
-    if limit.isdecimal() and used.isdecimal():
-        left = max(0, int(limit) - int(used))
-        if free is None or left < free:
-            return left, " (the container's limit)"
-    return free, ""
 
 
 def writable(subject: Subject) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -387,3 +388,22 @@ def test_latents_that_h3_did_not_make_are_refused(place: Path, tmp_path: Path) -
     typed = (weights, place / "z.safetensors", tmp_path / "o.mp4")
     with pytest.raises(InputError, match=r"z\.safetensors: 4 latents: .* nearest is 2 or 7"):
         decode.main([*map(str, typed)])
+
+
+def test_too_many_files_at_once_for_a_device_name_the_fix(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(autoencoding.Autoencoder, "encoded", full)
+    films = tmp_path / "films"
+    films.mkdir()
+    (films / "clip.mp4").write_bytes((place / "clip.mp4").read_bytes())
+    arguments = (place / "weights.safetensors", films, tmp_path / "out")
+    assert run("encode", *arguments, "--workers", 4) == 1
+    printed = capsys.readouterr()
+    assert (
+        "clip.mp4: 4 files at once filled the memory of a device: repeat the command with "
+        "--workers 2 for the files that failed" in printed.out + printed.err
+    )

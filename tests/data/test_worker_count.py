@@ -1,5 +1,6 @@
-"""Counting CPU cores under a container's limits, and choosing the number of workers."""
+"""Counting cores and memory under a container's limits, and choosing the number of workers."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,78 @@ def test_affinity_and_other_processes_of_the_host_leave_fewer(
     assert cores(tmp_path, "0::/\n", limited, processes=4) == 3  # SLURM has divided the host
 
 
+GIB = 2**30
+AVAILABLE = "MemTotal: 67108864 kB\nMemAvailable:    33554432 kB\n"  # 32 GiB
+CACHE = f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file {GIB}\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected", "limited"),
+    [
+        ("0::/\n", {}, 32, False),
+        ("0::/\n", {"memory.max": "max\n", "memory.current": f"{GIB}\n"}, 32, False),
+        ("0::/\n", {"memory.max": f"{8 * GIB}", "memory.current": f"{3 * GIB}"}, 5, True),
+        (  # files in the kernel's cache are dropped when memory is needed
+            "0::/\n",
+            {
+                "memory.max": f"{8 * GIB}",
+                "memory.current": f"{7 * GIB}",
+                "memory.stat": CACHE,
+            },
+            4,
+            True,
+        ),
+        ("0::/\n", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 0, True),
+        (  # the limit of a group that contains this one
+            "0::/pod/container\n",
+            {
+                "pod/memory.max": f"{6 * GIB}",
+                "pod/memory.current": f"{4 * GIB}",
+                "pod/container/memory.max": "max",
+                "pod/container/memory.current": f"{GIB}",
+            },
+            2,
+            True,
+        ),
+        (
+            "4:memory:/docker/abc\n",
+            {
+                "memory/docker/abc/memory.limit_in_bytes": f"{8 * GIB}",
+                "memory/docker/abc/memory.usage_in_bytes": f"{7 * GIB}",
+                "memory/docker/abc/memory.stat": "".join(
+                    f"{line}\ntotal_{line}\n" for line in CACHE.splitlines()
+                ),
+            },
+            4,
+            True,
+        ),
+        (
+            "4:memory:/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": f"{7 * GIB}",
+            },
+            32,
+            False,
+        ),
+        ("4:cpu:/\n", {"memory/memory.limit_in_bytes": f"{GIB}"}, 32, False),
+    ],
+)
+def test_the_memory_that_machine_and_containers_leave(
+    tmp_path: Path, own: str, files: dict[str, str], expected: int, limited: bool
+) -> None:
+    cores(tmp_path, own, files)
+    machine = tmp_path / "meminfo"
+    machine.write_text(AVAILABLE)
+    found = worker_count.memory(tmp_path / "cgroup", tmp_path / "own", machine)
+    assert found == (expected * GIB, limited)
+
+
+def test_a_system_without_these_files_has_unknown_memory(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    assert worker_count.memory(none, none, none) == (math.inf, False)
+
+
 VIDEO = config.load("h100_8").data
 
 
@@ -134,9 +207,34 @@ def test_batches_fit_into_shared_memory() -> None:
     assert chosen(96, room=0.5) == 8  # none fits: doctor reports it
 
 
+def test_workers_fit_into_memory() -> None:
+    """Each needs 0.3 GiB, besides the batches."""
+    batch = 0.5 * GIB
+    held = worker_count.batches_held(VIDEO, 128, 24, 8)
+    assert chosen(26, memory=24 * 0.3 * GIB + held * batch, batch=batch) == 24
+    less = chosen(26, memory=23.9 * 0.3 * GIB + held * batch, batch=batch)
+    assert 16 <= less < 24
+    assert chosen(26, memory=3.1 * GIB) == 8  # ten fit; a multiple of the devices
+    assert chosen(26, memory=-1.0) == 1  # doctor reports it
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_small_host_gets_fewer_workers(monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
+    monkeypatch.setattr(worker_count, "cores", lambda processes: 26)
+    monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
+    monkeypatch.setattr(worker_count, "memory", lambda: (8.0 * GIB, limited))
+    run = config.load("demo", ["--data.workers", "None"])
+    found = worker_count.choose(run.data, run.model, rows=4, devices=1, on_cpu=False)
+    # 0.8 x 8 GiB - 2 GiB for the main process = 14 workers, and their small batches.
+    assert 10 <= found.number <= 14
+    where = "the container's limit leaves" if limited else "this host has"
+    assert f"{where} 8.0 GiB of memory free, too little for 24 workers" in found.sentence
+
+
 def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_count, "cores", lambda processes: 26)
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
+    monkeypatch.setattr(worker_count, "memory", lambda: (1e12, False))
     for workers, expected in (("None", 24), ("3", 3), ("0", 0)):
         run = config.load("h100_8", ["--data.workers", workers])
         found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
