@@ -24,6 +24,7 @@ def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
         "traffic": [],
         "largest": [],
         "elements": 1,
+        "checkpoint": 12,
         "unsharded": {},
         "batch_of": "",
         "total": 9,

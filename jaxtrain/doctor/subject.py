@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from jaxtrain.sharding import make_mesh
 from jaxtrain.telemetry.hardware import Driver
 from jaxtrain.training import setup
 from jaxtrain.training.setup import StepSetup
+from jaxtrain.training.state import total_bytes
 
 
 @dataclasses.dataclass
@@ -87,10 +87,7 @@ class Subject:
     @functools.cached_property
     def state_bytes(self) -> int:
         """Bytes over all devices of the state in a checkpoint."""
-        return sum(
-            math.prod(leaf.shape) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.built.saved)
-        )
+        return total_bytes(self.built.saved)
 
     @property
     def rows(self) -> int:

@@ -15,7 +15,7 @@ from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import saved_programs, setup
-from jaxtrain.training.state import bytes_per_device, parameter_count
+from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.xla import hlo, operations
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -43,9 +43,9 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
-        that are read from files and not trained),
-        ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
-        ``compile_s``, ``versions``, ``estimate``.
+        that are read from files and not trained), ``elements`` (number of parameters),
+        ``checkpoint`` (bytes), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``,
+        ``versions``, ``estimate``.
 
     Raises:
         InputError: the config cannot be built.
@@ -78,6 +78,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "total": built.total if run.loop.epochs is None else None,
         "elements": parameter_count(built.definition.params),
         "constants": parameter_count(_constants(built)),
+        "checkpoint": total_bytes(built.saved),
         "unsharded": built.rule.unsharded(_trained(built)),
         "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},

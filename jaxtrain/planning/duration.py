@@ -21,8 +21,6 @@ blocks")."""
 SAVE_BYTES_PER_S = 1e9
 """Assumed: rate at which a host copies its part of the state before training continues."""
 
-_STATE_BYTES = 12  # per parameter: float32, and AdamW's two moments
-
 
 def seconds(
     run: config.Run,
@@ -30,7 +28,7 @@ def seconds(
     step: Range,
     found: Input,
     *,
-    parameters: int,
+    checkpoint: int,
     compile_s: float,
     nodes: int,
 ) -> dict[str, Range]:
@@ -41,7 +39,7 @@ def seconds(
         steps: length of the run.
         step: seconds per step without waiting.
         found: the input of a host.
-        parameters: number of parameters of the model.
+        checkpoint: bytes of the state that a checkpoint stores.
         compile_s: seconds of the compilation, as measured while planning.
         nodes: number of hosts; each saves its part of the state.
     """
@@ -49,7 +47,7 @@ def seconds(
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
     saves = steps // run.checkpoint.every + 1
-    save_s = SAVE_S + _STATE_BYTES * parameters / nodes / SAVE_BYTES_PER_S
+    save_s = SAVE_S + checkpoint / nodes / SAVE_BYTES_PER_S
     return {
         "start": (START_S, START_S),
         "compilation": (compile_s, compile_s),

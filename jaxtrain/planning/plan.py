@@ -105,7 +105,7 @@ def _run(
             total,
             step,
             found,
-            parameters=findings["elements"],
+            checkpoint=findings["checkpoint"],
             compile_s=findings["compile_s"],
             nodes=nodes,
         )

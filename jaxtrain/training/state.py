@@ -7,6 +7,7 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 import dataclasses
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -294,6 +295,11 @@ def bytes_per_device(target: Any) -> int:
         int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(target)
     )
+
+
+def total_bytes(target: Any) -> int:
+    """Returns the bytes of a state over all devices, or of any tree of its arrays, each once."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:

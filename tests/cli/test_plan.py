@@ -40,6 +40,8 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     # Arrays are sharded four ways, except those whose sizes four does not divide.
     assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
     assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
+    # Float32 parameters, AdamW's two moments, and a few counters, of all devices together.
+    assert compiled["checkpoint"] == pytest.approx(3 * 4 * compiled["elements"], rel=0.01)
     assert compiled["temporaries"] > 0
     assert found["run"]["steps"] == 50
 

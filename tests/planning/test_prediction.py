@@ -47,6 +47,7 @@ def findings(**more: Any) -> dict[str, Any]:
         ],
         "formula_bytes": 1e6,
         "elements": 7,
+        "checkpoint": 84,
         "unsharded": {"norm": [7]},
         "batch_of": "8 examples",
         "total": 3600,
@@ -188,6 +189,10 @@ def test_validation_and_saves_follow_the_config() -> None:
     assert often["validation"][0] > 5 * found["validation"][0]
     assert often["saves"][0] == pytest.approx(37 / 4 * found["saves"][0])
     assert found["start"] == (duration.START_S, duration.START_S)
+    saves = len(range(0, 3600, 100)) + 1
+    larger = made(checkpoint=2e11, typed=["--checkpoint.every", "100"])["run"]["seconds"]
+    # Each of two hosts copies its half of 200 GB.
+    assert larger["saves"][0] == pytest.approx(saves * (duration.SAVE_S + 100))
     never = made(typed=["--loop.eval_every", "None", *NO_BEST])["run"]["seconds"]
     assert never["validation"] == (0.0, 0.0)
 
