@@ -4,11 +4,15 @@ The Python API: :func:`train`, :func:`load_model`, :func:`load_config`, and :fun
 this package loads no jax; the functions import what they need.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxtrain.errors import InputError, RunAgain
+
+IMPORTED_AT = time.time()
+"""When a command began, seconds since 1970. The process may be older: a shell may become Python."""
 
 _Changes = Mapping[str, Any] | None
 

@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import re
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -178,6 +179,7 @@ class Started:
         resumed_from: path of the checkpoint; None if it started from scratch.
         config: every field of the config.
         arguments: the command line.
+        began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
     """
 
     step: int
@@ -186,6 +188,7 @@ class Started:
     resumed_from: str | None
     config: Mapping[str, Any]
     arguments: Sequence[str]
+    began: float = dataclasses.field(default_factory=time.time)
 
 
 @dataclasses.dataclass(frozen=True)

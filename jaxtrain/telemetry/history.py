@@ -16,7 +16,6 @@ time):
 """
 
 import json
-import os
 import socket
 import time
 from pathlib import Path
@@ -86,7 +85,7 @@ def _start(event: Started) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "from": event.resumed_from,
-        "began": began(),
+        "began": event.began,
         "seen": event.seen,
         "total": event.total,
         "host": socket.gethostname(),
@@ -113,19 +112,3 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
         "peak_flops": hardware.peak_bf16_flops(kind),
         "bandwidth": hardware.memory_bytes_per_second(kind),
     }
-
-
-_IMPORTED = time.time()
-
-
-def began() -> float:
-    """Returns when this process started, seconds since 1970; or imported this, without /proc."""
-    try:
-        with open("/proc/self/stat") as file:
-            # The start time in ticks since boot is the 20th field after the process name, which may
-            # contain any character (proc_pid_stat(5)).
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        return _IMPORTED
-    return time.time() - age_s

@@ -5,13 +5,14 @@ Whatever ends the run, an error, a signal or the watchdog, its end is logged.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
-from jaxtrain import config, versions
+from jaxtrain import IMPORTED_AT, config, versions
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
@@ -44,6 +45,7 @@ class RunLog(events.EventLog):
         self._shown = Console(self.phases, jax.process_index())
         super().__init__(self._shown)
         self._start: Callable[[int | None], events.Started] | None = None
+        self._entered = time.time()
         self.directory = Path()
         self._ended = False
         self._ending = threading.Lock()
@@ -94,6 +96,7 @@ class RunLog(events.EventLog):
                 resumed_from=None if resumed_from is None else str(resumed_from),
                 config=config.to_dict(run),
                 arguments=arguments,
+                began=IMPORTED_AT if arguments else self._entered,
             )
 
         self._start = start
