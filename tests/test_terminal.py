@@ -204,15 +204,19 @@ def test_a_pipe_and_the_log_get_no_control_codes(
         "step 10/40 | validation | loss 1.5",
         "warning: nearly full",
     ]
-    for line in lines:
+    fields = "loss 1.5 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s"
+    long = f"step 100/100000 | {fields} | 115 examples/s | data wait 1% | eta 30h51m"
+    for line in (*lines, long):
         log.say(line)
     log.close()
     terminal.warn("error: full")
     found = capsys.readouterr()
-    assert found.out.splitlines()[1:] == lines[1:]
+    *same, short = found.out.splitlines()[1:]
+    assert same == lines[1:]
+    assert short == long.replace(" | 115 examples/s", "")  # at most 100 columns
     assert found.err == "error: full\n"
     logged = (tmp_path / "log.txt").read_text().splitlines()
-    assert [line.partition("Z ")[2] for line in logged] == lines
+    assert [line.partition("Z ")[2] for line in logged] == [*lines, long]
     assert len(found.out.splitlines()[0]) < 80 < len(lines[0])  # all versions are in the log
 
 

@@ -51,6 +51,8 @@ _VERSIONS = re.compile(r", python [^,]+, jaxtrain ([^,]+), jax ([^,]+), jaxlib .
 
 # The examples per second need a terminal as wide as this.
 _WIDE = 90
+# Columns of a step line in a file or a pipe.
+_PIPED = 100
 # Fields that a step line drops on a narrow terminal, in this order. The live line also shows the
 # steps per second and the data wait.
 _EXPENDABLE = (
@@ -147,7 +149,7 @@ class Console:
         """Prints a line above the live line, in every process."""
         self._printed_at = self._phases.clock()
         if self._live is None or self._closed.is_set():
-            columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+            columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else _PIPED
             terminal.plain(fitted(text, columns) if columns else text)
         else:
             line = errors.visible(fitted(text, self._live.console.width))
@@ -262,7 +264,7 @@ def console_line(
 
 
 def fitted(line: str, columns: int) -> str:
-    """Shortens a step or validation line to the width of a terminal; returns others unchanged.
+    """Shortens a step or validation line to a number of columns; returns others unchanged.
 
     ``log.txt`` and ``metrics.jsonl`` keep every field.
     """
