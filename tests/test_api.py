@@ -250,6 +250,12 @@ def test_commands_in_errors_stay_as_they_are() -> None:
     )
 
 
+def test_the_text_of_a_plan_names_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_result.report, "text", lambda _: "12 cores (set --cores)")
+    found = planning_result.PlanResult(assumptions=["planning for h100 (set --gpu)"])
+    assert str(found) == "planning for h100 (set gpu)\n\n12 cores (set cores)"
+
+
 def test_wrong_types_are_one_error_before_anything_starts() -> None:
     assert _refused(jaxtrain.plan, "demo", price_per_gpu_hour="x", cores=1.5) == (
         "price_per_gpu_hour takes a number or None, not 'x'; also: "

@@ -50,8 +50,8 @@ def from_python() -> Iterator[None]:
 # Flags of commands whose functions have the argument, and fields of a config.
 _ARGUMENTS = (
     *("config", "output-dir", "resume", "simulate-devices", "track", "gpu", "gpus"),
-    *("price-per-gpu-hour", "cores", "source", "measure-input", "seed", "precision"),
-    *("deterministic", "name"),
+    *("price-per-gpu-hour", "cores", "source", "measure-input", "calibration", "seed"),
+    *("precision", "deterministic", "name"),
 )
 _FLAG = re.compile(rf"(?<![\w-])--({'|'.join(_ARGUMENTS)}|\w+(?:\.\w+)+)(?![\w.-]*[\w-])")
 

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.config import overrides
+from jaxtrain.config import invocation, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import input_measurement, input_rate, report
 from jaxtrain.planning.planner import Planner
 
 
 class PlanResult(dict[str, Any]):
-    """A plan: the content of ``plan --json``. ``str()`` returns the text that ``plan`` prints."""
+    """A plan: the content of ``plan --json``.
+
+    ``str()`` returns the text that ``plan`` prints, with arguments instead of flags.
+    """
 
     @property
     def fits(self) -> bool | None:
@@ -23,7 +26,8 @@ class PlanResult(dict[str, Any]):
 
     def __str__(self) -> str:
         """The page that ``jaxtrain plan`` prints."""
-        return "\n\n".join(filter(None, ["\n".join(self["assumptions"]), report.text(self)]))
+        parts = ["\n".join(self["assumptions"]), report.text(self)]
+        return invocation.with_arguments("\n\n".join(filter(None, parts)))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

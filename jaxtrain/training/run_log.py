@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import IMPORTED_AT, config, versions
+from jaxtrain.config import invocation
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
@@ -46,6 +47,7 @@ class RunLog(events.EventLog):
         super().__init__(self._shown)
         self._start: Callable[[int | None], events.Started] | None = None
         self._entered = time.time()
+        self._from_python = False
         self.directory = Path()
         self._ended = False
         self._ending = threading.Lock()
@@ -100,6 +102,7 @@ class RunLog(events.EventLog):
             )
 
         self._start = start
+        self._from_python = not arguments
         self.directory = directory
         self._stack.push(discard)
         self._stack.callback(self.close)
@@ -112,6 +115,10 @@ class RunLog(events.EventLog):
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
         self._watchdog.report_to(directory, self._say_last)
         self._signals.before_exit(self._cut_off)
+
+    def say(self, text: str) -> None:
+        """Prints one line and logs it; a run from Python names arguments instead of flags."""
+        super().say(invocation.with_arguments(text) if self._from_python else text)
 
     def started(self, total: int) -> None:
         """Logs the start of the run, whose length is now known.

@@ -32,14 +32,18 @@ class Left(Heartbeat):
 KEPT = run_directory.Before((), empty=False, named=True)
 
 
-def begin(directory: Path, before: run_directory.Before = KEPT) -> tuple[RunLog, StopSignals, Left]:
+def begin(
+    directory: Path,
+    before: run_directory.Before = KEPT,
+    arguments: tuple[str, ...] = ("--debug",),
+) -> tuple[RunLog, StopSignals, Left]:
     signals = StopSignals()
     heartbeat = Left(KeyValueStore(), signals)
     watchdog = Watchdog(None, heartbeat)
     signals.before_exit(heartbeat.leave)
     log = RunLog(signals, watchdog)
     log.__enter__()
-    log.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
+    log.open(config.named("demo_mlm"), directory, None, Position(), arguments, before)
     return log, signals, heartbeat
 
 
@@ -142,3 +146,16 @@ def test_the_reason_is_logged_if_the_history_fails(
     written = (tmp_path / "log.txt").read_text()
     assert "warning: history.jsonl failed (TypeError: not JSON): training continues" in written
     assert written.endswith("error: the real one\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [(("--debug",), "raise --data.workers"), ((), "raise data.workers")],
+)
+def test_notes_of_a_run_from_python_name_its_arguments(
+    tmp_path: Path, arguments: tuple[str, ...], advice: str
+) -> None:
+    log, _, _ = begin(tmp_path, arguments=arguments)
+    log.say("the data is too slow: raise --data.workers (now 2)")
+    log.__exit__(None, None, None)
+    assert f"Z the data is too slow: {advice} (now 2)\n" in (tmp_path / "log.txt").read_text()
