@@ -117,7 +117,7 @@ def test_an_autoencoder_takes_arrays_and_files(tmp_path: Path) -> None:
     expected = small_autoencoder.reconstructed(tmp_path / "weights.safetensors", frames)
     assert np.abs(decoded[: len(expected)].astype(int) - expected).max() <= 1
     video = small_autoencoder.with_sound(tmp_path / "a.mp4", list(frames), 0.3)
-    pixels = np.stack([one.pixels for one in reading.Video(video).pictures()])
+    pixels = np.stack([one.pixels for one in reading.Video(video).images()])
     np.testing.assert_array_equal(model.encode(video), model.encode(pixels))
     with pytest.raises(jaxtrain.InputError, match=r"pass uint8 \[T, H, W, 3\]"):
         model.encode(frames.astype(np.float32))

@@ -53,11 +53,11 @@ def _encode(
     storage: latent_files.Storage,
     flags: argparse.Namespace,
 ) -> None:
-    told = video_flags.Counter(video.frames)
-    found = latent_files.encode(model, video, flags.target, storage, told.one)
+    counter = video_flags.Counter(video.frames)
+    found = latent_files.encode(model, video, flags.target, storage, counter.one)
     _report_rate(video, found)
     shape = "x".join(map(str, found.shape))
-    terminal.out(f"{told.line()} to latents {shape} in {flags.target}")
+    terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
 
 
 def _report_rate(video: Video, found: latent_files.Encoded) -> None:

@@ -83,10 +83,10 @@ def main(arguments: list[str]) -> int:
     ]
     meter = compare.Meter(models, measures, **size, features=features)
     measured = []
-    told = video_flags.Counter(len(clips), "clip")
+    counter = video_flags.Counter(len(clips), "clip")
     for one in meter(clips, _say):
         measured.append(one)
-        told.one()
+        counter.one()
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")

@@ -108,8 +108,8 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
             "another folder with --data.cache_dir; finished latents are kept"
         ) from error
     if flags.json:
-        told = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
-        atomic.write_whole(flags.json, json.dumps(told, indent=1, default=str) + "\n")
+        result = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
+        atomic.write_whole(flags.json, json.dumps(result, indent=1, default=str) + "\n")
     for one in made.bad[:5]:
         say(f"no latents: {one}")
     if len(made.bad) > 5:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, video_flags
 from jaxtrain.data.video import writing
-from jaxtrain.data.video.reading import Picture, Video
+from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.data.video.writing import Writer
 from jaxtrain.inference import video as autoencoding
 from jaxtrain.interop import hub
@@ -48,9 +48,9 @@ def _reconstruct(
     # Only this rule depends on the number of latents.
     exact = model.model.trim == "odd_latents"
     latents = model.model.timing.needed(video.count()) if exact else None
-    originals: collections.deque[Picture] = collections.deque()
+    originals: collections.deque[Frame] = collections.deque()
     sound = None if flags.no_audio else video
-    told = video_flags.Counter(video.frames)
+    counter = video_flags.Counter(video.frames)
     with writing.writing(
         target,
         rate=video.rate,
@@ -59,28 +59,28 @@ def _reconstruct(
         crf=flags.crf,
         sound_of=sound,
     ) as writer:
-        pictures = _pictures(video, originals, writer, sound=sound is not None)
+        images = _images(video, originals, writer, sound=sound is not None)
         height, width = video.height, video.width
-        found = model.decoded(model.encoded(pictures), height=height, width=width, count=latents)
+        found = model.decoded(model.encoded(images), height=height, width=width, count=latents)
         for pixels in found:
             if not originals:
                 break  # the last latent may decode to more frames than were encoded
             original = originals.popleft()
             shown = _beside(original.pixels, pixels) if flags.side_by_side else pixels
             padding = autoencoding.even(*shown.shape[:2])
-            writer.add(Picture(padding(shown), original.pts))
-            told.one()
+            writer.add(Frame(padding(shown), original.pts))
+            counter.one()
     out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
     if padding != autoencoding.Padding(0, 0):
         terminal.out(
             f"padded {shown.shape[1]}x{shown.shape[0]} to {out_width}x{out_height} by repeating "
             "the edges: H.264 requires even sizes"
         )
-    terminal.out(f"wrote {told.line()} of {out_width}x{out_height} to {target}")
+    terminal.out(f"wrote {counter.line()} of {out_width}x{out_height} to {target}")
 
 
-def _pictures(
-    video: Video, originals: collections.deque[Picture], writer: Writer, *, sound: bool
+def _images(
+    video: Video, originals: collections.deque[Frame], writer: Writer, *, sound: bool
 ) -> Iterator[np.ndarray]:
     """Yields the pixels of each frame; queues the frames, and copies the audio to the writer."""
     for item in video.items(sound=sound):

@@ -166,7 +166,7 @@ def process_folder(
     devices = model.devices()
     workers = flags.workers or max(len(devices), worker_count.threads())
     models = [model.on(device) for device in devices[:workers]]
-    told = Counter(len(todo), "file")
+    counter = Counter(len(todo), "file")
 
     def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
         try:
@@ -189,7 +189,7 @@ def process_folder(
                 one,
                 workers=workers,
                 say=terminal.out,
-                each_file=told.one_of,
+                each_file=counter.one_of,
             )
     except SystemExit:
         terminal.out(f"stopped by SIGTERM; to resume, repeat the command with OUT {flags.target}")

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.data.video import writing
-from jaxtrain.data.video.reading import Picture, Video
+from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
 from jaxtrain.inference.video import Autoencoder
@@ -128,12 +128,12 @@ def encode(
 
     def pixels() -> Iterator[np.ndarray]:
         nonlocal frames, first, off_s
-        for picture in source.pictures():
-            first = first if frames else picture.pts
-            at_s = (picture.pts - first) * source.time_base
+        for frame in source.images():
+            first = first if frames else frame.pts
+            at_s = (frame.pts - first) * source.time_base
             off_s = max(off_s, abs(float(at_s - frames / source.rate)))
             frames += 1
-            yield picture.pixels
+            yield frame.pixels
             each_frame()
 
     scale, shift = (np.asarray(one, np.float32) for one in (storage.scale, storage.shift))
@@ -175,7 +175,7 @@ class LatentFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         stored, self._about, self._rows = _read(path)
-        self.numbers = _told(self._about, path)
+        self.numbers = _numbers(self._about, path)
         self._layout = self._about.get("layout", "lhwc")
         if self._layout not in LAYOUTS or len(stored) != (4 if self._layout == "lhwc" else 5):
             raise InputError(
@@ -263,12 +263,12 @@ def decode(
     with writing.writing(
         target, rate=rate, time_base=1 / rate, pixel_aspect=source.pixel_aspect, crf=crf
     ) as writer:
-        pictures = model.decoded(
+        images = model.decoded(
             source.latents(), height=source.height, width=source.width, count=source.shape[0]
         )
-        for number, pixels in zip(range(wanted), pictures, strict=False):
+        for number, pixels in zip(range(wanted), images, strict=False):
             padded = autoencoding.even(*pixels.shape[:2])(pixels)
-            writer.add(Picture(padded, number))
+            writer.add(Frame(padded, number))
             each_frame()
     before = f"{pixels.shape[1]}x{pixels.shape[0]}"
     after = f"{padded.shape[1]}x{padded.shape[0]}"
@@ -285,7 +285,7 @@ def _read(path: Path) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndar
         return tensor_stream.read(path, name)
 
 
-def _told(about: dict[str, str], path: Path) -> dict[str, int]:
+def _numbers(about: dict[str, str], path: Path) -> dict[str, int]:
     """Reads the numbers in the metadata of a latents file."""
     names = ("frames", "height", "width", "padding_bottom", "padding_right")
     missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
@@ -297,16 +297,16 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
     try:
         if _ratio(about["fps"]) <= 0 or _ratio(about["pixel_aspect"]) <= 0:
             raise ValueError("fps and pixel_aspect must be above 0")
-        told = {name: _number(name, about[name]) for name in names}
-        if min(told[name] for name in names[:3]) < 1:
+        numbers = {name: _number(name, about[name]) for name in names}
+        if min(numbers[name] for name in names[:3]) < 1:
             raise ValueError("frames, height, and width must be above 0")
-        if min(told[name] for name in names[3:]) < 0:
+        if min(numbers[name] for name in names[3:]) < 0:
             raise ValueError("padding_bottom and padding_right must not be below 0")
     except (ValueError, ZeroDivisionError) as error:
         raise InputError(
             f"{path}: its video metadata is invalid: {error}: encode the video again"
         ) from error
-    return told
+    return numbers
 
 
 def _number(name: str, text: str) -> int:
@@ -326,11 +326,11 @@ def _ratio(text: str) -> Fraction:
 
 def _check(model: Autoencoder, source: LatentFile) -> None:
     """Refuses latents of another model, or too few of them."""
-    shape, path, told = source.shape, source.path, source.numbers
+    shape, path, numbers = source.shape, source.path, source.numbers
     factor = model.model.space_factor
     height, width = (
-        told["height"] + told["padding_bottom"],
-        told["width"] + told["padding_right"],
+        numbers["height"] + numbers["padding_bottom"],
+        numbers["width"] + numbers["padding_right"],
     )
     wanted = (height // factor, width // factor, model.model.latent_channels)
     if shape[1:] != wanted or height % factor or width % factor:

@@ -186,4 +186,4 @@ def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:
         return video
     from jaxtrain.data.video.reading import Video
 
-    return (one.pixels for one in Video(Path(video).expanduser()).pictures())
+    return (one.pixels for one in Video(Path(video).expanduser()).images())

@@ -139,11 +139,11 @@ class Autoencoder:
     def _put(self, array: Any) -> jax.Array:
         return jnp.asarray(array) if self._device is None else jax.device_put(array, self._device)
 
-    def encoded(self, pictures: Iterable[np.ndarray]) -> Iterator[jax.Array]:
+    def encoded(self, images: Iterable[np.ndarray]) -> Iterator[jax.Array]:
         """Encodes images uint8 [H, W, 3] of one size to latents [h, w, C], on the device."""
         stream = streaming.EncoderStream(self.module)
         frames, last = 0, None
-        for pixels in pictures:
+        for pixels in images:
             padded = self.padding(*pixels.shape[:2])(pixels)
             last = self._put(padded)[None].astype(jnp.float32) / 255
             frames += 1
@@ -174,7 +174,7 @@ class Autoencoder:
         size = {"height": -(-height * up // factor), "width": -(-width * up // factor)}
         pending: collections.deque[jax.Array] = collections.deque()
         for latent in latents:
-            pending.append(_pictures(stream.push(self._put(latent)[None]), **size))
+            pending.append(_images(stream.push(self._put(latent)[None]), **size))
             if len(pending) > _AHEAD:
                 yield from np.asarray(pending.popleft())
         while pending:
@@ -193,7 +193,7 @@ def fetched(arrays: Iterable[jax.Array]) -> Iterator[np.ndarray]:
 
 
 @partial(jax.jit, static_argnames=("height", "width"))
-def _pictures(frames: jax.Array, *, height: int, width: int) -> jax.Array:
+def _images(frames: jax.Array, *, height: int, width: int) -> jax.Array:
     """Crops decoded frames [1, n, H, W, 3] to uint8 [n, height, width, 3]."""
     cut = frames[0, :, :height, :width].astype(jnp.float32)
     return jnp.round(jnp.clip(cut, 0, 1) * 255).astype(jnp.uint8)

@@ -55,7 +55,7 @@ def test_latents_equal_those_of_the_entire_video(place: Path) -> None:
     latents = found["latents"]
     assert latents.shape == (4, 3, 5, 4)  # decoding 10 frames takes 13; 24x40 in squares of 8
     assert latents.dtype == np.float32
-    images = [one.pixels for one in reading.Video(place / "clip.mp4").pictures()]
+    images = [one.pixels for one in reading.Video(place / "clip.mp4").images()]
     video = np.pad(np.stack(images), ((0, 6), (0, 4), (0, 4), (0, 0)), mode="edge")
     module = small_autoencoder.module(place / "weights.safetensors")
     expected = np.asarray(module.encode(video[None].astype(np.float32) / 255))[0]
@@ -374,7 +374,7 @@ def test_h3_gives_as_many_frames_as_went_in(tmp_path: Path, frames: int) -> None
     latents = safetensors.numpy.load_file(tmp_path / "z.safetensors")["latents"]
     count = {1: 2, 5: 2, 6: 7, 17: 7, 22: 7, 23: 12}[frames]
     assert len(latents) == count
-    video = np.stack([one.pixels for one in reading.Video(tmp_path / "v.mp4").pictures()])
+    video = np.stack([one.pixels for one in reading.Video(tmp_path / "v.mp4").images()])
     made = small_autoencoder.module(weights)
     filled = np.pad(video, ((0, 17 * (count + 3) // 5 - frames), *[(0, 0)] * 3), mode="edge")
     whole = np.asarray(made.encode(filled[None].astype(np.float32) / 255))[0]

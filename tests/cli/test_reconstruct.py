@@ -69,7 +69,7 @@ def test_every_frame_keeps_its_time(
 ) -> None:
     out = tmp_path / "out.mp4"
     assert run(weights, clip, out, "--crf", 1) == 0
-    original = np.stack([one.pixels for one in video_reading.Video(clip).pictures()])
+    original = np.stack([one.pixels for one in video_reading.Video(clip).images()])
     assert_same(small_autoencoder.read(out), small_autoencoder.reconstructed(weights, original))
     with av.open(str(out)) as after, av.open(str(clip)) as before:
         streams = after.streams.video[0], before.streams.video[0]
@@ -129,7 +129,7 @@ def test_side_by_side_with_the_original(weights: Path, clip: Path, tmp_path: Pat
     assert run(weights, clip, out, "--side-by-side", "--crf", 1) == 0
     found = small_autoencoder.read(out)
     assert found.shape == (30, 36, 100, 3)
-    original = np.stack([one.pixels for one in video_reading.Video(clip).pictures()])
+    original = np.stack([one.pixels for one in video_reading.Video(clip).images()])
     assert_same(found[:, :, :50], original)
 
 
@@ -201,7 +201,7 @@ def test_colors_are_not_shifted(
     monkeypatch.setattr(autoencoding.Autoencoder, "encoded", same)
     monkeypatch.setattr(autoencoding.Autoencoder, "decoded", same)
     assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
-    again = [one.pixels for one in video_reading.Video(tmp_path / "out.mp4").pictures()]
+    again = [one.pixels for one in video_reading.Video(tmp_path / "out.mp4").images()]
     assert np.abs(again[0].mean((0, 1)) - color).max() < 6  # the other matrix is off by 20
     with av.open(str(tmp_path / "out.mp4")) as container:
         shown = next(container.decode(video=0))

@@ -22,7 +22,7 @@ _DEFAULT_RATE = Fraction(25)  # frames per second of a file with an unknown fram
 _TICKS = 90_000  # per second, for frames without time stamps
 
 
-class Picture(NamedTuple):
+class Frame(NamedTuple):
     """One frame.
 
     Attributes:
@@ -69,30 +69,30 @@ class Video:
         self._stamped = bool(info.keyframes) and base is not None
         self.time_base = Fraction(base) if self._stamped and base else Fraction(1, _TICKS)
 
-    def pictures(self) -> Iterator[Picture]:
+    def images(self) -> Iterator[Frame]:
         """Yields all frames, in order.
 
         Raises:
             InputError: a frame is broken, or too few frames can be decoded.
         """
         for item in self.items(sound=False):
-            assert isinstance(item, Picture)
+            assert isinstance(item, Frame)
             yield item
 
     def count(self) -> int:
         """Returns the number of decodable frames, by decoding all of them.
 
         Raises:
-            InputError: as :meth:`pictures`.
+            InputError: as :meth:`images`.
         """
         with packets.open_input(str(self.path)) as container:
             return sum(1 for _ in self._decoded(container, [self._stream(container)]))
 
-    def items(self, *, sound: bool) -> Iterator[Picture | av.Packet]:
+    def items(self, *, sound: bool) -> Iterator[Frame | av.Packet]:
         """Yields all frames, and with ``sound`` the audio packets in the order of the file.
 
         Raises:
-            InputError: as :meth:`pictures`.
+            InputError: as :meth:`images`.
         """
         convert = frames.FullFrames(self._info.rotation)
         number, last = 0, -1
@@ -105,7 +105,7 @@ class Video:
                     continue
                 last = self._stamp(item, number, last)
                 number += 1
-                yield Picture(self._converted(convert, item), last)
+                yield Frame(self._converted(convert, item), last)
 
     def _converted(self, convert: frames.FullFrames, frame: VideoFrame) -> np.ndarray:
         try:

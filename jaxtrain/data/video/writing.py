@@ -11,7 +11,7 @@ from av.audio.stream import AudioStream
 from av.video.reformatter import ColorRange, Colorspace
 
 from jaxtrain.data.video import frames, packets
-from jaxtrain.data.video.reading import Picture, Video
+from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -62,18 +62,18 @@ class Writer:
         self._sound = sound
         self._copies: dict[int, Any] = {}
 
-    def add(self, picture: Picture) -> None:
+    def add(self, image: Frame) -> None:
         """Encodes the next frame; all frames have the same, even height and width."""
-        height, width = picture.pixels.shape[:2]
+        height, width = image.pixels.shape[:2]
         if self._stream is None:
             self._open(height, width)
         hd = frames.is_hd(height, width)
-        frame = av.VideoFrame.from_ndarray(picture.pixels, "rgb24").reformat(
+        frame = av.VideoFrame.from_ndarray(image.pixels, "rgb24").reformat(
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709 if hd else Colorspace.ITU601,
             dst_color_range=ColorRange.MPEG,
         )
-        frame.pts, frame.time_base = picture.pts, self._time_base
+        frame.pts, frame.time_base = image.pts, self._time_base
         self._container.mux(self._stream.encode(frame))
 
     def copy(self, packet: av.Packet) -> None:

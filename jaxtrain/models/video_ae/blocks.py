@@ -224,7 +224,7 @@ class MemoryConv(nnx.Module):
         self.kernel = kernel(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
         self.bias = zeros(channels)
 
-    def shares(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def outputs(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns each frame's outputs for itself and for its successor, [B, T, H, W, C] each."""
         own, left = jnp.split(conv_frames(x_BTHWC, self.kernel[...]), 2, axis=-1)
         return own, left
@@ -239,14 +239,14 @@ class MemoryConv(nnx.Module):
 
 
 @jax.custom_vjp
-def _rectified(shares_BTHWE: jax.Array, bias: jax.Array) -> jax.Array:
-    """Joins both shares of all frames (:meth:`MemoryConv.shares`, not split) and takes the ReLU."""
-    own, left = jnp.split(shares_BTHWE, 2, axis=-1)
+def _rectified(outputs_BTHWE: jax.Array, bias: jax.Array) -> jax.Array:
+    """Adds both outputs of all frames (:meth:`MemoryConv.outputs`, not split), takes the ReLU."""
+    own, left = jnp.split(outputs_BTHWE, 2, axis=-1)
     return jnp.maximum(own + previous(left) + bias.reshape(1, 1, 1, 1, -1), 0)
 
 
-def _rectified_forward(shares_BTHWE: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-    y = _rectified(shares_BTHWE, bias)
+def _rectified_forward(outputs_BTHWE: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = _rectified(outputs_BTHWE, bias)
     return y, y
 
 
@@ -279,7 +279,7 @@ class MemoryBlock(nnx.Module):
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes further frames; the memory is the previous frame's output for the next."""
-        own, left = self.conv1.shares(x_BTHWC)
+        own, left = self.conv1.outputs(x_BTHWC)
         y = self._rest(x_BTHWC, relu(self.conv1.joined(own, after(memory_B1HWC, left))))
         return y, left[:, -1:]
 

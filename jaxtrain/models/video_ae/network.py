@@ -212,7 +212,7 @@ class _AnyDecoder(nnx.Module):
         self, latents_BLHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int
     ) -> jax.Array:
         """Decodes latents to [B, T, H, W, 3], not clamped, without frames before `first_frame`."""
-        x = self.opened(latents_BLHWC)
+        x = self.first_layers(latents_BLHWC)
         for stage in self.stages[:-1]:
             x = stage.enlarged(blocks.run(stage.blocks, x, remat))
         return self._frames(blocks.run(self.stages[-1].blocks, x, remat), remat, first_frame)
@@ -221,7 +221,7 @@ class _AnyDecoder(nnx.Module):
         self, latents_BLHWC: jax.Array, memory: list[Memory]
     ) -> tuple[jax.Array, list[Memory]]:
         """Decodes all frames of the next latents."""
-        x = self.opened(latents_BLHWC)
+        x = self.first_layers(latents_BLHWC)
         following: list[Memory] = []
         for stage, of_stage in zip(self.stages[:-1], memory[:-1], strict=True):
             x, left = blocks.run_step(stage.blocks, x, of_stage)
@@ -238,7 +238,7 @@ class _AnyDecoder(nnx.Module):
         """
         grow, up = self.stages[-1].grow.stride, self.stages[-1].space_up
         skipped = [max(0, math.ceil((first_frame - number) / grow)) for number in range(grow)]
-        squares = pairs.interleaved(self.closed(x_BTHWC, remat, skipped), first_frame)
+        squares = pairs.interleaved(self.last_layers(x_BTHWC, remat, skipped), first_frame)
         return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
 
     def start_as_thumbnail(self) -> None:
@@ -264,11 +264,11 @@ class _AnyDecoder(nnx.Module):
             height, width = height * stage.space_up, width * stage.space_up
         return memory
 
-    def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
+    def first_layers(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Computes the input of the first stage."""
         raise NotImplementedError
 
-    def closed(
+    def last_layers(
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """Computes colors from the output of the last memory block.
@@ -295,14 +295,14 @@ class Decoder(_AnyDecoder):
         """The layer that takes the latents."""
         return blocks.Conv(inputs, outputs, rngs=rngs)
 
-    def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
+    def first_layers(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Limits latents to (-3, 3) by tanh and maps them to the width of the first stage."""
         return relu(self.head(3 * jnp.tanh(latents_BLHWC / 3)))
 
-    def closed(
+    def last_layers(
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
-        """See :meth:`_AnyDecoder.closed`."""
+        """See :meth:`_AnyDecoder.last_layers`."""
         stage, found = self.stages[-1], []
         assert isinstance(stage, DecoderStage)
         assert self.tail.bias is not None
@@ -329,14 +329,14 @@ class WideDecoder(_AnyDecoder):
         """The layer that takes the latents."""
         return blocks.Pointwise(inputs, outputs, use_bias=False, rngs=rngs)
 
-    def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
+    def first_layers(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Maps latents to the width of the first stage."""
         return self.head(latents_BLHWC)
 
-    def closed(
+    def last_layers(
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
-        """See :meth:`_AnyDecoder.closed`."""
+        """See :meth:`_AnyDecoder.last_layers`."""
         stage, least = self.stages[-1], min(skipped)
         assert stage.out.bias is not None
         assert self.tail.bias is not None

@@ -144,7 +144,7 @@ def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in names:
         Path(name).write_bytes(data)
         assert packets.scan(name).frames == 12
-        assert len(list(Video(Path(name)).pictures())) == 12
+        assert len(list(Video(Path(name)).images())) == 12
         tar = Path(f"tar:{name}")
         tar.write_bytes(b"x" * 100 + data + b"y" * 100)
         span = packets.Span(str(tar), 100, len(data))
@@ -221,7 +221,7 @@ def test_frames_that_grow_beyond_the_limit_are_not_decoded(
     with pytest.raises(BadExample, match="cannot be decoded"):
         sample.decoded(str(path), info, [3, 180])
     with pytest.raises(InputError, match=r"decoding fails|can be decoded"):
-        list(Video(path).pictures())
+        list(Video(path).images())
     (tmp_path / "out").mkdir()
     with pytest.raises(BadExample, match=r"decoding fails|can be decoded"):
         pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
