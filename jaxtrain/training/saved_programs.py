@@ -124,7 +124,8 @@ def dependencies(
             )
         ),
     }
-    found |= {name: str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS}
+    # Not all of them are attributes of jax.config.
+    found |= {name: str(jax.config.values.get(name)) for name in _JAX_SETTINGS}
     on_cpu = devices[0].platform == "cpu"
     found |= {package: metadata.version(package) for package in _PACKAGES}
     if on_cpu:

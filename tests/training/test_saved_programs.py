@@ -134,10 +134,6 @@ def changed_version(package: str) -> Callable[[pytest.MonkeyPatch], None]:
     return change
 
 
-def changed_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_programs, "_JAX_SETTINGS", ("jax_enable_x64", "jax_platforms"))
-
-
 def changed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_programs, "_PACKAGE", Path(__file__).parent)
 
@@ -158,7 +154,6 @@ def changed_python(monkeypatch: pytest.MonkeyPatch) -> None:
         (changed_version("jaxlib"), "jaxlib"),
         (changed_version("flax"), "flax"),
         (changed_version("optax"), "optax"),
-        (changed_setting, "jax_platforms"),
         (changed_code, "jaxtrain's code"),
         (changed_processor, "processor"),
         (changed_python, "Python"),
@@ -174,6 +169,30 @@ def test_another_environment_is_refused(
     change(monkeypatch)
     with pytest.raises(Mismatch, match=rf"^{re.escape(named)} is .* there and .* here$"):
         loading(folder, parts)
+
+
+def test_another_setting_of_jax_is_refused() -> None:
+    others = {
+        "jax_default_matmul_precision": "highest",
+        "jax_default_prng_impl": "rbg",
+        "jax_disable_most_optimizations": True,
+        "jax_enable_x64": True,
+        "jax_numpy_dtype_promotion": "strict",
+        "jax_threefry_partitionable": False,
+        "jax_use_shardy_partitioner": False,
+    }
+    assert others.keys() == set(saved_programs._JAX_SETTINGS)
+    parts = built()
+    before = dependencies(parts)
+    for name, value in others.items():
+        kept = jax.config.values[name]
+        jax.config.update(name, value)
+        try:
+            found = saved_programs.difference(before, dependencies(parts))
+        finally:
+            jax.config.update(name, kept)
+        assert found is not None, name
+        assert found.startswith(f"{name} is "), found
 
 
 @pytest.mark.parametrize(
