@@ -117,6 +117,30 @@ def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
     assert timing.Timing().decoded(timing.Timing().latent_frames(frames)) == decoded
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_h3_drops_the_black_frames_of_each_chunk(chunks: int) -> None:
+    """A chunk has 20 frames, of which the first 3 are black; the last 3 latents are dropped."""
+    h3 = timing.Timing(trim="h3")
+    latents = 5 * chunks - 3
+    everything = range(4 * latents)
+    later = h3.dropped_later(range(latents))
+    kept = [i for i in everything if i >= h3.dropped(latents) and i not in later]
+    assert [i // 20 * 17 + i % 20 - 3 for i in kept] == list(range(17 * chunks - 12))
+    assert h3.decoded(latents) == len(kept)
+    in_parts = [4 * n + i for n in range(latents) for i in h3.dropped_later(range(n, n + 1))]
+    assert in_parts == later
+    assert h3.latent_frames(17 * chunks) == h3.latent_frames(17 * chunks - 16) == latents
+
+
+def test_h3_encodes_enough_chunks_to_show_every_frame() -> None:
+    h3 = timing.Timing(trim="h3")
+    for frames in range(1, 60):
+        enough = next(n for n in range(2, 99, 5) if h3.decoded(n) >= frames)
+        assert h3.needed(frames) == enough
+        assert h3.latent_frames(h3.filled(frames)) == enough
+        assert frames <= h3.filled(frames) == h3.decoded(enough)
+
+
 def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:
     video = jax.random.uniform(jax.random.key(0), (1, 6, 16, 16, 3))
     full = jnp.concatenate([video, video[:, -1:], video[:, -1:]], 1)

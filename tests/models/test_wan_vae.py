@@ -56,6 +56,35 @@ def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
     np.testing.assert_allclose(parts, whole, atol=1e-4)
 
 
+@pytest.mark.parametrize(("space", "time"), [(2, 2), (2, 1)])
+def test_an_up_block_adds_repeated_channels(space: int, time: int) -> None:
+    """With weights of zero, only the skip is left: channel, frame, row, column in this order."""
+    block = wan_vae.UpBlock(8, 4, space=space, time=time, residual=True)
+    x = np.random.default_rng(0).normal(size=(1, 3, 2, 2, 8)).astype(np.float32)
+    wanted = np.zeros((1, 3 * time, 4, 4, 4), np.float32)
+    repeats = 4 * time * 4 // 8
+    for place in np.ndindex(4, time, 2, 2):
+        channel, frame, row, column = place
+        source = np.ravel_multi_index(place, (4, time, 2, 2)) // repeats
+        wanted[:, frame::time, row::2, column::2, channel] = x[..., source]
+    first, memory = block.step(jnp.asarray(x[:, :2]), None)
+    np.testing.assert_array_equal(first, wanted[:, time - 1 : 2 * time])
+    np.testing.assert_array_equal(block.step(jnp.asarray(x[:, 2:]), memory)[0], wanted[:, -time:])
+
+
+def test_a_down_block_adds_means_over_channels() -> None:
+    """With weights of zero, only the skip is left; before the first frame is one of zeros."""
+    block = wan_vae.DownBlock(4, 8, space=2, time=2)
+    x = np.random.default_rng(0).normal(size=(1, 3, 4, 4, 4)).astype(np.float32)
+    before = np.concatenate([np.zeros_like(x[:, :1]), x], axis=1)
+    parts = [
+        before[:, frame::2, row::2, column::2, channel]
+        for channel, frame, row, column in np.ndindex(4, 2, 2, 2)
+    ]
+    wanted = np.stack(parts, axis=-1).reshape(1, 2, 2, 2, 8, 4).mean(-1)
+    np.testing.assert_allclose(block.step(jnp.asarray(x), None)[0], wanted, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("sizes", [OLD, NEW])
