@@ -72,6 +72,7 @@ def _write(place: Path) -> None:
     _write_reports(place)
     _write_trained(place)
     _write_packets(place / "packets.json")
+    _write_calibration(place / "calibration.json")
 
 
 def _texts() -> dict[str, bytes]:
@@ -232,6 +233,24 @@ def _write_packets(path: Path) -> None:
     plain = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
     signed = plain | {"nonce": "0" * 32, "proof": "0" * 64}
     path.write_text(json.dumps([plain, signed, {"jaxtrain": "", "again": False}]))
+
+
+def _write_calibration(path: Path) -> None:
+    """Writes rates of two steps, as if measured on an A10."""
+    from jaxtrain.planning import calibration
+
+    for step_s in (0.5, 0.25):
+        samples = tuple(
+            calibration.Sample(kind=kind, flops=1e9 * step_s, moved=1e6, calls=2.0, seconds=step_s)
+            for kind in ("matmul bf16", "elementwise")
+        )
+        measured = calibration.Measured(
+            config=f"demo --seed {1 / step_s:.0f}",
+            step_s=2.1 * step_s,
+            samples=samples,
+            versions={"jax": "0.10.2"},
+        )
+        calibration.add(path, "NVIDIA A10", measured)
 
 
 if __name__ == "__main__":
