@@ -38,7 +38,10 @@ def sweep_points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
         return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
     if kind == "remat":
         if not hasattr(run.model, "remat"):
-            raise InputError(f"--sweep remat: {type(run.model).__name__} has no model.remat")
+            raise InputError(
+                f"--sweep remat: {type(run.model).__name__} has no model.remat: use --sweep batch "
+                "or shard"
+            )
         return {mode: ("--model.remat", mode) for mode in overrides.choices(run.model, "remat")}
     if kind == "shard":
         if run.mesh.fsdp == 1:

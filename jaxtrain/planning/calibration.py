@@ -218,7 +218,7 @@ def _read(path: Path) -> tuple[str, tuple[Measured, ...]]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: {_HOW}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a calibration file: {error}") from None
+        raise InputError(f"{path} cannot be read as a calibration file: {error}: {_HOW}") from None
     try:
         if content["version"] != VERSION:
             raise InputError(

@@ -180,7 +180,9 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
     own: str | None = getattr(run.data, "input_kind", None)
     if own is not None:
         if source is not None:
-            raise InputError(f"--source {source} is for videos; the data of {run.name} is text")
+            raise InputError(
+                f"--source {source} is for videos; the data of {run.name} is text: omit it"
+            )
         return own, "from the config"
     how = "--source"
     if source is None:
