@@ -1,26 +1,34 @@
 """Measures random training clips per second and core: from raw videos, and after `prepare clips`.
 
-    python benchmarks/clip_rate.py --videos DIR [--seconds N] [--section.field value ...]
+    python benchmarks/clip_rate.py --videos DIR [--seconds N] [--only-prepared] [--field value ...]
 
 Runs in one process, like one worker, without batches or devices. Sizes are those of `h100_8`
-(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, alternately.
-Rates are per second of CPU time, so other work on the machine has little effect, except through
-caches and shared parts of a core.
+(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, alternately;
+prepared clips of each codec are resized on the host and not resized, as if by the device,
+alternately. Rates are per second of CPU time, so other work on the machine has little effect,
+except through caches and shared parts of a core.
+
+It also prints the size of the prepared clips, and the PSNR of their brightness against the frames
+before encoding.
 """
 
 import argparse
+import math
 import os
 import tempfile
 import time
+import typing
 from pathlib import Path
 
+import av
 import common_start
+import numpy as np
 import results
 
 from jaxtrain import config
 from jaxtrain.data import engine, sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.video import pieces, prepare_clips
+from jaxtrain.data.video import packets, pieces, prepare_clips
 
 
 def main() -> None:
@@ -33,33 +41,67 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="seconds per measurement (default: 20)"
     )
+    parser.add_argument("--only-prepared", action="store_true", help="skip the raw videos")
     flags, overrides = parser.parse_known_args()
-    output = common_start.CHECKOUT / "output"
-    output.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        cut = Path(folder) / "clips"
+    model = config.load("h100_8", overrides).model
+    shape = f"{model.frames}x{model.height}x{model.width}"
+
+    def report(what: str, text: str) -> None:
+        print(f"{shape}, {what}: {text}", flush=True)
+        if flags.results:
+            command = "python benchmarks/clip_rate.py --videos DIR"
+            results.append_row(flags.results, "cpu", f"clips {shape}, {what}", text, command)
+
+    if not flags.only_prepared:
         apart, grouped = "--data.clips_per_group=1", "--data.clips_per_video=6"
         single = _rows(flags.videos, [grouped, apart, *overrides])
         groups = _rows(flags.videos, [grouped, *overrides])
-        found = dict(
-            zip(
-                ("raw videos, one by one", f"raw videos, groups of {_size(groups)}"),
-                _clips_per_second([single, groups], flags.seconds),
-                strict=True,
+        rates = _clips_per_second([single, groups], flags.seconds)
+        names = ("raw videos, one by one", f"raw videos, groups of {_size(groups)}")
+        for what, rate in zip(names, rates, strict=True):
+            report(what, f"{rate:.1f} clips/s per core")
+    output = common_start.CHECKOUT / "output"
+    output.mkdir(exist_ok=True)
+    for codec in typing.get_args(pieces.Codec):
+        with tempfile.TemporaryDirectory(dir=output) as folder:
+            cut = Path(folder) / "clips"
+            settings = pieces.Settings(height=model.height, width=model.width, codec=codec)
+            found = prepare_clips.run(
+                flags.videos, cut, settings, engine=engine.Local(1), say=print
             )
-        )
-        model = config.load("h100_8", overrides).model
-        settings = pieces.Settings(height=model.height, width=model.width)
-        prepare_clips.run(flags.videos, cut, settings, engine=engine.Local(1), say=print)
-        rows = _rows(str(cut), overrides)
-        found["after prepare clips"] = _clips_per_second([rows], flags.seconds)[0]
-        shape = f"{model.frames}x{model.height}x{model.width}"
-        for what, rate in found.items():
-            text = f"{rate:.1f} clips/s per core"
-            print(f"{shape}, {what}: {text}", flush=True)
-            if flags.results:
-                command = "python benchmarks/clip_rate.py --videos DIR"
-                results.append_row(flags.results, "cpu", f"clips {shape}, {what}", text, command)
+            ways = [
+                _rows(str(cut), ["--data.convert_on", place, *overrides])
+                for place in ("host", "device")
+            ]
+            host, device = _clips_per_second(ways, flags.seconds)
+            size = sum(path.stat().st_size for path in cut.rglob("*.mp4"))
+            report(
+                f"prepared clips in {codec}",
+                f"{device:.1f} clips/s per core, {host:.1f} if the host resizes; "
+                f"{size / found['frames'] * model.frames / 1e6:.3f} MB per clip, "
+                f"{_psnr(Path(flags.videos), cut, settings):.1f} dB",
+            )
+
+
+def _psnr(videos: Path, cut: Path, settings: pieces.Settings) -> float:
+    """Returns the PSNR of the brightness of each video's first piece, over all of them."""
+    errors = []
+    for path in sorted(videos.iterdir()):
+        shrink = pieces._Shrink(packets.scan(str(path)), settings)
+        piece = cut / prepare_clips.folder_of(path.name) / "00000.mp4"
+        with av.open(str(path)) as raw, av.open(str(piece)) as encoded:
+            pairs = zip(raw.decode(video=0), encoded.decode(video=0), strict=False)
+            for number, (before, after) in enumerate(pairs):
+                if number % 8 == 5:  # a B frame of each group of pictures
+                    difference = _luma(shrink(before)) - _luma(after)
+                    errors.append(float(np.square(difference).mean()))
+    return 10 * math.log10(255**2 / float(np.mean(errors)))
+
+
+def _luma(frame: av.VideoFrame) -> np.ndarray:
+    plane = frame.planes[0]
+    rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+    return rows[: frame.height, : frame.width].astype(np.float32)
 
 
 def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:

@@ -98,6 +98,13 @@ def busy(frames: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -
     return [noise[n : n + height] for n in range(frames)]
 
 
+def smooth(number: int, height: int = 90, width: int = 160) -> np.ndarray:
+    """Returns an image of smooth colors that move with its number."""
+    y, x = np.mgrid[:height, :width].astype(float) * 90 / height
+    waves = (x / 18 + number / 3, y / 14 - number / 5, (x + y) / 22)
+    return np.stack([128 + 90 * np.sin(wave) for wave in waves], -1).astype(np.uint8)
+
+
 def drop_packet(path: Path, number: int) -> Path:
     """Copies a video without one of its packets, into the same folder."""
     copy = path.with_name(f"dropped_{path.name}")
@@ -153,9 +160,12 @@ def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame
     return [frames[index] for index in range(len(numbers))]
 
 
-def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
-    """Crops all frames alike; ``cut`` as for :class:`jaxtrain.data.video.frames.Crop`."""
-    clip = video_frames.Crop(info, frames=len(frames), **cut)
+def cropped(
+    frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **place: Any
+) -> np.ndarray:
+    """Crops all frames alike; ``place`` as for :class:`jaxtrain.data.video.frames.Place`."""
+    where = video_frames.Place(**place)
+    clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, place=where)
     for index, frame in enumerate(frames):
         clip.put(index, frame)
     return clip.out_THWC

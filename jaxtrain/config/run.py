@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jaxtrain.config import files, invocation, overrides
 from jaxtrain.errors import InputError, Problem, shortest_path
@@ -238,6 +238,17 @@ class Run:
     def microbatch_size(self) -> int:
         """Examples per device and microbatch."""
         return max(1, self.data.batch_size // (self.mesh.devices * self.optim.accumulate))
+
+    def batch_spec(self, batch_size: int) -> dict[str, Any]:
+        """Returns the arrays of a training batch as the workers make them (:meth:`received`)."""
+        spec: dict[str, Any] = self.model.batch_spec(batch_size)
+        return self.data.sent(spec, self.model) if hasattr(self.data, "sent") else spec
+
+    def received(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arrays that the model requires, from those of :meth:`batch_spec`."""
+        if not hasattr(self.data, "received"):
+            return batch
+        return cast(dict[str, Any], self.data.received(batch, self.model))
 
     def override(self, changes: Mapping[str, Any]) -> "Run":
         """Returns the run with fields changed, after the checks of the command line.

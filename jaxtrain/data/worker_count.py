@@ -186,7 +186,7 @@ def choose(
     if data.workers is not None:
         return WorkerCount(data.workers, f"data.workers {data.workers}")
     own = cores(processes)
-    batch = shared_batch_bytes(model, rows)
+    batch = shared_batch_bytes(data, model, rows)
     room = (
         math.inf
         if not batch
@@ -266,13 +266,13 @@ def batches_held(data: Any, rows: int, workers: int, devices: int) -> float:
     return batch_parts.held(rows, length, workers, data.prefetch, devices)
 
 
-def shared_batch_bytes(model: Any, rows: int) -> int:
+def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
     from jaxtrain.data import batch_parts
 
-    sizes = (
-        math.prod(part.shape) * part.dtype.itemsize for part in model.batch_spec(rows).values()
-    )
+    spec = model.batch_spec(rows)
+    spec = data.sent(spec, model) if hasattr(data, "sent") else spec
+    sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
     return sum(one for one in sizes if one >= batch_parts.MIN_SHARED_BYTES)
 
 

@@ -159,7 +159,7 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
         found = loader_rate.measure(
             sources.train,
             subject.one_device,
-            subject.run.model.batch_spec,
+            subject.run.batch_spec,
             rows=subject.rows,
             workers=subject.workers,
             prefetch=data.prefetch,

@@ -55,7 +55,7 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     if not workers:
         yield ok("no workers: batches do not use shared memory")
         return
-    batch = worker_count.shared_batch_bytes(run.model, rows)
+    batch = worker_count.shared_batch_bytes(run.data, run.model, rows)
     if not batch:
         yield ok(f"batches of {rows} examples are small: they are sent through pipes")
         return
@@ -130,7 +130,7 @@ def host_memory(
     if math.isinf(free):
         yield ok("unknown how much host memory is free: /proc/meminfo has no MemAvailable")
         return
-    spec = run.model.batch_spec(rows).values()
+    spec = run.batch_spec(rows).values()
     batch = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec)
     held = batch / rows * run.loop.eval_examples if run.loop.eval_every is not None else 0.0
     parts = {

@@ -67,6 +67,10 @@ Any data:
   blur sigma in pixels;
 - ``latents``, only if ``model.teacher.prepared``: float32 [B, L, h, w, C], the teacher's latents.
 
+The workers may make a training batch in another form that costs them less, such as YUV planes in
+place of RGB frames: ``data.sent(spec, model)`` returns its arrays, and the step calls
+``data.received(batch, model)`` before the model sees it.
+
 Data sets read their sizes from the model's config, so it needs these attributes:
 
 - all text: ``sequence_length`` (S, tokens per example), ``vocab_size`` (ids, special tokens

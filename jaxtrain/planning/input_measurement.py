@@ -66,7 +66,7 @@ def measure_here(request: dict[str, Any], send: Send) -> None:
         rate = loader_rate.measure(
             sources.train,
             make_mesh(alone, jax.local_devices()[:1]),
-            asked.model.batch_spec,
+            asked.batch_spec,
             rows=asked.data.batch_size,
             workers=workers,
             prefetch=asked.data.prefetch,

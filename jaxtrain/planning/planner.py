@@ -108,6 +108,9 @@ class Planner:
             nodes, self._per_node = fit.parse_devices(devices)
             self._added = fit.spread(run, nodes, self._per_node)
             self.said.append(f"--gpus {devices}: {' '.join(self._added)}")
+        if host.source == "clips" and getattr(run.data, "convert_on", "") is None:
+            # A run sees this in the folder that `prepare clips` wrote.
+            self._added = overrides.merged(self._added, ("--data.convert_on", "device"))
         self._run = config.load(name, self._all(()))
         of_run = self._run.mesh.devices
         if of_run > self._per_node and of_run % self._per_node:

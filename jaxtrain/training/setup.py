@@ -147,6 +147,7 @@ class StepSetup:
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
+            receive=self.run.received,
         )
         jitted = jit_train_step(
             step,
@@ -213,7 +214,7 @@ def build(
         schedule=optim.recorded_schedule(run.optim, total),
         optimizer=optimizer,
         target=abstract_state(definition, optimizer, rule),
-        spec=run.model.batch_spec(run.data.batch_size),
+        spec=run.batch_spec(run.data.batch_size),
         total=total,
         total_of=total_of,
     )
@@ -783,7 +784,7 @@ def open_data(run: config.Run, model: Any, start_from: Path | None, say: Say) ->
     say(sources.summary)
     process_group.check_same(
         "data",
-        sources.train.fingerprint,
+        f"{sources.train.fingerprint} {sorted(run.batch_spec(1))}",
         "give every process the same files, and do not change them during the run",
     )
     return sources

@@ -30,6 +30,8 @@ Metrics = dict[str, jax.Array]
 # A metric for the loop only: the number of bad steps in a row, including this one.
 BAD_IN_A_ROW = "bad_in_a_row"
 TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
+Receive = Callable[[Batch], Batch]
+"""Arrays of a batch as the workers make them -> those that the model requires."""
 
 
 class LossSums(NamedTuple):
@@ -113,6 +115,7 @@ def build_train_step(
     precision: config.Precision,
     accumulate: int,
     seed: int,
+    receive: Receive = lambda batch: batch,
 ) -> TrainStep:
     """Builds the pure step, not yet compiled.
 
@@ -125,6 +128,7 @@ def build_train_step(
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
+        receive: :meth:`jaxtrain.config.Run.received`.
     """
     view = parameter_views(definition, rule, precision)
 
@@ -133,7 +137,7 @@ def build_train_step(
     ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
         module = view.module(params, extras)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
-        total, weight, metrics = module.loss(batch, keys_B)
+        total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
     gradients = _gradients(loss, view, definition, rule.mesh, accumulate)

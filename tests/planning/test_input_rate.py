@@ -1,5 +1,6 @@
 """Tests the prediction of what a host can load, and the advice when that is too little."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,13 @@ def advised(
     ("typed", "source", "rate"),
     [
         ([], "videos", (24 * 1.9, 24 * 4.6)),
-        ([], "clips", (24 * 11.0, 24 * 22.7)),
+        ([], "clips", (24 * 22.9, 24 * 47.3)),
         (["--data.clips_per_video", "6"], None, (24 * 6.1, 24 * 14.1)),
         (["--data.clips_per_video", "6", "--data.clips_per_group", "1"], None, (45.6, 110.4)),
-        (["--data.workers", "8"], "clips", (8 * 11.0, 8 * 22.7)),
-        (["--data.workers", "99"], "clips", (26 * 11.0, 26 * 22.7)),  # on 26 cores
-        (["--data.workers", "0"], "clips", (11.0, 22.7)),
+        (["--data.workers", "8"], "clips", (8 * 22.9, 8 * 47.3)),
+        (["--data.workers", "99"], "clips", (26 * 22.9, 26 * 47.3)),  # on 26 cores
+        (["--data.workers", "0"], "clips", (22.9, 47.3)),
+        (["--data.workers", "0", "--data.convert_on", "host"], "clips", (13.9, 28.7)),
     ],
 )
 def test_the_rate_of_a_host(
@@ -48,7 +50,7 @@ def test_the_rate_of_a_host(
 def test_larger_clips_cost_more_and_long_videos_hardly() -> None:
     longer = config.load("h100_1")  # 19 frames instead of 12
     clips = input_rate.KINDS["clips"].per_core(longer.model)[1]
-    assert clips == pytest.approx(22.7 / (0.07 + 0.93 * 19 / 12))
+    assert clips == pytest.approx(47.3 / (0.03 + 0.97 * 19 / 12))
     assert input_rate.KINDS["videos"].per_core(longer.model)[1] == pytest.approx(4.6, rel=0.05)
 
 
@@ -71,6 +73,9 @@ def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
     assert predicted(run).kind == "videos"
     assert f"from {tmp_path}" in predicted(run).what
     (tmp_path / ".prepare").mkdir()
+    assert predicted(run).kind == "clips, resized on the host"
+    size = {"height": 480, "width": 720, "min_crop_scale": 0.8}
+    (tmp_path / ".prepare/settings.json").write_text(json.dumps(size))
     assert predicted(run).kind == "clips"
     assert predicted(run, source="videos").kind == "videos"
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
@@ -91,7 +96,7 @@ def test_fast_input_needs_no_advice() -> None:
 
 def test_advice_is_in_numbers() -> None:
     text = advised(predicted(cores=26, source="videos"))
-    assert "prepare clips, once: 5.3 times the clips/s, which may be fast enough" in text
+    assert "prepare clips, once: 11.1 times the clips/s, which may be fast enough" in text
     assert "--data.clips_per_video 6 (each video is seen six times per epoch): 3.1 times" in text
     assert "cores for 67 to 397 workers, instead of 24" in text
     assert "--gpus 1x4: 4 GPUs instead of 8" in text

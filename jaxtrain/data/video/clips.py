@@ -1,7 +1,8 @@
 """Chooses, decodes, and augments the clips of one split of a video data set.
 
-The host chooses frames and crop, decodes, crops and resizes to the model's size, mirrors, and draws
-the parameters of the color jitter and the blur, which the device applies.
+The host chooses frames and crop, decodes, crops, and draws the parameters of the color jitter and
+the blur, which the device applies. The host, or for prepared clips the device, resizes to the
+model's size, mirrors, and converts to RGB.
 
 Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 """
@@ -50,6 +51,8 @@ class Clips:
         train: whether to cut and augment at random; otherwise clips are cut from the middle and are
             not augmented.
         latents: a teacher's latents of fixed windows, or None.
+        room: height and width of the planes that the device resizes and converts; None does both
+            on the host.
     """
 
     config: "Config"
@@ -60,6 +63,7 @@ class Clips:
     folder: Path
     train: bool
     latents: LatentStore | None = None
+    room: tuple[int, int] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -121,7 +125,8 @@ class Clips:
         Returns:
             ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
             contrast and saturation, the hue shift in turns, and the blur's sigma in pixels. With a
-            teacher also ``latents``: float32 [L, h, w, C].
+            teacher also ``latents``: float32 [L, h, w, C]. With ``room`` in place of ``video``:
+            ``luma``, ``chroma``, and ``place`` (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
             BadExample: the file is broken, or has changed since it was indexed.
@@ -168,7 +173,7 @@ class Clips:
         self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
     ) -> list[dict[str, np.ndarray] | BadExample]:
         """Decodes clips with these frame numbers, each augmented by its draws."""
-        cuts = [self._cut(entry, drawn) for drawn in draws]
+        cuts = [self._cut(entry, self._place(drawn)) for drawn in draws]
 
         def take(clip: int, place: int, frame: VideoFrame) -> None:
             cuts[clip].put(place, frame)
@@ -178,45 +183,48 @@ class Clips:
         made: list[dict[str, np.ndarray] | BadExample] = []
         for cut, drawn, failure in zip(cuts, draws, failures, strict=True):
             augment = self._augment(drawn[6:]) if self.train else IDENTITY
-            made.append(
-                failure or {"video": cut.out_THWC, "augment": np.asarray(augment, np.float32)}
-            )
+            made.append(failure or cut.arrays() | {"augment": np.asarray(augment, np.float32)})
         return made
 
-    def _cut(self, entry: Entry, draws: np.ndarray) -> video_frames.Crop:
-        scale = 1.0
-        if self.train:
-            scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
-        return video_frames.Crop(
-            entry.scanned,
-            frames=self.frames,
-            height=self.height,
-            width=self.width,
-            scale=scale,
-            across=draws[3],
-            down=draws[4],
-            mirror=self.train and self.config.flip and draws[5] < 0.5,
+    def _place(self, draws: np.ndarray) -> video_frames.Place:
+        if not self.train:
+            return video_frames.Place()
+        scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
+        return video_frames.Place(
+            scale, draws[3], draws[4], bool(self.config.flip and draws[5] < 0.5)
         )
+
+    def _cut(
+        self, entry: Entry, place: video_frames.Place
+    ) -> video_frames.Crop | video_frames.Planes:
+        size = {"frames": self.frames, "height": self.height, "width": self.width}
+        if self.room is None:
+            return video_frames.Crop(entry.scanned, **size, place=place)
+        return video_frames.Planes(entry.scanned, **size, room=self.room, place=place)
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
         file = bisect.bisect_right(self._ends, index)
         entry = self.entries[file]
         window = index - self._ends[file] + self.windows(entry)
-        example = {
-            "video": self.pixels(entry, window),
-            "augment": np.asarray(IDENTITY, np.float32),
-        }
+        cut = self._cut(entry, video_frames.Place())
+        decode.read(
+            entry.path, entry.scanned, self._fixed_frames(entry, window), cut.put, entry.span
+        )
+        example = cut.arrays() | {"augment": np.asarray(IDENTITY, np.float32)}
         if self.latents is not None:
             example["latents"] = self.latents.load(entry, window)
         return example
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
         """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
+        return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
+
+    def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
         numbers = window * self.frames + np.arange(self.frames)
         lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
         if lost.size:
             raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
-        return unaugmented(entry, numbers.tolist(), self.height, self.width)
+        return numbers.tolist()
 
     def _present(self, entry: Entry) -> np.ndarray:
         """Returns the numbers of the frames that can be decoded, ascending."""
@@ -288,16 +296,8 @@ def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -
     Raises:
         BadExample: a frame cannot be decoded intact.
     """
-    clip = video_frames.Crop(
-        entry.scanned,
-        frames=len(numbers),
-        height=height,
-        width=width,
-        scale=1.0,
-        across=0.5,
-        down=0.5,
-        mirror=False,
-    )
+    size = {"frames": len(numbers), "height": height, "width": width}
+    clip = video_frames.Crop(entry.scanned, **size, place=video_frames.Place())
     decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
     return clip.out_THWC
 

@@ -15,11 +15,13 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import files as video_files
+from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import index, latents, prepare_clips, scenes
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage import addresses
+from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
@@ -77,6 +79,10 @@ class Config:
     clips_per_video. They are spread over as many consecutive batches, which a worker loads at once.
     1 decodes each clip separately. None uses 1 if keyframes are close, as in prepared clips, or
     else the largest divisor up to 6."""
+    convert_on: Literal["host", "device"] | None = None
+    """Where training clips are resized and converted to RGB. With device, the workers only decode,
+    and load prepared clips 1.6 times as fast; some values differ by one of 255 levels. None uses
+    device if path was written by prepare clips for this clip size and min_crop_scale."""
     group_spread: int | None = None
     """Distance between clips of a group, in examples; None uses batch_size, so that no two are in
     one batch. To resume with a different batch_size, set this to the original batch_size."""
@@ -168,6 +174,53 @@ class Config:
     def is_prepared(self, path: Path) -> bool:
         """Returns whether a folder was written by ``prepare clips``."""
         return (path / prepare_clips.WORK).is_dir()
+
+    def converts_on_device(self, model: Any) -> bool:
+        """Returns whether the device resizes clips and converts them to RGB."""
+        if self.convert_on is not None:
+            return self.convert_on == "device"
+        if self.path is None or addresses.is_address(self.path):
+            return False
+        # Larger crops would be shrunk on the host first, which takes longer than converting there.
+        room = prepare_clips.largest_crop(expanded(self.path))
+        return room is not None and all(
+            side <= most for side, most in zip(room, self._room(model), strict=True)
+        )
+
+    def sent(self, spec: dict[str, Any], model: Any) -> dict[str, Any]:
+        """Returns the arrays of a batch as the workers make them.
+
+        Args:
+            spec: the arrays that the model requires (``batch_spec``).
+            model: the model's config.
+        """
+        if not self.converts_on_device(model):
+            return spec
+        import jax
+        import numpy as np
+
+        video = spec["video"]
+        batch, frames = video.shape[:2]
+        high, wide = self._room(model)
+        planes = {
+            "luma": jax.ShapeDtypeStruct((batch, frames, high, wide), video.dtype),
+            "chroma": jax.ShapeDtypeStruct((batch, frames, 2, high // 2, wide // 2), video.dtype),
+            "place": jax.ShapeDtypeStruct((batch, 3), np.int32),
+        }
+        return planes | {name: part for name, part in spec.items() if name != "video"}
+
+    def received(self, batch: dict[str, Any], model: Any) -> dict[str, Any]:
+        """Returns the arrays that the model requires, from those of :meth:`sent`; jittable."""
+        if "luma" not in batch:
+            return batch
+        from jaxtrain.ops import yuv
+
+        rest = dict(batch)
+        planes = (rest.pop(name) for name in ("luma", "chroma", "place"))
+        return rest | {"video": yuv.to_rgb(*planes, height=model.height, width=model.width)}
+
+    def _room(self, model: Any) -> tuple[int, int]:
+        return video_frames.room(model.height, model.width, self.min_crop_scale)
 
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""
@@ -268,11 +321,11 @@ class Config:
         )
 
     def _faster(self, path: str, model: Any) -> str:
-        # Measured on 1280x720 videos with distant keyframes (benchmarks/LOG.md, "after prepare
-        # clips"): 4.6 clips/s per core one by one, 22.7 from prepared clips.
+        # Measured on 1280x720 videos with distant keyframes (benchmarks/RESULTS.md): 4.6 clips/s
+        # per core one by one, 47.3 from prepared clips.
         source = shlex.quote(addresses.public(path))
         return (
-            f"prepare the clips once, which makes reading them about five times as fast: "
+            f"prepare the clips once, which makes reading them about ten times as fast: "
             f"{invocation.program()} prepare clips {source} OUT --height {model.height} --width "
             f"{model.width}; then --data.path OUT"
         )
@@ -286,6 +339,8 @@ class Config:
             entries=tuple(entries),
             folder=folder,
             train=train,
+            # Validation converts on the host, so that its results do not depend on this.
+            room=self._room(model) if train and self.converts_on_device(model) else None,
         )
 
     def _index(

@@ -1,10 +1,15 @@
-"""Turns decoded frames into a clip: crops, resizes, and converts to RGB in one libswscale pass.
+"""Turns decoded frames into a clip, on the host or in a form that the device completes.
 
-One filter graph does all three without intermediate copies. 1280x720 to 720x480 takes 2.6 ms per
-frame on one core; converting with PyAV and resizing with Pillow takes 9 ms.
+:class:`Crop` crops, resizes, and converts to RGB in one libswscale pass, without intermediate
+copies. 1280x720 to 720x480 takes 2.6 ms per frame on one core; converting with PyAV and resizing
+with Pillow takes 9 ms. :class:`Planes` only copies the crop of each plane, in 0.15 ms; the device
+resizes and converts (:mod:`jaxtrain.ops.yuv`).
 """
 
+import math
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import av
 import av.filter
@@ -27,23 +32,42 @@ _MATRICES = {
     9: "bt2020",
     10: "bt2020",
 }
+# Convert to planar RGB first: direct conversion to packed RGB takes twice as long and repeats
+# colors, which videos store at half the resolution, instead of interpolating them. Packing the
+# planes afterwards only copies bytes; NumPy takes twice as long for that.
+_TO_RGB = ("gbrp", "rgb24")
+_PLAIN = ":in_range=limited:in_color_matrix=bt709"  # the color options of prepared clips
+_LIMITED_BT709 = "out_range=limited:out_color_matrix=bt709"
 _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on time
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+
+
+class Place(NamedTuple):
+    """Where a clip's crop is in its frames. It has the target's aspect ratio.
+
+    Attributes:
+        scale: side length of the crop as a fraction of the largest that fits, above 0 to 1.
+        across, down: place of the crop within the possible range, from 0 (left, top) to 1 (right,
+            bottom).
+        mirror: whether to swap left and right.
+    """
+
+    scale: float = 1.0
+    across: float = 0.5
+    down: float = 0.5
+    mirror: bool = False
 
 
 class Crop:
     """Crops and converts the frames of a clip, one by one, with the same crop.
 
-    The crop has the target's aspect ratio, so nothing is stretched; a small video is enlarged.
+    Nothing is stretched; a small video is enlarged.
 
     Args:
         info: the scan of the file, for rotation and pixel aspect ratio.
         frames: number of frames of the clip.
         height, width: size of the result, in pixels.
-        scale: side length of the crop as a fraction of the largest that fits, above 0 to 1.
-        across, down: place of the crop within the possible range, from 0 (left, top) to 1 (right,
-            bottom).
-        mirror: whether to swap left and right.
+        place: where the crop is.
 
     Attributes:
         out_THWC: the clip, uint8 [T, height, width, 3]; frames not yet put are undefined.
@@ -56,17 +80,14 @@ class Crop:
         frames: int,
         height: int,
         width: int,
-        scale: float,
-        across: float,
-        down: float,
-        mirror: bool,
+        place: Place,
     ) -> None:
         self.out_THWC = np.empty((frames, height, width, 3), np.uint8)
         self._info = info
-        self._place = (scale, across, down)
+        self._place = place
         turned = info.rotation % 180 == 90
         self._target = (width, height) if turned else (height, width)
-        self._flip = ("vflip" if turned else "hflip") if mirror else None
+        self._flip = ("vflip" if turned else "hflip") if place.mirror else None
         self._graph: av.filter.Graph | None = None
         self._made_for: tuple[object, ...] = ()
 
@@ -75,7 +96,8 @@ class Crop:
         kind = _kind(frame)
         if self._graph is None or kind != self._made_for:  # the size may change within a stream
             high, wide = self._target
-            piece = _piece(frame, self._info.pixel_aspect, wide / high, *self._place)
+            stored = (frame.width, frame.height)
+            piece = _piece(stored, self._info.pixel_aspect, wide / high, self._place)
             self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
         self._graph.push(frame)
         image = self._graph.vpull()
@@ -85,6 +107,94 @@ class Crop:
             (image.height, image.width, 3), np.uint8, memoryview(plane), strides=strides
         )
         self.out_THWC[number] = np.rot90(image_HWC, self._info.rotation // 90)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the arrays of the example."""
+        return {"video": self.out_THWC}
+
+
+class Planes:
+    """Copies the crop of each frame as YUV 4:2:0 planes, which the device resizes and converts.
+
+    A frame that cannot be copied, such as one of 10 bits or full range, is converted to BT.709 in
+    limited range and turned by libswscale, which also resizes a crop that is larger than the
+    planes. Of such a crop, only the colors differ from those of :class:`Crop`: they have half the
+    resolution.
+
+    Args:
+        info: the scan of the file, for its size, rotation, and pixel aspect ratio.
+        frames: number of frames of the clip.
+        height, width: size that the device gives the clip, in pixels.
+        room: height and width of the planes (:func:`room`).
+        place: where the crop is.
+    """
+
+    def __init__(
+        self,
+        info: Scan,
+        *,
+        frames: int,
+        height: int,
+        width: int,
+        room: tuple[int, int],
+        place: Place,
+    ) -> None:
+        high, wide = room
+        self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
+        self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
+        self._mirror = place.mirror
+        self._turns = info.rotation // 90
+        turned = self._turns % 2 == 1
+        aspect = height / width if turned else width / height
+        # From the scan, so that all frames of a clip have one size, in whatever order they come.
+        self._stored = (info.width, info.height)
+        self._crop = lambda stored: _piece(stored, info.pixel_aspect, aspect, place)
+        piece_w, piece_h = self._crop(self._stored)[:2]
+        if turned:
+            high, wide, height, width = wide, high, width, height
+        # A crop without room gets its last size here, so that it is not resized twice.
+        self._wide, self._high = piece_w + piece_w % 2, piece_h + piece_h % 2
+        if self._wide > wide or self._high > high:
+            self._wide, self._high = width, height
+        self._plain = not self._turns and (piece_w, piece_h) == (self._wide, self._high)
+        self._graph: av.filter.Graph | None = None
+        self._made_for: tuple[object, ...] = ()
+
+    def put(self, number: int, frame: VideoFrame) -> None:
+        """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
+        stored = (frame.width, frame.height)
+        left, top = self._crop(stored)[2:]
+        if not (self._plain and stored == self._stored and _is_plain(frame)):
+            frame, left, top = self._converted(frame), 0, 0
+        outs = (self._luma_Thw[number], *self._chroma_T2hw[number])
+        for out_hw, plane, part in zip(outs, frame.planes, (1, 2, 2), strict=True):
+            rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+            high, wide = self._high // part, self._wide // part
+            cut_hw = rows_hw[top // part :][:high, left // part :][:, :wide]
+            turned_hw = np.rot90(cut_hw, self._turns) if self._turns else cut_hw
+            out_hw[: turned_hw.shape[0], : turned_hw.shape[1]] = turned_hw
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the arrays of the example, as :func:`jaxtrain.ops.yuv.to_rgb` expects them."""
+        size = (self._wide, self._high) if self._turns % 2 else (self._high, self._wide)
+        place = np.array([*size, self._mirror], np.int32)
+        return {"luma": self._luma_Thw, "chroma": self._chroma_T2hw, "place": place}
+
+    def _converted(self, frame: VideoFrame) -> VideoFrame:
+        kind = _kind(frame)
+        if self._graph is None or kind != self._made_for:
+            piece = self._crop((frame.width, frame.height))
+            wanted = f"{color_options(frame)}:{_LIMITED_BT709}"
+            made = _graph(frame, piece, self._wide, self._high, None, ("yuv420p",), wanted)
+            self._graph, self._made_for = made, kind
+        self._graph.push(frame)
+        return self._graph.vpull()
+
+
+def room(height: int, width: int, min_crop_scale: float) -> tuple[int, int]:
+    """Returns the height and width of planes for crops of any size, in pixels; both are even."""
+    high, wide = (math.ceil(round(side / min_crop_scale, 6) / 2) * 2 for side in (height, width))
+    return high, wide
 
 
 class FullFrames:
@@ -116,18 +226,30 @@ def _kind(frame: VideoFrame) -> tuple[object, ...]:
     return frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace
 
 
+def _is_plain(frame: VideoFrame) -> bool:
+    """Returns whether a frame's planes have 8 bits, BT.709, and limited range."""
+    return frame.format.name == "yuv420p" and color_options(frame) == _PLAIN
+
+
 def _piece(
-    frame: VideoFrame, pixel_aspect: float, aspect: float, scale: float, across: float, down: float
+    stored: tuple[int, int], pixel_aspect: float, aspect: float, place: Place
 ) -> tuple[int, int, int, int]:
     """Returns width, height, left, and top of the crop, in stored pixels.
 
     All are even where the frame allows it, because color is stored at half the resolution.
+
+    Args:
+        stored: width and height of the frame.
+        pixel_aspect: width of a stored pixel divided by its height.
+        aspect: width of the crop divided by its height, as shown.
+        place: where the crop is.
     """
+    width, height = stored
     stored_aspect = aspect / pixel_aspect
-    wide = min(frame.width, frame.height * stored_aspect) * scale
-    high = min(frame.height, frame.width / stored_aspect) * scale
-    piece_w, piece_h = _even(wide, frame.width), _even(high, frame.height)
-    left, top = (frame.width - piece_w) * across, (frame.height - piece_h) * down
+    wide = min(width, height * stored_aspect) * place.scale
+    high = min(height, width / stored_aspect) * place.scale
+    piece_w, piece_h = _even(wide, width), _even(high, height)
+    left, top = (width - piece_w) * place.across, (height - piece_h) * place.down
     return piece_w, piece_h, int(left) // 2 * 2, int(top) // 2 * 2
 
 
@@ -139,9 +261,24 @@ def _even(length: float, most: int) -> int:
 
 
 def _graph(
-    frame: VideoFrame, piece: tuple[int, int, int, int], width: int, height: int, flip: str | None
+    frame: VideoFrame,
+    piece: tuple[int, int, int, int],
+    width: int,
+    height: int,
+    flip: str | None,
+    formats: Sequence[str] = _TO_RGB,
+    colors: str | None = None,
 ) -> av.filter.Graph:
-    """Builds a graph that crops, flips, scales, and converts in one thread per worker."""
+    """Builds a graph that crops, flips, scales, and converts in one thread per worker.
+
+    Args:
+        frame: a frame.
+        piece: width, height, left, and top of the crop.
+        width, height: of the result.
+        flip: a filter that flips, or None.
+        formats: formats of the result, one after the other.
+        colors: the scale filter's color options; None uses :func:`color_options`.
+    """
     graph = av.filter.Graph()
     graph.threads = 1
     nodes = [
@@ -156,13 +293,9 @@ def _graph(
         nodes.append(graph.add("crop", ":".join(map(str, piece)) + ":exact=1"))
     if flip is not None:
         nodes.append(graph.add(flip))
-    options = f"{width}:{height}:flags={_FLAGS}{color_options(frame)}"
-    nodes.append(graph.add("scale", options))
-    # Convert to planar RGB first: direct conversion to packed RGB takes twice as long and repeats
-    # colors, which videos store at half the resolution, instead of interpolating them. Packing the
-    # planes afterwards only copies bytes; NumPy takes twice as long for that.
-    nodes.append(graph.add("format", "gbrp"))
-    nodes.append(graph.add("format", "rgb24"))
+    colors = color_options(frame) if colors is None else colors
+    nodes.append(graph.add("scale", f"{width}:{height}:flags={_FLAGS}{colors}"))
+    nodes += [graph.add("format", name) for name in formats]
     nodes.append(graph.add("buffersink"))
     graph.link_nodes(*nodes).configure()
     return graph

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxtrain.data import cache
 from jaxtrain.data.engine import Engine
-from jaxtrain.data.video import files, pieces
+from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, first_line
@@ -38,6 +38,7 @@ from jaxtrain.telemetry.progress_bar import Say
 
 REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
+_SETTINGS = "settings.json"  # in WORK
 _POLL_S = 2.0  # between looks at videos that other commands are cutting
 _PUBLISH_TRIES = 10
 _KILLS = "kills the worker that reads it"
@@ -100,6 +101,19 @@ def run(
         ) from error
     finally:
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
+
+
+def largest_crop(out: Path) -> tuple[int, int] | None:
+    """Returns the height and width of the largest crop that the pieces of a folder were made for.
+
+    Returns None if this command did not write the folder, or its settings cannot be read.
+    """
+    try:
+        kept = read_json(out / WORK / _SETTINGS)
+        settings = Settings(**{name: kept[name] for name in ("height", "width", "min_crop_scale")})
+    except (OSError, ValueError, KeyError, TypeError, InputError):
+        return None
+    return frames.room(settings.height, settings.width, settings.min_crop_scale)
 
 
 def folder_of(name: str) -> str:
@@ -533,7 +547,7 @@ def _report(tally: _Tally, gone: list[Record], settings: Settings) -> Record:
 
 def _keep_settings(out: Path, settings: Settings) -> None:
     """Raises InputError if the folder has pieces with other settings; stores new settings."""
-    path, now = out / WORK / "settings.json", dataclasses.asdict(settings)
+    path, now = out / WORK / _SETTINGS, dataclasses.asdict(settings)
     if not path.exists():
         create_whole(path, json.dumps(now))
     try:

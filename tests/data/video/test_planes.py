@@ -1,0 +1,192 @@
+"""Clips that the device resizes and converts: the same examples, as planes."""
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import av
+import jax
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data import engine, video
+from jaxtrain.data.video import frames as video_frames
+from jaxtrain.data.video import packets, prepare_clips
+from jaxtrain.data.video.pieces import Settings
+from jaxtrain.errors import BadExample
+
+HEIGHT, WIDTH, FRAMES = 32, 48, 4
+ROOM = (40, 60)
+MODEL = types.SimpleNamespace(frames=FRAMES, height=HEIGHT, width=WIDTH)
+SMALL = Settings(height=HEIGHT, width=WIDTH, frames=16, min_frames=8, min_side=16, gop=4)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planes")
+    for number in range(3):
+        images = [sample.smooth(40 * number + i) for i in range(32)]
+        sample.write(folder / f"raw/{number}.mp4", images, g="250")
+    prepare_clips.run(
+        str(folder / "raw"), folder / "cut", SMALL, engine=engine.Local(1), say=lambda line: None
+    )
+    return folder / "cut"
+
+
+def opened(path: Path, model: Any = MODEL, **settings: Any) -> Any:
+    given = {"batch_size": 2, "cache_dir": str(path.parent / "cache"), **settings}
+    config = video.Config(path=str(path), **given)
+    return config, config.open(model, seed=0, say=lambda line: None)
+
+
+RECEIVED = jax.jit(lambda batch: video.Config(batch_size=1).received(batch, MODEL))
+
+
+def shown(examples: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Returns a batch as the model sees it."""
+    return RECEIVED({name: np.stack([one[name] for one in examples]) for name in examples[0]})
+
+
+def loaded(source: Any, count: int) -> list[dict[str, np.ndarray]]:
+    return [source.example(i % len(source), np.random.default_rng(i)) for i in range(count)]
+
+
+@pytest.mark.parametrize("windows", ["random", "fixed"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows: str) -> None:
+    (_, host), (_, device) = (
+        opened(prepared, convert_on=place, windows=windows) for place in ("host", "device")
+    )
+    host, device = getattr(host, split), getattr(device, split)
+    assert (host.fingerprint, len(host)) == (device.fingerprint, len(device))
+    expected, found = loaded(host, 6), loaded(device, 6)
+    batch = shown(found)
+    assert batch.keys() == expected[0].keys()
+    for i, one in enumerate(expected):
+        np.testing.assert_array_equal(one["augment"], batch["augment"][i])
+        difference = np.abs(one["video"].astype(int) - np.asarray(batch["video"][i]))
+        assert difference.max() <= 2
+        assert (difference > 0).mean() < 0.05
+    if (split, windows) == ("train", "random"):  # both ways, at several sizes
+        assert {int(one["place"][2]) for one in found} == {0, 1}
+        assert len({int(one["place"][0]) for one in found}) > 2
+
+
+def test_the_batch_that_workers_send(prepared: Path) -> None:
+    config, sources = opened(prepared)
+    spec = {"video": jax.ShapeDtypeStruct((5, FRAMES, HEIGHT, WIDTH, 3), np.uint8)}
+    rest = {"augment": jax.ShapeDtypeStruct((5, 5), np.float32)}
+    sent = config.sent(spec | rest, MODEL)
+    example = sources.train.example(0, np.random.default_rng(0))
+    assert {name: (part.shape[1:], part.dtype) for name, part in sent.items()} == {
+        name: (part.shape, part.dtype) for name, part in example.items()
+    }
+    received = jax.eval_shape(lambda batch: config.received(batch, MODEL), sent)
+    assert received == spec | rest
+
+
+def test_the_device_converts_clips_that_were_prepared_for_it(
+    prepared: Path, tmp_path: Path
+) -> None:
+    def converts(path: Path, model: Any = MODEL, **settings: Any) -> bool:
+        return video.Config(path=str(path), batch_size=2, **settings).converts_on_device(model)
+
+    assert converts(prepared)
+    assert not converts(prepared, convert_on="host")
+    assert not converts(prepared.parent / "raw")
+    assert converts(prepared.parent / "raw", convert_on="device")
+    # Smaller crops, from which pieces of this size would first be shrunk.
+    assert not converts(prepared, min_crop_scale=1.0)
+    smaller = types.SimpleNamespace(frames=FRAMES, height=16, width=24)
+    assert not converts(prepared, smaller)
+    assert not converts(Path("https://videos.example/cut"))
+    for content in ("{", "[]", json.dumps({"height": 32}), json.dumps({"height": -1, "width": 8})):
+        settings = tmp_path / prepare_clips.WORK / "settings.json"
+        settings.parent.mkdir(exist_ok=True)
+        settings.write_text(content)
+        assert not converts(tmp_path)
+
+
+SMALLEST, USUAL, TALL = (31, 47), (90, 160), (200, 120)
+
+
+@pytest.mark.parametrize(
+    ("ending", "size", "how"),
+    [
+        ("mp4", USUAL, {}),
+        ("mp4", TALL, {}),
+        ("mp4", USUAL, {"full_range": True}),
+        ("mp4", TALL, {"pix_fmt": "yuv420p10le"}),
+        ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "yuv444p"}),
+        ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "bgr0"}),
+        ("mkv", TALL, {"codec": "ffv1", "pix_fmt": "bgr0"}),
+    ],
+)
+def test_other_videos_are_converted_first(
+    tmp_path: Path, ending: str, size: tuple[int, int], how: dict[str, Any]
+) -> None:
+    """Such as validation videos that were not prepared, beside prepared clips."""
+    path = sample.write(
+        tmp_path / f"a.{ending}", [sample.smooth(i, *size) for i in range(2)], **how
+    )
+    _same(path, packets.scan(str(path)))
+
+
+def test_rotated_videos_and_wide_pixels(tmp_path: Path) -> None:
+    images = [sample.smooth(i) for i in range(2)]
+    path = sample.rotate_quarter(sample.write(tmp_path / "a.mp4", images, crf="4"))
+    for rotation in (0, 90, 180, 270):
+        _same(path, packets.scan(str(path))._replace(rotation=rotation, pixel_aspect=1.3))
+
+
+def test_a_video_whose_size_changes(tmp_path: Path) -> None:
+    path = sample.growing(tmp_path / "a.ts", (48, 64), (72, 96))
+    scan = packets.scan(str(path))
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+    assert len({frame.height for frame in frames}) == 2
+    _same(path, scan, [frames[0], frames[-1]])
+
+
+def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> None:
+    frames = frames or sample.decoded(str(path), scan, [0, 1])
+    for place in (
+        video_frames.Place(),
+        video_frames.Place(scale=0.8, across=1.0, down=0.3, mirror=True),
+    ):
+        size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "place": place}
+        host = video_frames.Crop(scan, **size)
+        device = video_frames.Planes(scan, **size, room=ROOM)
+        for one in (host, device):
+            for number, frame in enumerate(frames):
+                one.put(number, frame)
+        found = np.asarray(shown([device.arrays()])["video"][0])
+        difference = np.abs(host.out_THWC.astype(int) - found)
+        # Resized twice, with color at half the resolution; a wrong matrix or range is off by more.
+        assert difference.mean() < 3
+
+
+def test_a_broken_clip_is_reported(prepared: Path, tmp_path: Path) -> None:
+    piece = sorted(prepared.rglob("*.mp4"))[0]
+    copy = tmp_path / "videos" / "a.mp4"
+    copy.parent.mkdir()
+    copy.write_bytes(piece.read_bytes())
+    other = sample.write(copy.with_name("b.mp4"), 20)
+    _, sources = opened(copy.parent, convert_on="device", verify="never", val_path=str(other))
+    copy.write_bytes(copy.read_bytes()[:100])
+    with pytest.raises(BadExample, match=r"a\.mp4"):
+        sources.train.example(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.8, 0.7, 0.3])
+def test_planes_have_room_for_every_crop(scale: float) -> None:
+    high, wide = video_frames.room(480, 720, scale)
+    settings = Settings(min_crop_scale=scale)
+    assert high % 2 == wide % 2 == 0
+    for shape in [(1080, 1920), (2000, 2000), (4000, 1000), (1440, 2560), (600, 900), (2161, 3841)]:
+        piece = settings.size(*shape)
+        crop = video_frames._piece((piece[1], piece[0]), 1.0, 1.5, video_frames.Place())
+        assert crop[0] <= wide
+        assert crop[1] <= high
