@@ -7,7 +7,7 @@ from typing import Literal, Self
 DONE = 0  # the run is complete
 WRONG_USE = 2  # wrong use or wrong input
 RUN_AGAIN = 75  # temporary failure: retry with --resume latest (EX_TEMPFAIL)
-INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
+INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
 
 EXIT_CODES = {
     DONE: "done",
@@ -18,7 +18,7 @@ EXIT_CODES = {
     3: "`plan`: the run does not fit",
     RUN_AGAIN: "temporary failure; run the same command again: SIGTERM, a hang, a lost process, a "
     "disk that rejects checkpoints, or a server that does not respond",
-    INTERRUPTED: "Ctrl-C",
+    INTERRUPTED: "`loop.max_hours` is over, or Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }
 """What each exit code means; docs/reference/exit-codes.md is generated from it."""

@@ -28,6 +28,7 @@ def test_the_flags_are_fixed() -> None:
         "--profile",
         "--compiled",
         "--track",
+        "--on-end",
         "--version",
         "--help",
         "-h",

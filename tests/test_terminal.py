@@ -469,7 +469,7 @@ def test_errors_and_tracebacks_are_escaped(
     assert "\\x1b[2J" in (found := capsys.readouterr().err)
     assert "\x1b" not in found
     monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(0, 2))
-    monkeypatch.setattr(process_group, "end", lambda code, heartbeat: None)
+    monkeypatch.setattr(process_group, "end", lambda code, heartbeat, last: None)
     heartbeat = Heartbeat(KeyValueStore(0, 2), StopSignals())
     for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
         process_group.leave(error, heartbeat)

@@ -69,6 +69,18 @@ def with_arguments(message: str) -> str:
     return "".join(parts)
 
 
+def without(arguments: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Returns a command line without a flag that takes one value."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == flag:
+            next(words, None)
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return tuple(kept)
+
+
 def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
     """Returns the command line with changed flags, each flag once; None removes a flag."""
     settings: dict[str, list[str]] = {}

@@ -185,6 +185,10 @@ class Loop:
     stop_timeout_s: float = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
     current step or validation batch, saves, and ends; after this time it ends without saving."""
+    max_hours: float | None = None
+    """Time limit, in hours since the start of the program. Then the run finishes the current step,
+    saves, and ends with exit code 130, after which launchers do not restart it. Each start of the
+    run has the full time. None turns it off."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
@@ -514,7 +518,7 @@ _POSITIVE: dict[str, tuple[str, ...]] = {
     "mesh": ("data", "fsdp"),
     "loop": (
         *("steps", "epochs", "tokens_per_param", "log_every", "eval_every", "eval_examples"),
-        *("hang_timeout_s", "stop_timeout_s", "early_stop_patience"),
+        *("hang_timeout_s", "stop_timeout_s", "max_hours", "early_stop_patience"),
     ),
     "checkpoint": ("every", "keep"),
     "data": ("batch_size", "prefetch"),

@@ -131,10 +131,19 @@ def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
     return "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
 
 
-def leave(error: BaseException, heartbeat: Heartbeat) -> None:
+def leave(
+    error: BaseException,
+    heartbeat: Heartbeat,
+    last: Callable[[BaseException], None] = lambda error: None,
+) -> None:
     """Ends this process at once after an error; returns in a run of one process.
 
     An ordinary exit would wait for the other processes, which wait for this one in a collective.
+
+    Args:
+        error: what ends the run.
+        heartbeat: publishes that this process ends.
+        last: called with the error just before the process ends.
     """
     if key_value.of_run().count == 1:
         return
@@ -142,14 +151,15 @@ def leave(error: BaseException, heartbeat: Heartbeat) -> None:
         terminal.fail(error)
     elif exit_code(error) == 1:
         terminal.show_error(type(error), error, error.__traceback__)
-    end(exit_code(error), heartbeat)
+    end(exit_code(error), heartbeat, lambda: last(error))
 
 
-def end(code: int, heartbeat: Heartbeat) -> NoReturn:
-    """Ends this process without waiting for its threads."""
+def end(code: int, heartbeat: Heartbeat, last: Callable[[], None] = lambda: None) -> NoReturn:
+    """Ends this process without waiting for its threads, after it has called ``last``."""
     heartbeat.leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
+    last()
     os._exit(code)
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -86,10 +87,12 @@ class StopSignals:
     Attributes:
         requested: the first signal, once the main thread has received it.
         heard: the first signal, even while the main thread is in a long call.
+        began: the start of the program, or of the run inside another program; monotonic seconds.
     """
 
     def __init__(self, *, ends_process: bool = True) -> None:
         self.ends_process = ends_process
+        self.began = time.monotonic()
         self.requested: Wish | None = None
         self.heard: Wish | None = None
         self._exit_actions: list[Callable[[int], None]] = []

@@ -51,6 +51,7 @@ class Watchdog:
         self._step: int | None = None
         self._end_at: float | None = None
         self._ended = self._ending = False
+        self._last: Callable[[str], None] = lambda reason: None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -68,6 +69,10 @@ class Watchdog:
     def report_to(self, directory: Path, say: Callable[[str], None]) -> None:
         """Sets the run directory, which gets the stacks, and what prints a line."""
         self._directory, self._say = directory, say
+
+    def before_exit(self, last: Callable[[str], None]) -> None:
+        """Sets what to call with the reason just before the process ends."""
+        self._last = last
 
     def beat(self, step: int | None = None) -> None:
         """Marks the end of a step; the last line will name ``step``."""
@@ -92,6 +97,7 @@ class Watchdog:
         report.start()
         report.join(REPORT_S)
         self._heartbeat.leave(RUN_AGAIN)
+        self._last(reason)
         os._exit(RUN_AGAIN)  # sys.exit would only end this thread
 
     @contextlib.contextmanager

@@ -22,7 +22,9 @@ class Flags:
 
     Attributes:
         track: the trackers, each once.
-        arguments: the complete command line, from which later commands are built; () without one.
+        on_end: may contain a secret.
+        arguments: the command line without ``--on-end``, from which later commands are built; ()
+            without one.
     """
 
     output_dir: str | None = None
@@ -32,6 +34,7 @@ class Flags:
     profile: str | None = None
     compiled: str | None = None
     track: tuple[str, ...] = ()
+    on_end: str | None = None
     arguments: tuple[str, ...] = ()
 
 

@@ -472,7 +472,7 @@ def open_training(
             progress=progress,
             saver=saver,
             rollback=Rollback(directory, run.checkpoint.every, step_setup.saved, say),
-            stopping=Stopping(signals, bad_share, mesh),
+            stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
             log=log,
             still_alive=still_alive,
             copy=copy,

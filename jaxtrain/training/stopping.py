@@ -1,5 +1,8 @@
 """Decides whether a run stops: each process has a request, and all agree on one decision."""
 
+import math
+import time
+
 from jax.sharding import Mesh
 
 from jaxtrain.data.pipeline import BadShare
@@ -8,15 +11,17 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
-CONTINUE, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
+CONTINUE, STOP_SIGTERM, STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(5)
 EXIT_CODES = {
     CONTINUE: DONE,
     STOP_SIGTERM: RUN_AGAIN,
+    STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
 }
 REASONS = {
     STOP_SIGTERM: "stopped by SIGTERM",
+    STOP_MAX_HOURS: "stopped because loop.max_hours is over",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
 }
@@ -30,14 +35,18 @@ class Stopping:
         signals: of this process.
         bad_share: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
+        max_hours: time limit since the start of the program, in hours; None for no limit.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
     """
 
-    def __init__(self, signals: StopSignals, bad_share: BadShare, mesh: Mesh) -> None:
+    def __init__(
+        self, signals: StopSignals, bad_share: BadShare, mesh: Mesh, max_hours: float | None = None
+    ) -> None:
         self._signals = signals
         self._bad_share = bad_share
+        self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
         self._requests = Exchange(mesh, largest=[_REQUEST])
         self.decision = CONTINUE
 
@@ -67,4 +76,5 @@ class Stopping:
         if self._bad_share.complaint():
             return {_REQUEST: STOP_BAD_DATA}
         by_signal = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}
-        return {_REQUEST: by_signal[self._signals.heard]}
+        by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
+        return {_REQUEST: max(by_time, by_signal[self._signals.heard])}

@@ -1,13 +1,89 @@
-"""Early stopping by the metric that the config names, on all devices."""
+"""Stops of a run: by early stopping, and by ``loop.max_hours``, in all processes together."""
 
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM, losses, train, write_corpus
+from program import TINY_MLM, losses, run, train, two_processes, write_corpus
 
-pytestmark = pytest.mark.slow
+from jaxtrain import config
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.sharding import make_mesh
+from jaxtrain.training import stopping
+from jaxtrain.training.stopping import Stopping
+
+DATA = ("--data.path", "corpus", "--loop.steps", "6", "--checkpoint.every", "3")
 
 
+class NoneBroken:
+    """The data of a run without broken files."""
+
+    def complaint(self) -> str:
+        return ""
+
+
+def at(hours: float, max_hours: float | None) -> Stopping:
+    """Returns the decision maker of a program that started this many hours ago."""
+    signals = StopSignals()
+    signals.began -= hours * 3600
+    mesh = make_mesh(config.Mesh(data=1, fsdp=8, shard="none"))
+    return Stopping(signals, NoneBroken(), mesh, max_hours)  # type: ignore[arg-type]
+
+
+def test_max_hours_count_from_the_start_of_the_program() -> None:
+    for hours, limit, stops in ((1.9, 2.0, False), (2.1, 2.0, True), (1e6, None, False)):
+        decides = at(hours, limit)
+        assert decides.agreed() is stops, (hours, limit)
+        assert decides.decision == (stopping.STOP_MAX_HOURS if stops else stopping.CONTINUE)
+
+
+def test_after_max_hours_no_launcher_restarts_the_run() -> None:
+    """Not even if SIGTERM, whose exit code asks for a restart, arrives at the same time."""
+    decides = at(3.0, 2.0)
+    decides._signals.heard = "SIGTERM"
+    assert decides.after_step()
+    assert stopping.EXIT_CODES[decides.decision] == 130
+
+
+@pytest.mark.slow
+def test_max_hours_and_the_command_at_the_end(tmp_path: Path) -> None:
+    """The command sees how the run ended; its failure does not change the exit code."""
+    write_corpus(tmp_path)
+    hook = "env | grep ^JAXTRAIN_ > ended.txt; : s3cret; exit 9"
+    arguments = (*TINY_MLM, *DATA, "--output-dir", "limited", "--on-end", hook)
+    stopped = run(tmp_path, *arguments, "--loop.max_hours", 1e-6)
+    assert stopped.returncode == 130, stopped.stdout + stopped.stderr
+    found = (tmp_path / "ended.txt").read_text()
+    assert "JAXTRAIN_OUTCOME=stopped\n" in found
+    assert "JAXTRAIN_EXIT_CODE=130\n" in found
+    assert "JAXTRAIN_REASON=stopped because loop.max_hours is over; " in found
+    assert f"JAXTRAIN_RUN_DIRECTORY={tmp_path / 'limited'}\n" in found
+    assert "the command ended with exit code 9" in stopped.stderr
+    (again,) = [line for line in stopped.stdout.splitlines() if "resume with" in line]
+    assert "--loop.max_hours" in again
+    assert "which is not printed because it may contain a secret" in again
+    recorded = "".join(path.read_text() for path in (tmp_path / "limited").glob("*.*"))
+    assert "s3cret" not in stopped.stdout + stopped.stderr + recorded
+
+    output = train(tmp_path, *arguments, "--resume", "latest")
+    assert "JAXTRAIN_OUTCOME=done\n" in (tmp_path / "ended.txt").read_text()
+    assert sorted(losses(tmp_path / "limited")) == [1, 2, 3, 4, 5, 6], output
+
+
+@pytest.mark.long
+def test_two_processes_stop_together_and_one_runs_the_command(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    mesh = ("--simulate-devices", 2, "--mesh.fsdp", 2, "--output-dir", "two")
+    hook = 'echo "$JAXTRAIN_OUTCOME $JAXTRAIN_PROCESS" >> ended.txt'
+    limit = ("--loop.steps", 1_000_000, "--loop.max_hours", 25 / 3600, "--on-end", hook)
+    with two_processes(tmp_path, *TINY_MLM, *DATA, *mesh, *limit) as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [130, 130], "\n".join(outputs)
+    assert (tmp_path / "ended.txt").read_text() == "stopped 0\n"
+    (step,) = sorted(int(path.name) for path in (tmp_path / "two/checkpoints").iterdir())[-1:]
+    assert step == max(losses(tmp_path / "two"))
+
+
+@pytest.mark.slow
 def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
     """Without a learning rate nothing improves: the run ends after two more validations.
 
