@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from jaxtrain.models.video_ae import network, timing
 
+_POOLS = (2, 2, 1)
 _GROWS = (1, 2, 2)
 _DROPPED = timing.TIME_FACTOR - 1
 
@@ -61,7 +62,7 @@ class Encoder(nn.Module):
     def __init__(self, width: int, latent_channels: int) -> None:
         super().__init__()
         self.head = nn.Conv2d(3, width, 3, padding=1)
-        self.stages = nn.ModuleList(EncoderStage(width, pool) for pool in network.ENCODER_POOLS)
+        self.stages = nn.ModuleList(EncoderStage(width, pool) for pool in _POOLS)
         self.tail = nn.Conv2d(width, latent_channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
