@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
 from jaxtrain.inference import folder
@@ -113,6 +113,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="files processed at once (default: based on cores and memory)",
     )
+    engine_flags.add_share(parser)
 
 
 def check_no_workers(workers: int | None, source: Path) -> None:
@@ -180,6 +181,9 @@ def process_folder(
                 f"command with --workers {fewer} for the files that failed"
             ) from error
 
+    shared = engine_flags.share(flags)
+    if shared is not None:
+        terminal.out(f"sharing {flags.target} with other commands: {shared[1]}")
     try:
         with command_line.cleaning_up():
             found = folder.run(
@@ -190,6 +194,7 @@ def process_folder(
                 workers=workers,
                 say=terminal.out,
                 each_file=counter.one_of,
+                share=None if shared is None else shared[0],
             )
     except SystemExit:
         terminal.out(f"stopped by SIGTERM; to resume, repeat the command with OUT {flags.target}")

@@ -5,6 +5,9 @@ complete. Worker i uses device i modulo the number of devices. A result does not
 worker, or on what else is processed. OUT/manifest.jsonl has a line with the settings, and a line
 for each file: its result with size and SHA-256, or why it failed. Lines are added as files are
 done, and sorted by name at the end.
+
+Several commands may share a folder. Each then adds its lines to a file of its own in OUT/.manifest,
+and reads those of the others; a lock on one byte claims a file.
 """
 
 import concurrent.futures
@@ -13,7 +16,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +29,9 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, lock
 
 MANIFEST = "manifest.jsonl"
+_PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
+_BY_OTHERS = "by others"  # in a record that another command wrote
+_POLL_S = 2.0  # between looks at files that other commands are processing
 _MOST_MANIFEST = 2**30
 
 Record = dict[str, Any]
@@ -114,6 +123,7 @@ def run(
     workers: int,
     say: Callable[[str], None],
     each_file: Callable[[int], None] = lambda expected: None,
+    share: str | None = None,
 ) -> Outcome:
     """Processes files, except those that an earlier run with the same settings has done.
 
@@ -126,18 +136,31 @@ def run(
         workers: number of threads.
         say: receives a line for each file that failed.
         each_file: called after each file, with how many there are to process.
+        share: a text that differs from that of all other commands that process the same folder at
+            the same time, on other machines; None if there are none. Each takes the files in an
+            order of its own, skips those that others have done or are processing, and returns when
+            all are done.
 
     Raises:
         InputError: OUT has results with other settings.
         RunAgain: another process is using OUT.
     """
-    lock.hold(out, say)
+    lock.hold(out, say, shared=share is not None)
     path = out / MANIFEST
+    others = _Others(out / _PARTS, settings)
+    if share is not None:
+        others.folder.mkdir(exist_ok=True)
+        atomic.create_whole(path, f"{json.dumps(_settings_line(settings))}\n")
     records = _records(path, settings)
+    others.read()
+    records |= others.records
+    others.records = {}
     open_jobs = [job for job in todo if not _is_done(job, records.get(job.name))]
-    for job in open_jobs:
-        for left in job.target.parent.glob(f".{_escaped(job.target.name)}.*{job.target.suffix}"):
-            left.unlink(missing_ok=True)  # of a killed run
+    if share is None:
+        for job in open_jobs:
+            _remove_left(job)
+    else:
+        open_jobs.sort(key=lambda job: hashlib.sha256(f"{share} {job.name}".encode()).digest())
     failed: dict[str, str] = {}
     stopped, numbers, local = threading.Event(), iter(range(workers)), threading.local()
     guard = threading.Lock()
@@ -149,6 +172,20 @@ def run(
     def start() -> None:
         with guard:
             local.number = next(numbers)
+
+    def claimed_one(job: Job) -> Record | None:
+        """Returns None if another command is processing the file."""
+        check()
+        number = int(hashlib.sha256(job.name.encode()).hexdigest()[:15], 16)
+        with lock.claimed(others.folder / "claims", number) as mine:
+            if mine is False:
+                return None
+            with guard:
+                others.read()
+            if job.name in others.records:
+                return {**others.records[job.name], _BY_OTHERS: True}
+            _remove_left(job)
+            return one(job)
 
     def one(job: Job) -> Record:
         check()
@@ -172,23 +209,74 @@ def run(
         }
 
     pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=start)
-    with _appending(path, settings, fresh=not records) as add:
+    done = 0
+    own = path if share is None else others.folder / f"{secrets.token_hex(8)}.jsonl"
+    with _appending(own, settings, fresh=not records or not own.exists()) as add:
         try:
-            waiting = [pool.submit(one, job) for job in open_jobs]
-            for future in concurrent.futures.as_completed(waiting):
-                record = future.result()
-                records[record["source"]] = record
-                add(record)
-                if "error" in record:
-                    failed[record["source"]] = record["error"]
-                    say(f"failed: {record['error']}")
-                each_file(len(open_jobs))
+            left = open_jobs
+            while left:
+                waiting = {
+                    pool.submit(one if share is None else claimed_one, job): job for job in left
+                }
+                left = []
+                for future in concurrent.futures.as_completed(waiting):
+                    try:
+                        record = future.result()
+                    except _StoppedError:  # the error of the other worker follows
+                        continue
+                    if record is None:
+                        left.append(waiting[future])
+                        continue
+                    fresh = record.pop(_BY_OTHERS, None) is None
+                    records[record["source"]] = record
+                    if fresh:
+                        add(record)
+                        done += "error" not in record
+                    if "error" in record:
+                        failed[record["source"]] = record["error"]
+                        say(f"failed: {record['error']}")
+                    each_file(len(open_jobs))
+                if left:
+                    time.sleep(_POLL_S)
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
     lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
     atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
-    return Outcome(len(open_jobs) - len(failed), len(todo) - len(open_jobs), failed)
+    if share is None:
+        shutil.rmtree(others.folder, ignore_errors=True)
+    return Outcome(done, len(todo) - done - len(failed), failed)
+
+
+class _Others:
+    """The lines of commands that share the folder.
+
+    Args:
+        folder: has one file for each command.
+        settings: must be those of the lines.
+
+    Attributes:
+        records: those read since the object was made.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder, self._settings = folder, settings
+        self.records: dict[str, Record] = {}
+        self._ends: dict[Path, int] = {}  # how much of each file was read
+
+    def read(self) -> None:
+        """Reads the lines that are new.
+
+        Raises:
+            InputError: a file has other settings, or is damaged.
+        """
+        for path in self.folder.glob("*.jsonl"):
+            start = self._ends.get(path, 0)
+            if path.stat().st_size > start:
+                content = atomic.read_regular(path, _MOST_MANIFEST)
+                end = content.rfind(b"\n") + 1  # the last line may be half written
+                self.records |= _parsed(path, content[start:end], self._settings)
+                self._ends[path] = end
 
 
 def _settings_line(settings: Mapping[str, Any]) -> Record:
@@ -205,25 +293,42 @@ def _records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
         if not path.exists():
             return {}
         atomic.drop_torn_line(path)
-        lines = atomic.read_regular(path, _MOST_MANIFEST).decode().splitlines()
-        first, *rest = [atomic.parse_json(line) for line in lines] or [_settings_line(settings)]
-        before = dict(first["settings"])
-        found = {str(record["source"]): record for record in rest}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}): choose another OUT, or remove it"
-        ) from error
-    differ = [
-        f"{name} {before.get(name)}, not {value}"
-        for name, value in settings.items()
-        if before.get(name) != value
-    ]
-    if differ:
-        raise InputError(
-            f"{path.parent} has results with other settings ({'; '.join(differ)}): use the same "
-            "settings, or another OUT"
-        )
+        content = atomic.read_regular(path, _MOST_MANIFEST)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return _parsed(path, content, settings)
+
+
+def _parsed(path: Path, content: bytes, settings: Mapping[str, Any]) -> dict[str, Record]:
+    """Parses lines of a manifest: results, and settings, which must be those given."""
+    try:
+        lines = [atomic.parse_json(line) for line in content.decode().splitlines()]
+        found = {str(line["source"]): line for line in lines if "settings" not in line}
+        befores = [dict(line["settings"]) for line in lines if "settings" in line]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    for before in befores:
+        differ = [
+            f"{name} {before.get(name)}, not {value}"
+            for name, value in settings.items()
+            if before.get(name) != value
+        ]
+        if differ:
+            raise InputError(
+                f"{path.parent} has results with other settings ({'; '.join(differ)}): use the "
+                "same settings, or another OUT"
+            )
     return found
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is damaged ({error}): choose another OUT, or remove it")
+
+
+def _remove_left(job: Job) -> None:
+    """Removes what a killed command left of a file."""
+    for left in job.target.parent.glob(f".{_escaped(job.target.name)}.*{job.target.suffix}"):
+        left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import sample_videos
 import small_autoencoder
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.inference import folder
 
 TEXT = frozenset((".txt",))
@@ -48,7 +49,9 @@ class Upper:
         return {"length": 2}
 
 
-def process(place: Path, work: Upper, workers: int = 2, **settings: Any) -> folder.Outcome:
+def process(
+    place: Path, work: folder.Work, workers: int = 2, share: str | None = None, **settings: Any
+) -> folder.Outcome:
     todo = folder.jobs(place / "in", place / "out", TEXT, ".up")
     return folder.run(
         todo,
@@ -57,6 +60,7 @@ def process(place: Path, work: Upper, workers: int = 2, **settings: Any) -> fold
         work,
         workers=workers,
         say=lambda line: None,
+        share=share,
     )
 
 
@@ -155,6 +159,89 @@ def test_progress_counts_the_files_that_are_left(tmp_path: Path) -> None:
         each_file=expected.append,
     )
     assert expected == [1]
+
+
+SHARER = """
+import sys
+from pathlib import Path
+from jaxtrain.inference import folder
+
+def work(worker, source, target, check):
+    if source.name == "3.txt":
+        target.with_name(f".{target.name}.half.up").write_text("half")
+        print("holds 3", flush=True)
+        sys.stdin.read()
+    target.write_text(f"{source.read_text()}!")
+    return {"length": 2}
+
+place = Path(sys.argv[1])
+todo = folder.jobs(place / "in", place / "out", frozenset((".txt",)), ".up")
+folder.run(todo, place / "out", {"mode": 1}, work, workers=1, say=print, share="0")
+"""
+
+
+def test_commands_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path
+) -> None:
+    """One is killed while it processes a file; the other waits for that file, then processes it."""
+    texts(tmp_path, 9)
+    alone = process(tmp_path, Upper("7.txt"))
+    assert len(alone.failed) == 1
+    expected = (tmp_path / "out/manifest.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "out")
+    with subprocess.Popen(
+        [sys.executable, "-c", SHARER, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        while "holds 3" not in (line := other.stdout.readline()):
+            assert line
+        theirs = {path.stem for path in (tmp_path / "out").rglob("[0-9].up")}
+        with pytest.raises(RunAgain, match="another run is using"):
+            process(tmp_path, Upper())
+        with pytest.raises(InputError, match=r"other settings \(mode 1, not 2\)"):
+            process(tmp_path, Upper(), share="1", mode=2)
+        waits: list[set[str]] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append({path.stem for path in (tmp_path / "out").rglob("[0-9].up")})
+            other.kill()
+            other.wait()
+
+        monkeypatch.setattr(folder.time, "sleep", sleep)
+        mine = Upper("7.txt")
+        helped: list[str] = []
+
+        def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> Any:
+            if not helped:  # a third command finishes another file meanwhile
+                record = next(
+                    line
+                    for line in map(json.loads, expected.splitlines()[1:])
+                    if "error" not in line
+                    and line["source"][2] not in {*theirs, "3", source.name[0]}
+                )
+                helped.append(record["source"])
+                (tmp_path / "out" / record["target"]).write_text(f"{record['source'][2]}!")
+                lines = ({"settings": {"mode": 1}}, record)
+                part = tmp_path / "out/.manifest/third.jsonl"
+                part.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"sour')
+            return mine(worker, source, target, check)
+
+        found = process(tmp_path, one, 1, share="1", mode=1)
+    assert waits == [{*"01234568"} - {"3"}]
+    assert "3.txt" in mine.seen
+    assert not theirs & {name[0] for name in mine.seen} - {"7"}
+    assert helped[0][2:] not in mine.seen
+    assert found.done == 8 - len(theirs - {"7"}) - 1
+    assert (tmp_path / "out/manifest.jsonl").read_bytes() == expected
+    assert not list((tmp_path / "out").rglob(".*.half.up"))
+    # A later command alone also knows what those that shared have done.
+    (tmp_path / "out/manifest.jsonl").unlink()
+    assert process(tmp_path, Upper("7.txt")).skipped == 8
+    assert not (tmp_path / "out/.manifest").exists()
 
 
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
