@@ -106,8 +106,11 @@ def dependencies(
         for name, value in config.flat(config.to_dict(run)).items()
         if not name.startswith(_NOT_COMPILED)
     }
+    batch = run.batch_spec(run.data.batch_size)
     found |= {
         "data.batch_size": str(run.data.batch_size),
+        # Prepared clips are sent as planes, which depends on the folder (data.convert_on).
+        "batch": ", ".join(f"{name} {one.dtype}{list(one.shape)}" for name, one in batch.items()),
         "number of steps": str(total),
         "number of devices": str(len(devices)),
         "number of processes": str(processes),

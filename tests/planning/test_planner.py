@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.planning import buffers, planner
+from jaxtrain.planning import buffers, input_rate, planner
 from jaxtrain.xla import subprocess_worker
 
 
@@ -21,6 +21,16 @@ def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path
     assert "JAX_PLATFORMS" not in found
     assert found["XLA_FLAGS"].endswith(buffers.flags(tmp_path))  # the last one wins
     assert found["PYTHONPATH"].endswith("/x")
+
+
+def test_prepared_clips_are_planned_as_they_are_sent() -> None:
+    def added(name: str, *typed: str, **host: object) -> tuple[str, ...]:
+        known = input_rate.Host(**host)  # type: ignore[arg-type]
+        return planner.Planner(name, list(typed), None, None, None, host=known).settings
+
+    assert added("h100_8", source="clips") == ("--data.convert_on", "device")
+    assert added("h100_8", "--data.convert_on", "host", source="clips")[1] == "host"
+    assert added("h100_8", source="videos") == added("mlm_h200_8") == ()
 
 
 def test_a_worker_that_takes_too_long_is_stopped() -> None:

@@ -209,6 +209,22 @@ def test_another_way_to_start_is_refused(folder: Path, here: dict[str, Any], nam
     assert found.startswith(f"{named} is ")
 
 
+def test_the_arrays_of_a_batch_count() -> None:
+    """Whether they are planes depends on the folder, and their size on the crops."""
+
+    def of(*typed: str) -> dict[str, str]:
+        run = config.load("demo", list(typed))
+        return saved_programs.dependencies(run, 1, jax.devices()[:1], 1)
+
+    host, device = of(), of("--data.convert_on", "device")
+    smaller = of("--data.convert_on", "device", "--data.min_crop_scale", "0.5")
+    for one, other in ((host, device), (device, smaller)):
+        found = saved_programs.difference(one, other)
+        assert found is not None
+        assert found.startswith("batch is "), found
+    assert saved_programs.difference(host, of("--data.min_crop_scale", "0.5")) is None
+
+
 def test_the_code_of_an_own_model_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_model.py").write_text("import own_layers\nclass Config: pass\n")
