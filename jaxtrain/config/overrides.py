@@ -55,6 +55,9 @@ _OTHER_NAMES = {
 }
 
 
+Assignments = list[tuple[str, list[str]]]
+
+
 class Leaf(NamedTuple):
     """A field that is not a section, at any depth.
 
@@ -93,9 +96,24 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     Raises:
         InputError: an unknown field, or a value that the field does not take.
     """
-    if not arguments:
+    settings = _grouped(arguments)
+    try:
+        return _applied(default, settings)
+    except InputError:
+        # A section that is turned on may only fit the other fields as they will be.
+        off = {name for name, value, _ in _optional_sections(default) if value is None}
+        last = [one for one in settings if any(one[0].startswith(f"--{name}.") for name in off)]
+        first = [one for one in settings if one not in last]
+        if not first or not last:
+            raise
+    return _applied(_applied(default, first), last)
+
+
+def _applied(default: T, settings: Assignments) -> T:
+    """Returns a copy with fields changed: first the sections that are turned on or off."""
+    if not settings:
         return default
-    default, settings = _switched_on(default, _grouped(arguments))
+    default, settings = _switched_on(default, settings)
     known = {"--" + leaf.name: leaf for leaf in leaves(default)}
     unknown = [_unknown(flag, known) for flag, _ in settings if flag not in known]
     if unknown:
@@ -231,9 +249,6 @@ def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         else:
             raise InputError(_not_a_flag(argument))
     return settings
-
-
-Assignments = list[tuple[str, list[str]]]
 
 
 def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:

@@ -132,3 +132,16 @@ def test_an_error_is_reported_once_if_the_config_has_the_wrong_value_too() -> No
     assert applied is None
     (message,) = found
     assert message.startswith("model.init=thumbnail carries 3 x model.patch_size^2 = 3 channels")
+
+
+def test_a_section_may_need_other_fields_of_the_same_command() -> None:
+    """Wan 2.2 has latents of 16x16 pixels, which `h100_8` has not."""
+    teacher = ["--model.teacher.network", "wan2.2", "--model.teacher.weights", "vae"]
+    fields = ["--model.patch_size", "2", "--model.latent_channels", "48"]
+    for typed in ([*teacher, *fields], [*fields, *teacher]):
+        model = overrides.apply(config.named("h100_8"), typed).model
+        assert (model.patch_size, model.teacher.network) == (2, "wan2.2")
+    with pytest.raises(InputError, match=r"^model.patch_size=1: .*: set --model.patch_size 2$"):
+        overrides.apply(config.named("h100_8"), [*teacher, "--model.latent_channels", "48"])
+    with pytest.raises(InputError, match=r"did you mean --model.patch_size"):
+        overrides.apply(config.named("h100_8"), [*teacher, "--model.patch_sise", "2"])
