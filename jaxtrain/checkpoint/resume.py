@@ -242,16 +242,24 @@ def first_intact(
     return None, damaged
 
 
-def set_aside(path: Path, wrong: str, say: Say) -> None:
-    """Moves a damaged checkpoint aside; only warns if that fails."""
-    damage = f"warning: checkpoint {path} is damaged ({wrong})"
-    place = path.parent.parent / DAMAGED / path.parent.name
-    aside, number = place / path.name, 1
+def set_aside(path: Path, wrong: str, say: Say, place: str = DAMAGED) -> None:
+    """Moves a damaged checkpoint aside; only warns if that fails.
+
+    Args:
+        path: of the checkpoint.
+        wrong: the damage.
+        say: prints a line.
+        place: folder in the run directory.
+    """
+    kind = "damaged" if place == DAMAGED else place
+    damage = f"warning: checkpoint {path} is {kind} ({wrong})"
+    there = path.parent.parent / place / path.parent.name
+    aside, number = there / path.name, 1
     try:
         while aside.exists():  # an earlier one of the same step
             number += 1
-            aside = place / f"{path.name}.{number}"
-        place.mkdir(parents=True, exist_ok=True)
+            aside = there / f"{path.name}.{number}"
+        there.mkdir(parents=True, exist_ok=True)
         path.rename(aside)
     except OSError as error:
         say(f"{damage} and skipped; it cannot be moved to {aside} ({error.strerror})")

@@ -185,6 +185,10 @@ class Loop:
     stop_timeout_s: float = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
     current step or validation batch, saves, and ends; after this time it ends without saving."""
+    replay_every: int | None = None
+    """Check of the devices: interval at which a step is computed twice and compared bit by bit, in
+    steps. After a difference the run names the device and exits with code 75, and resumes from the
+    newest checkpoint before the last check. GPUs require deterministic. None turns it off."""
     max_hours: float | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the
@@ -518,7 +522,7 @@ _POSITIVE: dict[str, tuple[str, ...]] = {
     "mesh": ("data", "fsdp"),
     "loop": (
         *("steps", "epochs", "tokens_per_param", "log_every", "eval_every", "eval_examples"),
-        *("hang_timeout_s", "stop_timeout_s", "max_hours", "early_stop_patience"),
+        *("hang_timeout_s", "stop_timeout_s", "replay_every", "max_hours", "early_stop_patience"),
     ),
     "checkpoint": ("every", "keep"),
     "data": ("batch_size", "prefetch"),

@@ -61,7 +61,9 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
-        traced = built.trace_step()
+        # A replayed step keeps the state before it: plan for that one, which needs more memory.
+        replays = run.loop.replay_every is not None and request["save"] is None
+        traced = built.trace_step(donate=not replays)
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     if request["save"] is not None:
         _save(request, built, compiled, platform)

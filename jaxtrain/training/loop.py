@@ -15,7 +15,7 @@ def train(setup: TrainSetup) -> None:
 
     Raises:
         InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help.
-        RunAgain: the state cannot be saved.
+        RunAgain: the state cannot be saved, or a replay found that it is wrong.
     """
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
@@ -27,7 +27,10 @@ def train(setup: TrainSetup) -> None:
         setup.before_step(progress.done, state)
 
         batch = next(setup.batches)
-        state, metrics = setup.step(state, batch)
+        if setup.replay and _due(progress.done + 1, run.loop.replay_every, total):
+            state, metrics = setup.replay(progress.done, state, batch)
+        else:
+            state, metrics = setup.step(state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
         progress.push(metrics, setup.batches.ids)
 
@@ -78,4 +81,6 @@ def _roll_back(setup: TrainSetup, state: State) -> State:
         state, position = setup.rollback(state)
         setup.saver.forget_after(position.done)
         setup.progress.rewind(position)
+        if setup.replay:
+            setup.replay.rewound(position)
     return state

@@ -4,6 +4,8 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 
+import jax
+
 from jaxtrain import config
 from jaxtrain.checkpoint import resume
 from jaxtrain.distributed import cluster_env, process_group
@@ -48,7 +50,7 @@ def check(run: config.Run, *, resumes: bool) -> None:
     Raises:
         InputError: contains every problem.
     """
-    if found := [*_devices(run), *unreadable(run, resumes=resumes)]:
+    if found := [*_devices(run), *_replay(run), *unreadable(run, resumes=resumes)]:
         raise InputError(*found)
 
 
@@ -152,6 +154,16 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
         yield from run.model.problems()
     if data and hasattr(run.data, "problems"):
         yield from run.data.problems(run.model)
+
+
+def _replay(run: config.Run) -> Iterator[str]:
+    """Checks that a step has the same result when it is computed twice."""
+    if run.loop.replay_every and not run.deterministic and jax.default_backend() == "gpu":
+        yield Problem(
+            f"loop.replay_every {run.loop.replay_every} compares steps bit by bit, but kernels of "
+            "GPUs may sum in any order: add --deterministic True",
+            *("loop.replay_every", "deterministic"),
+        )
 
 
 def _devices(run: config.Run) -> Iterator[str]:

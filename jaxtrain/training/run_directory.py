@@ -43,6 +43,9 @@ FILES = {
     "`checkpoints/` while both exist",
     "superseded/": "checkpoints that were replaced when the run resumed from an earlier step",
     "damaged/": "checkpoints that were found to be damaged when the run resumed",
+    "uncertified/": "checkpoints after the newest step that `--loop.replay_every` has certified, "
+    "moved when a device computed a wrong result",
+    "certified.txt": "that step",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
@@ -392,8 +395,8 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
-    r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|trackers|wandb"
-    r"|report\.html|\.lock"
+    r"checkpoints|best|superseded|damaged|uncertified|samples|tensorboard|profile|trackers|wandb"
+    r"|report\.html|certified\.txt|\.lock"
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 _FOLDERS = (layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED)

@@ -44,6 +44,7 @@ from jaxtrain.training import (
     out_of_memory,
     preflight,
     profiler,
+    replay,
     run_directory,
     run_summary,
     saved_programs,
@@ -132,8 +133,15 @@ class StepSetup:
         """Compiles the training step for the devices of the mesh."""
         return self.trace_step(donate=donate).lower().compile()
 
-    def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
-        """Traces the training step, without lowering it to a platform."""
+    def trace_step(
+        self, *, donate: bool = True, probe: replay.Probe | None = None
+    ) -> jax.stages.Traced:
+        """Traces the training step, without lowering it to a platform.
+
+        Args:
+            donate: reuse the memory of the state.
+            probe: makes the step return checksums, too.
+        """
         step = build_train_step(
             self.definition,
             self.optimizer,
@@ -148,6 +156,7 @@ class StepSetup:
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
             receive=self.run.received,
+            probe=probe,
         )
         jitted = jit_train_step(
             step,
@@ -155,6 +164,7 @@ class StepSetup:
             self.rule.mesh,
             donate=donate,
             deterministic=self.run.deterministic,
+            probed=probe is not None,
         )
         return jitted.trace(self.target, self.spec)
 
@@ -271,6 +281,7 @@ class TrainSetup:
         progress: records the metrics of each step, and counts steps.
         saver: saves checkpoints, and keeps track of the best validation.
         rollback: restores a checkpoint after too many bad steps.
+        replay: computes a step twice; None without ``loop.replay_every``.
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
@@ -289,6 +300,7 @@ class TrainSetup:
     progress: Progress
     saver: Saver
     rollback: Rollback
+    replay: replay.Replay | None
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
@@ -339,6 +351,13 @@ def open_training(
             mesh = make_mesh(run.mesh)
             copy = Mirror.of(run, flags.output_dir, say)
             if copy is not None:
+                if run.loop.replay_every is not None:
+                    raise InputError(
+                        f"loop.replay_every {run.loop.replay_every} cannot remove a checkpoint "
+                        "from a bucket: use a local --output-dir and --checkpoint.mirror None, or "
+                        "--loop.replay_every None",
+                        about=("loop.replay_every", "checkpoint.mirror"),
+                    )
                 stack.callback(copy.close)
                 copy.claim()
                 flags = dataclasses.replace(flags, output_dir=str(copy.directory))
@@ -437,6 +456,10 @@ def open_training(
             copy.start(run.checkpoint.keep, run.checkpoint.every)
         constants = step_setup.definition.constants
         saver = Saver(run, checkpoints, meta, say, _each(link_latest, copy), constants)
+        replays = None
+        if run.loop.replay_every is not None:
+            with phases.within("compile"), explained():
+                replays = _replay(step_setup, directory, position.done, saver.settle, say)
         progress = Progress(
             run,
             log,
@@ -472,6 +495,7 @@ def open_training(
             progress=progress,
             saver=saver,
             rollback=Rollback(directory, run.checkpoint.every, step_setup.saved, say),
+            replay=replays,
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
             log=log,
             still_alive=still_alive,
@@ -722,6 +746,22 @@ def compile_in_all_processes(
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return debugging.checked(compiled) if debug else compiled
+
+
+def _replay(
+    setup: StepSetup, directory: Path, done: int, settle: Callable[[], object], say: Say
+) -> replay.Replay:
+    """Compiles the step that ``loop.replay_every`` computes twice."""
+    began = time.perf_counter()
+    probe = replay.Probe(setup.rule.mesh)
+    traced = setup.trace_step(donate=False, probe=probe)
+    _, metrics, checks = traced.out_info
+    names, copies = replay.rows_of(probe, metrics, setup.target, checks.shape[0])
+    step = traced.lower().compile()
+    say(f"step for loop.replay_every compiled in {time.perf_counter() - began:.1f} s")
+    devices = replay.described(setup.rule.mesh)
+    process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
+    return replay.Replay(step, names, copies, devices, directory, done, settle, say)
 
 
 def _moved_bytes(step: jax.stages.Compiled) -> float | None:

@@ -179,12 +179,17 @@ def abstract_state(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
     )
-    whole = replicated(rule.mesh)
-    stored = cast(State, jax.tree.map(lambda leaf: _placed(leaf, rule(leaf)), shapes))
-    guarding = {name: _placed(leaf, whole) for name, leaf in shapes.guard.items()}
-    where = definition.stored(rule)
-    params = {name: _placed(leaf, where[name]) for name, leaf in shapes.params.items()}
-    return dataclasses.replace(stored, guard=cast(Arrays, guarding), params=cast(Arrays, params))
+    where = shardings_of(shapes, definition, rule)
+    return cast(State, jax.tree.map(_placed, shapes, where))
+
+
+def shardings_of(state: State, definition: ModelDefinition, rule: ShardingRule) -> Any:
+    """Returns where each array of a state is stored; only the shapes of ``state`` matter."""
+    return dataclasses.replace(
+        jax.tree.map(rule, state),
+        guard=dict.fromkeys(state.guard, replicated(rule.mesh)),
+        params=definition.stored(rule),
+    )
 
 
 def jit_init(

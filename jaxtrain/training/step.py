@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
-from jaxtrain.training import skip_step
-from jaxtrain.training.state import Arrays, ModelDefinition, State
+from jaxtrain.training import replay, skip_step
+from jaxtrain.training.state import Arrays, ModelDefinition, State, shardings_of
 from jaxtrain.xla import options
 
 Batch = dict[str, jax.Array]
@@ -116,7 +116,8 @@ def build_train_step(
     accumulate: int,
     seed: int,
     receive: Receive = lambda batch: batch,
-) -> TrainStep:
+    probe: replay.Probe | None = None,
+) -> Callable[[State, Batch], Any]:
     """Builds the pure step, not yet compiled.
 
     Args:
@@ -129,6 +130,7 @@ def build_train_step(
         accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
         receive: :meth:`jaxtrain.config.Run.received`.
+        probe: makes the step return checksums of its values, too, uint32 [values, devices].
     """
     view = parameter_views(definition, rule, precision)
 
@@ -140,12 +142,15 @@ def build_train_step(
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
-    gradients = _gradients(loss, view, definition, rule.mesh, accumulate)
+    gradients = _gradients(loss, view, definition, rule.mesh, accumulate, probe)
 
-    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def train_step(state: State, batch: Batch) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
         positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
-        grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
+        grads, sums, extras, checks = gradients(state.params, state.extras, batch, positions_B)
+        if probe is not None:
+            stored = definition.trained(definition.stored(rule))
+            grads, of_grads = probe.arrays("gradients", grads, stored)
         share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
         grads = jax.tree.map(lambda grad: grad * share, grads)
         trained = definition.trained(state.params)
@@ -171,7 +176,14 @@ def build_train_step(
         following = dataclasses.replace(
             kept, examples_seen=state.examples_seen + jnp.uint32(rows), guard=guarded
         )
-        return following, metrics
+        if probe is None:
+            return following, metrics
+        whole = dict.fromkeys(metrics, replicated(rule.mesh))
+        where = shardings_of(following, definition, rule), whole
+        (following, metrics), of_results = probe.arrays("results", (following, metrics), where)
+        each = checks.reshape(-1, rule.mesh.size)
+        total = jnp.sum(of_grads, axis=0, keepdims=True, dtype=jnp.uint32)
+        return following, metrics, jnp.concatenate([each, total, of_results])
 
     return train_step
 
@@ -202,6 +214,7 @@ def jit_train_step(
     *,
     donate: bool = True,
     deterministic: bool = False,
+    probed: bool = False,
 ) -> Any:
     """Jits a train step for a mesh.
 
@@ -211,12 +224,13 @@ def jit_train_step(
         mesh: over all devices.
         donate: reuse the old state's memory for the new one; off only for debugging.
         deterministic: bitwise reproducible on GPUs.
+        probed: whether the step also returns checksums.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
         step,
         in_shardings=(state_shardings, batch_sharding(mesh)),
-        out_shardings=(state_shardings, replicated(mesh)),
+        out_shardings=(state_shardings, *[replicated(mesh)] * (1 + probed)),
         donate_argnums=(0,) if donate else (),
         compiler_options=options.options(_platform(mesh), deterministic=deterministic),
     )
@@ -249,7 +263,8 @@ def _gradients(
     definition: ModelDefinition,
     mesh: jax.sharding.Mesh,
     accumulate: int,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
+    probe: replay.Probe | None = None,
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays, Any]]:
     """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
 
     Sums are accumulated and divided once, so the result equals that of the full batch even if
@@ -258,43 +273,48 @@ def _gradients(
 
     def one(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
+    ) -> tuple[Arrays, LossSums, Arrays, Any]:
         def of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
             return loss({**prepared, **trained}, extras, batch, positions_B)
 
         with per_device.tracing(mesh=mesh):
             value_and_grad = jax.value_and_grad(of_trained, has_aux=True)
-            (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
-        return view.reduce_scatter(grads), sums, following
+            trained, checks = definition.trained(prepared), ()
+            if probe is None:
+                found = value_and_grad(trained)
+            else:
+                found, checks = probe.function(value_and_grad, trained, len(positions_B))
+            (_, (sums, following)), grads = found
+        return view.reduce_scatter(grads), sums, following, checks
 
     def whole(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
+    ) -> tuple[Arrays, LossSums, Arrays, Any]:
         held = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
         return one(view.cast(params), extras, batch, held)
 
     def scanned(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
+    ) -> tuple[Arrays, LossSums, Arrays, Any]:
         prepared = view.cast(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
         positions = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
-        _, sums, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
+        _, sums, _, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
             carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
-        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
+        ) -> tuple[tuple[Arrays, LossSums, Arrays], Any]:
             grads, sums, extras = carry
             of_rows, microbatch = part
-            more, added, extras = one(prepared, extras, microbatch, of_rows)
-            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
+            more, added, extras, checks = one(prepared, extras, microbatch, of_rows)
+            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), checks
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
         carry = (view.reduce_scatter(zero_grads), zeros, extras)
-        (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
-        return grads, sums, extras
+        (grads, sums, extras), checks = jax.lax.scan(body, carry, (positions, parts))
+        return grads, sums, extras, checks
 
     return whole if accumulate == 1 else scanned
 

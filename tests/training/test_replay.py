@@ -1,0 +1,327 @@
+"""Steps that are computed twice: flipped bits are found, and the device is named."""
+
+import collections
+import dataclasses
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from jax.sharding import PartitionSpec
+from program import TINY_MLM, environment, losses, train, write_corpus
+
+from jaxtrain import config
+from jaxtrain.config.run_length import Position
+from jaxtrain.errors import RunAgain
+from jaxtrain.optim import build as optim
+from jaxtrain.sharding import AXES, batch_sharding
+from jaxtrain.training import preflight, replay, skip_step
+from jaxtrain.training.replay import Difference, Probe, Replay, compare
+from jaxtrain.training.step import build_train_step, jit_train_step
+
+KINDS = ("activations", "gradients", "results")
+
+
+class Planting(Probe):
+    """Flips one bit of a value on one device, inside the compiled step, if its input says so."""
+
+    counted: collections.Counter[str]
+    fault: Any  # int32: kind, number of the value, device, element, bit
+
+    def seen(self, what: str, value: jax.Array, spec: PartitionSpec) -> jax.Array:
+        number = len(self.names) if what == "activations" else self.counted[what]
+        self.counted[what] += 1
+        fault = self.fault
+        on = (fault[0] == KINDS.index(what)) & (fault[1] == number)
+
+        def local(part: jax.Array, on: jax.Array, fault: jax.Array) -> jax.Array:
+            place = jax.lax.axis_index(AXES[0]) * jax.lax.axis_size(AXES[1])
+            here = on & (place + jax.lax.axis_index(AXES[1]) == fault[2])
+            kind = jnp.dtype(f"uint{8 * part.dtype.itemsize}")
+            bits = jax.lax.bitcast_convert_type(part.reshape(-1), kind)
+            flip = (jnp.ones((), kind) << fault[4].astype(kind)) * here.astype(kind)
+            # Not at[].set(): XLA may compute that element a second time, with other rounding.
+            bits ^= flip * (jnp.arange(bits.size) == fault[3] % bits.size).astype(kind)
+            return jax.lax.bitcast_convert_type(bits, part.dtype).reshape(part.shape)
+
+        whole = PartitionSpec()
+        wrong = jax.shard_map(
+            local, mesh=self.mesh, in_specs=(spec, whole, whole), out_specs=spec, check_vma=False
+        )
+        return wrong(value, on, fault)
+
+
+class Replayed(NamedTuple):
+    """A compiled step with a place for a fault, and what its checksums are of."""
+
+    stepper: toy.Stepper
+    step: Any
+    names: list[str]
+    copies: dict[int, list[list[int]]]
+    counts: tuple[int, int, int]  # of values by kind
+
+    def checks(self, batch: Any, fault: tuple[int, ...] = (-1, 0, 0, 0, 0)) -> np.ndarray:
+        return np.asarray(self(self.stepper.state, batch, fault)[2])
+
+    def __call__(self, state: Any, batch: Any, fault: tuple[int, ...]) -> Any:
+        return self.step(state, batch, np.asarray(fault, np.int32))
+
+
+@functools.cache
+def replayed(shard: str = "params", data: int = 2, fsdp: int = 4, accumulate: int = 1) -> Replayed:
+    model = toy.Config()
+    how: Any = {"data": data, "fsdp": fsdp, "shard": shard, "accumulate": accumulate}
+    stepper = toy.stepper(model, **how)
+    probe = Planting(stepper.rule.mesh)
+    probe.counted = collections.Counter()
+    definition = stepper.definition
+    step = build_train_step(
+        definition,
+        optim.make_optimizer(toy.OPTIM, 100, definition.trained(definition.params)),
+        optim.schedule(toy.OPTIM, 100),
+        stepper.rule,
+        skip_step.detector(toy.OPTIM),
+        precision="float32",
+        accumulate=accumulate,
+        seed=1,
+        probe=probe,
+    )
+
+    def planted(state: Any, batch: Any, fault: jax.Array) -> Any:
+        probe.fault = fault
+        return step(state, batch)
+
+    where = jax.tree.map(lambda leaf: leaf.sharding, stepper.target)
+    whole = jax.sharding.NamedSharding(stepper.rule.mesh, PartitionSpec())
+    jitted = jax.jit(
+        planted,
+        in_shardings=(where, batch_sharding(stepper.rule.mesh), whole),
+        out_shardings=(where, whole, whole),
+    )
+    fault = jax.ShapeDtypeStruct((5,), jnp.int32)
+    traced = jitted.trace(stepper.target, stepper.spec, fault)
+    _, metrics, checks = traced.out_info
+    names, copies = replay.rows_of(probe, metrics, stepper.target, checks.shape[0])
+    counts = len(probe.names), probe.counted["gradients"], probe.counted["results"] - len(metrics)
+    return Replayed(stepper, traced.lower().compile(), names, copies, counts)
+
+
+def batch_of(one: Replayed) -> Any:
+    return jax.device_put(toy.random_batch(one.stepper.spec), batch_sharding(one.stepper.rule.mesh))
+
+
+def found(one: Replayed, batch: Any, fault: tuple[int, ...]) -> Difference | None:
+    """Compares a computation with the fault to one without it."""
+    return compare(one.checks(batch, fault), one.checks(batch), one.names, one.copies)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"shard": "none"}, {"shard": "optimizer", "accumulate": 2}], ids=str
+)
+def test_a_flipped_bit_is_attributed_to_its_device(how: Any) -> None:
+    one = replayed(**how)
+    batch = batch_of(one)
+    assert one.counts[0] > 4
+    assert compare(one.checks(batch), one.checks(batch), one.names, one.copies) is None
+    rng = np.random.default_rng(0)
+    for kind, count in enumerate(one.counts):
+        for number in {0, count // 2, count - 1}:
+            device, element = int(rng.integers(8)), int(rng.integers(1 << 20))
+            difference = found(one, batch, (kind, number, device, element, 20))
+            assert difference is not None, (KINDS[kind], number)
+            assert difference.devices == (device,), (KINDS[kind], number, difference)
+
+
+def test_a_wrong_copy_of_an_array_is_attributed() -> None:
+    """A bit that flipped in memory between two replays: both computations start from it."""
+    one = replayed("none")
+    batch = batch_of(one)
+    name = "blocks.0.down.bias"
+    array = one.stepper.state.params[name]
+    parts = [shard.data for shard in array.addressable_shards]
+    bits = np.asarray(parts[5]).view(np.uint32).copy()
+    bits[3] ^= 1 << 22
+    parts[5] = jax.device_put(bits.view(np.float32), parts[5].device)
+    wrong = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+    params = one.stepper.state.params | {name: wrong}
+    state = dataclasses.replace(one.stepper.state, params=params)
+    checks = np.asarray(one(state, batch, (-1, 0, 0, 0, 0))[2])
+    assert compare(checks, checks, one.names, one.copies) == Difference(
+        f"copies of the new params.{name}", (5,)
+    )
+
+
+def test_the_step_computes_the_same_with_checksums() -> None:
+    one = replayed()
+    batch = batch_of(one)
+    mesh = one.stepper.rule.mesh
+    plain = jit_train_step(one.stepper.step, one.stepper.target, mesh, donate=False)
+    expected, _ = plain(one.stepper.state, batch)
+    following = one(one.stepper.state, batch, (-1, 0, 0, 0, 0))[0]
+    for name, array in expected.params.items():
+        np.testing.assert_allclose(
+            np.asarray(following.params[name]), np.asarray(array), rtol=1e-4, atol=1e-5
+        )
+
+
+class Stepping:
+    """Returns prepared checksums, as a step does."""
+
+    def __init__(self, *checks: list[int]) -> None:
+        self.checks = [np.asarray([row], np.uint32) for row in checks]
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        return "state", "metrics", self.checks.pop(0)
+
+
+def replays(directory: Path, step: Any, done: int = 0) -> Replay:
+    names = ["device 0 on host a", "device 1 on host b"]
+    return Replay(step, ["gradients"], {}, names, directory, done, lambda: None, lambda text: None)
+
+
+def test_a_difference_moves_uncertified_checkpoints_aside(tmp_path: Path) -> None:
+    for folder in ("checkpoints/2", "checkpoints/4", "checkpoints/6", "best/6", "best/3"):
+        (tmp_path / folder).mkdir(parents=True)
+    certifies = replays(tmp_path, Stepping([1, 2], [1, 2]), done=0)
+    assert certifies(3, None, None) == ("state", "metrics")
+    # A later start remembers it.
+    again = replays(tmp_path, Stepping([1, 2], [1, 3]), done=6)
+    with pytest.raises(RunAgain, match=r"step 8 .* gradients on device 1 on host b; .* step 4"):
+        again(7, None, None)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/[0-9]*"))
+    assert left == ["best/3", "checkpoints/2", "checkpoints/4"]
+    reason = (tmp_path / "uncertified/checkpoints/6/reason.txt").read_text()
+    assert "step 8 was computed twice with different results" in reason
+    assert (tmp_path / "uncertified/best/6/reason.txt").exists()
+
+
+def test_after_a_rollback_later_steps_are_no_longer_certified(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/3").mkdir(parents=True)
+    one = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
+    one(3, None, None)
+    one.rewound(Position(done=2))
+    with pytest.raises(RunAgain, match=r"all devices alike.* from step 2"):
+        one(5, None, None)
+    assert not (tmp_path / "checkpoints/3").exists()
+
+
+def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config.load("demo_mlm", ["--loop.replay_every", "4"])
+    assert list(preflight._replay(run)) == []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    (problem,) = preflight._replay(run)
+    assert "add --deterministic True" in problem
+    assert list(preflight._replay(dataclasses.replace(run, deterministic=True))) == []
+
+
+# The second computation of step 4 starts from a state in which device 1 has a wrong bit.
+FAULTY = """
+import sys, dataclasses, jax, numpy as np
+from jaxtrain import main
+from jaxtrain.training import replay
+
+calls, compare = [], replay.Replay.__call__
+
+def call(self, done, state, batch):
+    step = self._step
+
+    def faulty(state, batch):
+        calls.append(done)
+        if len(calls) == 4:
+            name = min(state.params)
+            array = state.params[name]
+            parts = [shard.data for shard in array.addressable_shards]
+            bits = np.array(parts[1]).view(np.uint32)
+            bits.reshape(-1)[0] ^= 1 << 20
+            parts[1] = jax.device_put(bits.view(np.float32), parts[1].device)
+            wrong = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+            state = dataclasses.replace(state, params=state.params | {name: wrong})
+        return step(state, batch)
+
+    self._step = faulty
+    try:
+        return compare(self, done, state, batch)
+    finally:
+        self._step = step
+
+replay.Replay.__call__ = call
+main.console()
+"""
+
+
+@pytest.mark.long
+def test_a_run_returns_to_the_certified_checkpoint(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    mesh = ("--simulate-devices", 2, "--mesh.data", 2, "--mesh.fsdp", 1)
+    data = ("--data.path", "corpus", "--loop.steps", 6, "--checkpoint.every", 1)
+    each = (*TINY_MLM, *mesh, *data, "--checkpoint.keep", 9, "--loop.replay_every", 2)
+    train(tmp_path, *each, "--output-dir", "undisturbed")
+    wrong = subprocess.run(
+        [sys.executable, "-c", FAULTY, *map(str, each), "--output-dir", "faulty"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert wrong.returncode == 75, wrong.stdout + wrong.stderr
+    assert "step 4 was computed twice with different results" in wrong.stderr
+    assert "on device 1 (cpu) of process 0 on host" in wrong.stderr
+    kept = sorted(path.name for path in (tmp_path / "faulty/checkpoints").iterdir())
+    assert kept == ["1", "2"]
+    assert (tmp_path / "faulty/uncertified/checkpoints/3/reason.txt").exists()
+    text = train(tmp_path, *each, "--output-dir", "faulty", "--resume", "latest")
+    assert "step 2 of 6" in text
+    assert losses(tmp_path / "faulty") == losses(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+def test_two_hundred_flips(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts how many are found, and attributed, by kind; prints a table."""
+    rng = np.random.default_rng(1)
+    table: collections.Counter[tuple[str, str]] = collections.Counter()
+    for number in range(200):
+        one = replayed(
+            *[("params", 2, 4, 1), ("none", 1, 8, 1), ("optimizer", 2, 4, 2)][number % 3]
+        )
+        batch = batch_of(one)
+        kind = number // 3 % 3
+        device, element = int(rng.integers(8)), int(rng.integers(1 << 30))
+        value, bit = int(rng.integers(one.counts[kind])), int(rng.integers(32))
+        difference = found(one, batch, (kind, value, device, element, bit))
+        table[KINDS[kind], "planted"] += 1
+        table[KINDS[kind], "found"] += difference is not None
+        table[KINDS[kind], "attributed"] += difference is not None and difference.devices == (
+            device,
+        )
+    with capsys.disabled():
+        for kind in KINDS:
+            print(kind, [table[kind, what] for what in ("planted", "found", "attributed")])
+    for kind in KINDS:
+        assert table[kind, "found"] == table[kind, "planted"] == table[kind, "attributed"]
+
+
+@pytest.mark.long
+def test_no_false_alarm_in_twenty_thousand_steps() -> None:
+    """Each is computed twice, from the state after the one before, on new examples."""
+    one = replayed("optimizer", 1, 2, 2)
+    state, none = one.stepper.state, (-1, 0, 0, 0, 0)
+    batches = [
+        jax.device_put(
+            toy.random_batch(one.stepper.spec, seed), batch_sharding(one.stepper.rule.mesh)
+        )
+        for seed in range(20)
+    ]
+    for number in range(20_000):
+        batch = batches[number % 20]
+        first = np.asarray(one(state, batch, none)[2])
+        state, _, second = one(state, batch, none)
+        assert compare(first, np.asarray(second), one.names, one.copies) is None, number
+    assert int(state.step) == 20_000
