@@ -7,8 +7,6 @@ plane, about 24 GFLOP per clip of 12x480x720, where a training step takes thousa
 Shapes: B clips, T frames, h and w the planes' height and width, H and W those of the result.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -29,8 +27,8 @@ def to_rgb(
     """Resizes planes to one size and converts them to RGB.
 
     The kernel is that of libswscale's ``bilinear``: a triangle, which is widened when it shrinks an
-    image; border pixels are repeated outward. libswscale computes in integers of 12 to 15 bits, so
-    up to 3% of the values differ by one of 255 levels, and a few at the border by two.
+    image. libswscale computes in integers of 12 to 15 bits, so up to 3% of the values differ by one
+    of 255 levels, and a few at the border, where its weights are others, by two.
 
     Args:
         luma_BThw: uint8, brightness in the upper left corner of each plane, BT.709, limited range.
@@ -81,15 +79,7 @@ def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax
     number = jnp.arange(new, dtype=jnp.float32)[None, :, None]
     number = jnp.where(mirror_B[:, None, None], new - 1 - number, number)
     center = (number + 0.5) * scale - 0.5
-
-    def of(pixel: jax.Array) -> jax.Array:
-        return jnp.maximum(1 - jnp.abs(pixel - center) / reach, 0)
-
     pixel = jnp.arange(most, dtype=jnp.int32)[None, None]
-    weights = jnp.where(pixel < size, of(pixel.astype(jnp.float32)), 0.0)
-    outside = [float(i) for i in range(1, math.ceil(max(most / new, 1)) + 1)]
-    last = (size - 1).astype(jnp.float32)
-    before = sum((of(jnp.float32(-i)) for i in outside), jnp.zeros_like(center))
-    after = sum((of(last + i) for i in outside), jnp.zeros_like(center))
-    weights += jnp.where(pixel == 0, before, 0.0) + jnp.where(pixel == size - 1, after, 0.0)
+    triangle = jnp.maximum(1 - jnp.abs(pixel.astype(jnp.float32) - center) / reach, 0)
+    weights = jnp.where(pixel < size, triangle, 0.0)
     return weights / weights.sum(-1, keepdims=True)

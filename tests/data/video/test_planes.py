@@ -109,7 +109,7 @@ def test_the_device_converts_clips_that_were_prepared_for_it(
         assert not converts(tmp_path)
 
 
-SMALLEST, USUAL, TALL = (31, 47), (90, 160), (200, 120)
+SMALLEST, FITTING, USUAL, TALL = (31, 47), (36, 54), (90, 160), (200, 120)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,9 @@ SMALLEST, USUAL, TALL = (31, 47), (90, 160), (200, 120)
         ("mp4", USUAL, {}),
         ("mp4", TALL, {}),
         ("mp4", USUAL, {"full_range": True}),
+        ("mp4", FITTING, {}),
+        ("mp4", FITTING, {"full_range": True}),
+        ("mp4", FITTING, {"pix_fmt": "yuv420p10le"}),
         ("mp4", TALL, {"pix_fmt": "yuv420p10le"}),
         ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "yuv444p"}),
         ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "bgr0"}),
@@ -164,8 +167,9 @@ def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> N
                 one.put(number, frame)
         found = np.asarray(shown([device.arrays()])["video"][0])
         difference = np.abs(host.out_THWC.astype(int) - found)
-        # Resized twice, with color at half the resolution; a wrong matrix or range is off by more.
-        assert difference.mean() < 3
+        # A crop without room has color at half the resolution. A wrong range is off by 9.
+        fits = device.arrays()["place"][0] <= ROOM[0] and scan.height * scan.width < 40 * 60
+        assert difference.mean() < (2 if fits else 4)
 
 
 def test_a_broken_clip_is_reported(prepared: Path, tmp_path: Path) -> None:
