@@ -40,6 +40,7 @@ codes=()          # exit codes of ended processes, by index
 wanted_signal=''  # received but not yet forwarded
 stopped_by=''     # the first signal that the launcher received
 doctor=''         # set by --doctor
+in_bucket=''      # whether --output-dir is a bucket, so that hosts share no disk
 arguments=()      # for jaxtrain
 made=()           # folders that make_directory has created, the deepest first
 checks=0          # how often await_disk has checked again
@@ -88,9 +89,10 @@ make_run_token() { # sets and exports JAXTRAIN_RUN_TOKEN, unless the user has se
     export JAXTRAIN_RUN_TOKEN
 }
 
-read_arguments() { # read_arguments ARGUMENT...: sets doctor and arguments
+read_arguments() { # read_arguments ARGUMENT...: sets doctor, in_bucket and arguments
     local argument
     arguments=("$@")
+    ! is_bucket "$(option --output-dir "$@")" || in_bucket=yes
     for argument in "$@"; do
         [[ $argument != --doctor ]] || doctor=yes
     done
@@ -124,7 +126,23 @@ output_dir() { # output_dir ARGUMENT...: prints the run directory, which a resta
     if ! directory=$(option --output-dir "$@") || [[ -z $directory ]]; then
         refuse "--output-dir is missing: a restart resumes from the checkpoints in it"
     fi
-    printf '%s\n' "$directory"
+    if is_bucket "$directory"; then
+        stage "$directory" "$@"
+    else
+        printf '%s\n' "$directory"
+    fi
+}
+
+is_bucket() { [[ $1 =~ ^(s3|gs|gcs):/ ]]; }
+
+stage() { # stage URL ARGUMENT...: prints the folder in this host's cache for a run in a bucket
+    local url=$1 cache name
+    shift
+    url=$(sed -E 's|^gcs:|gs:|; s|/+|/|g; s|:/|://|; s|/$||' <<<"$url")
+    cache=$(option --data.cache_dir "$@") || cache=${JAXTRAIN_CACHE:-~/.cache/jaxtrain}
+    name=$(printf '%s' "${url##*/}" | LC_ALL=C tr -cd 'A-Za-z0-9_.-')
+    printf '%s/buckets/%s-%s/run\n' "$cache" "${name:0:40}" \
+        "$(printf '%s' "$url" | sha256sum | cut -c 1-12)"
 }
 
 missing_directories() { # missing_directories DIR: prints it and its missing parents, the deepest first
@@ -200,6 +218,7 @@ is_newer() { # is_newer NEWEST BEFORE: only a later step is progress, not any ch
 }
 
 is_lost() { # is_lost NEWEST BEFORE: the checkpoints are gone; their disk or host may be unavailable
+    [[ -z $in_bucket ]] || return 1 # a resume fetches them
     case $1 in
         unreachable) true ;;
         nothing) [[ $2 != nothing && $2 != unreachable ]] ;;
@@ -391,7 +410,7 @@ why_in_vain() { # why_in_vain DIR: prints the reason for giving up after MAX_RES
 # await_directory RESTARTS DIR: waits for the directory that the first start created; fails without it
 await_directory() {
     local try
-    (($1)) || { make_directory "$2" && return; }
+    (($1)) && [[ -z $in_bucket ]] || { make_directory "$2" && return; }
     for ((try = 1; try <= MAX_RESTARTS; try++)); do
         [[ ! -d $2 ]] || return 0
         say "this is restart $1, and $2 does not exist now: is its disk mounted? Not starting from" \

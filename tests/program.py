@@ -104,6 +104,7 @@ def train(directory: Path, *arguments: object, **more: str) -> str:
 def two_processes(
     directory: Path,
     *arguments: object,
+    first: dict[str, str] | None = None,
     second: dict[str, str] | None = None,
     both: dict[str, str] | None = None,
     only_second: Sequence[object] = (),
@@ -114,7 +115,8 @@ def two_processes(
     Args:
         directory: their working directory.
         arguments: of both processes.
-        second: more environment variables of process 1.
+        first: more environment variables of process 0.
+        second: likewise of process 1.
         both: more environment variables of both processes.
         only_second: more arguments of process 1.
         second_directory: working directory of process 1, if it differs.
@@ -131,8 +133,7 @@ def two_processes(
                 JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
                 JAX_NUM_PROCESSES="2",
                 JAX_PROCESS_ID=str(number),
-                **(both or {}),
-                **(second if second and number else {}),
+                **((both or {}) | ((second if number else first) or {})),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

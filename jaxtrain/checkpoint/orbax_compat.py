@@ -34,7 +34,10 @@ def quiet_orbax() -> None:
         sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
 
-_ABANDONED = ("exception was never retrieved", "Task was destroyed but it is pending")
+_ABANDONED = (
+    *("exception was never retrieved", "Task was destroyed but it is pending"),
+    "Global object size logging disabled",  # a warning of each save on disks of their own
+)
 
 
 class _NoTracebacks(logging.Filter):

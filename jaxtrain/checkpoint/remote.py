@@ -17,12 +17,15 @@ of its own, each part is a checkpoint with the shards of that process, described
 :class:`Layout` tells which parts make it complete, and which of them a process needs.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +33,9 @@ from typing import Any, Self
 from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.checkpoint import manifest
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED
-from jaxtrain.errors import RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.atomic import parse_json, read_json
-from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import disk_trouble, free_bytes
 
 PART = "part.json"
@@ -41,6 +44,8 @@ _FORMAT = 1
 _AT_ONCE = 8  # files
 _DATA = re.compile(r"data/(\d+)-[0-9a-f]{12}")
 _MOST_PARTS = 2**16
+_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED)
+_PLACES = ("", f"{SUPERSEDED}/", f"{DAMAGED}/")
 
 Say = Callable[[str], None]
 
@@ -186,10 +191,13 @@ class RemoteCheckpoints:
     Args:
         bucket: of the run's URL.
         say: prints a line.
+
+    Attributes:
+        bucket, say: see above.
     """
 
     def __init__(self, bucket: Bucket, say: Say) -> None:
-        self.bucket, self._say = bucket, say
+        self.bucket, self.say = bucket, say
 
     def steps(self, folder: str = CHECKPOINTS) -> list[int]:
         """Returns the steps with a manifest in a folder such as ``"checkpoints"``, ascending."""
@@ -311,11 +319,11 @@ class RemoteCheckpoints:
         for folder in (CHECKPOINTS, BEST):
             for later in (one for one in self.steps(folder) if one > step):
                 self._move(folder, later, SUPERSEDED)
-                self._say(f"checkpoint {self.bucket.url}/{folder}/{later} is superseded")
+                self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is superseded")
 
     def set_aside(self, folder: str, step: int, wrong: str) -> None:
         """Moves the manifest of a damaged checkpoint aside."""
-        self._say(
+        self.say(
             f"warning: checkpoint {self.bucket.url}/{folder}/{step} is damaged ({wrong}): its "
             f"manifest is moved to {DAMAGED}/"
         )
@@ -335,7 +343,7 @@ class RemoteCheckpoints:
             keep: folders in ``data/`` that are being uploaded.
         """
         used = set(keep)
-        for place in ("", f"{SUPERSEDED}/", f"{DAMAGED}/"):
+        for place in _PLACES:
             for folder in (f"{place}{CHECKPOINTS}", f"{place}{BEST}"):
                 for step in self.steps(folder):
                     found = self.bucket.get(_manifest(folder, step))
@@ -426,6 +434,122 @@ class RemoteCheckpoints:
         if found is not None:
             self.bucket.put(f"{place}/{_manifest(folder, step)}", found.data)
             self.bucket.delete([_manifest(folder, step)])
+
+
+def stage(url: str, cache_root: Path, process: int = 0) -> Path:
+    """Returns the folder on disk for a run in a bucket."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "", url.rpartition("/")[2])[:40]  # as launchers do
+    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+    own = "run" if process == 0 else f"run-{process}"
+    return cache_root / "buckets" / f"{name}-{digest}" / own
+
+
+def model_to_read(text: str, cache_root: Path, say: Say) -> Path:
+    """Fetches a checkpoint for a command that uses a trained model, and returns its folder.
+
+    Args:
+        text: the URL of a run (its best checkpoint, else its newest) or of one of its checkpoints.
+        cache_root: the cache folder.
+        say: prints what is fetched.
+
+    Raises:
+        InputError: it has no intact checkpoint.
+        RunAgain: the bucket or the disk is unavailable.
+    """
+    url, folder, only = _split(text)
+    found = RemoteCheckpoints(Bucket(url), say)
+    folders = (folder,) if folder else (BEST, CHECKPOINTS)
+    with _reading(url, cache_root) as place, _of_disk(url):
+        damaged = ""
+        for one in folders:
+            for step in found.steps(one)[::-1]:
+                if only in (None, step):
+                    try:
+                        return _fetch_to_read(found, one, step, place)
+                    except Incomplete as why:
+                        damaged = damaged or f" ({why})"
+    shown = f"{url}/{folder}/{only}" if folder else url
+    raise InputError(f"{shown} has no intact checkpoint{damaged}: check the URL")
+
+
+def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> Path:
+    """Fetches the files of a run for a command that reads them, and returns their folder.
+
+    Args:
+        text: the URL of the run.
+        cache_root: the cache folder.
+        say: prints a line for each checkpoint that is fetched or cannot be.
+        checkpoints: whether to fetch all checkpoints, too, which verifies them.
+
+    Raises:
+        InputError: nothing is there.
+        RunAgain: the bucket or the disk is unavailable.
+    """
+    url = normalized(text, "")
+    found = RemoteCheckpoints(Bucket(url), say)
+    with _reading(url, cache_root) as place, _of_disk(url):
+        names = [name for name in found.bucket.sizes() if manifest.is_inside(name)]
+        if not names:
+            raise InputError(f"{url} has no files: check the URL")
+        for name in names:
+            if name.partition("/")[0] in (*_FOLDERS, "data") or name.startswith("."):
+                continue
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            found.bucket.download(name, place / name)
+        folders = [f"{where}{one}" for where in _PLACES for one in (CHECKPOINTS, BEST)]
+        for folder in folders if checkpoints else ():
+            there = found.steps(folder)
+            for step in there:
+                try:
+                    _fetch_to_read(found, folder, step, place)
+                except Incomplete as why:
+                    say(f"warning: checkpoint {url}/{folder}/{step} is damaged: {why}")
+            for path in (place / folder).glob("*"):  # deleted in the bucket since
+                if path.name.isdecimal() and int(path.name) not in there:
+                    shutil.rmtree(path)
+    return place
+
+
+def _split(text: str) -> tuple[str, str, int | None]:
+    """Returns the URL of a run, and the folder and step if the URL is of a checkpoint."""
+    url = normalized(text, "")
+    match = re.fullmatch(rf"(.+?)/({CHECKPOINTS}|{BEST})/(\d+)(?:\.json)?", url)
+    return (match[1], match[2], int(match[3])) if match else (url, "", None)
+
+
+@contextlib.contextmanager
+def _reading(url: str, cache_root: Path) -> Iterator[Path]:
+    """Yields the folder for what commands read from a bucket, one of them at a time."""
+    place = stage(url, cache_root).with_name("read")
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".reading").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield place
+
+
+@contextlib.contextmanager
+def _of_disk(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise disk_trouble(
+            error,
+            f"{url} cannot be fetched to {error.filename}",
+            "set $JAXTRAIN_CACHE to another folder",
+        ) from error
+
+
+def _fetch_to_read(found: RemoteCheckpoints, folder: str, step: int, place: Path) -> Path:
+    checkpoint, target = found.read(folder, step), place / folder / str(step)
+    mark = target.with_name(f".{step}")  # which save this is
+    same = mark.is_file() and mark.read_text() == checkpoint.data
+    if not (same and target.is_dir() and not manifest.verify(target)):
+        parts = checkpoint.layout.complete()
+        size = sum(count for count, _ in checkpoint.of_parts(parts).values())
+        found.say(f"fetching {folder}/{step} from {found.bucket.url} ({size / 2**20:.1f} MiB)")
+        found.fetch(checkpoint, parts, place, target)
+        mark.write_text(checkpoint.data)
+    return target
 
 
 def _manifest(folder: str, step: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import manifest, resume
+from jaxtrain.checkpoint import manifest, remote, resume
 from jaxtrain.checkpoint.layout import (
     BEST,
     CHECKPOINTS,
@@ -21,8 +21,10 @@ from jaxtrain.checkpoint.layout import (
     committed,
 )
 from jaxtrain.config import invocation
+from jaxtrain.data import cache
 from jaxtrain.errors import InputError
-from jaxtrain.storage import atomic, lock
+from jaxtrain.storage import atomic, bucket, lease, lock
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 
 _MIB = 2**20
@@ -82,9 +84,17 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
         )
-    run = _run_of(flags.directory)
+    warnings: list[str] = []  # of checkpoints in a bucket that cannot be fetched
+    given, at_work = flags.directory, ""
+    if bucket.is_bucket(str(given)):
+        at_work = lease.holder(Bucket(bucket.normalized(str(given), "DIR")))
+        root = cache.root(None)
+        given = remote.run_to_read(str(given), root, warnings.append, checkpoints=True)
+        for line in warnings:
+            terminal.warn(line)
+    run = _run_of(given)
     atomic.check_writable("--json", flags.json)
-    at_work = lock.holder(run)
+    at_work = at_work or lock.holder(run)
     try:
         found = [
             one
@@ -107,7 +117,8 @@ def main(arguments: list[str]) -> int:
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
     now = [one for one in found if not one.path.startswith((f"{DAMAGED}/", f"{SUPERSEDED}/"))]
-    return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
+    damaged = any("is damaged" in line for line in warnings)
+    return 1 if damaged or any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a run directory")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="a run directory, or s3://BUCKET/PATH"
+    )
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="also write the results to FILE, as JSON"
     )

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use, or nothing can be measured.
     """
     arguments = [
-        str(hub.local(text)) if hub.is_named(text) and before != "--data" else text
+        str(hub.local(text)) if hub.is_remote(text) and before != "--data" else text
         for before, text in zip(["", *arguments], arguments, strict=False)
     ]
     for source, model in _models(arguments):

@@ -79,7 +79,7 @@ def _newest_run() -> Path:
 
 def _is_model(text: str) -> bool:
     """Whether a text names a model, which means that the prompt is missing."""
-    if hub.is_named(text):
+    if hub.is_remote(text):
         return True
     # pathlib would raise for an unknown user and for a path that is too long.
     name = os.path.expanduser(text)

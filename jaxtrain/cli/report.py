@@ -1,18 +1,20 @@
 """Writes an HTML page about one run, or about several side by side; the page works offline.
 
-RUN is a run directory, such as output/latest. A run writes its own page when it
-ends; this command writes it at any time. For several runs, the page marks the
-differences. With --animation, the samples of one run become an animated image.
+RUN is a run directory, such as output/latest, or s3://BUCKET/PATH. A run writes
+its own page when it ends; this command writes it at any time. For several runs,
+the page marks the differences. With --animation, the samples of one run become an animated image.
 """
 
 import argparse
 from pathlib import Path
 
 from jaxtrain import terminal
+from jaxtrain.checkpoint import remote
 from jaxtrain.cli import command_line
+from jaxtrain.data import cache
 from jaxtrain.errors import InputError
 from jaxtrain.reporting import animation, formats, page, run_files
-from jaxtrain.storage import atomic
+from jaxtrain.storage import atomic, bucket
 
 
 def main(arguments: list[str]) -> int:
@@ -24,16 +26,21 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
-    directories = []
-    for given in flags.runs:
+    directories, beside = [], len(flags.runs) == 1
+    for one in flags.runs:
+        given = one
+        if in_bucket := bucket.is_bucket(str(given)):
+            root = cache.root(None)
+            given = remote.run_to_read(str(given), root, terminal.warn, checkpoints=False)
         directory = given.absolute()
         run_files.check(directory, given)
         directories.append(directory.resolve())
+        beside = beside and not in_bucket
     if flags.animation is not None:
         return _animate(directories, flags)
     out = flags.out
     if out is None:
-        out = directories[0] / page.NAME if len(directories) == 1 else Path(page.NAME)
+        out = directories[0] / page.NAME if beside else Path(page.NAME)
     atomic.check_writable("--out", out)
     page.write(directories, out)
     terminal.out(f"report: {out}")
@@ -67,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         metavar="FILE",
         type=command_line.named_file,
-        help=f"the page to write (default: {page.NAME} in RUN; for several runs, in the current "
-        f"directory)",
+        help=f"the page to write (default: {page.NAME} in RUN; for several runs or a bucket, "
+        f"in the current directory)",
     )
     add(
         "--animation",

@@ -21,11 +21,13 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import PREFIX
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
+_PROBE_BYTES = 2**20
 LARGEST = 256 * 2**20  # bytes to write in the test, so that it ends in seconds
 
 
@@ -33,8 +35,43 @@ def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "checkpoint"."""
     return {
         "shared storage": lambda: shared_storage(subject),
+        "bucket": lambda: in_bucket(subject.url or subject.run.checkpoint.mirror),
         "checkpoint": lambda: written_and_read(subject),
     }
+
+
+def in_bucket(url: str | None) -> Iterator[Finding]:
+    """Writes, reads, and deletes an object in the folder of the run.
+
+    Args:
+        url: of the folder; None without one.
+    """
+    if url is None:
+        return
+    name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
+    try:
+        folder = Bucket(url)
+        began = time.monotonic()
+        folder.put(name, content)
+        found = folder.get(name)
+        seconds = time.monotonic() - began
+        folder.delete([name])
+        if found is None or found.data != content:
+            raise RunAgain(f"{url}: an object that was written is missing or differs")
+        first = folder.put_if(name, b"1", None)
+        second = folder.put_if(name, b"2", None)
+        folder.delete([name])
+    except (InputError, RunAgain) as error:
+        yield problem(str(error), "see docs/guides/buckets.md")
+        return
+    if first is None or second is not None:
+        yield problem(
+            f"{url} ignores the conditions of writes, so that a second run would not be detected",
+            "use S3, Google Cloud Storage, R2, or a recent MinIO",
+        )
+        return
+    rate = 2 * _PROBE_BYTES / 2**20 / seconds
+    yield ok(f"{url} can be written and read ({rate:.0f} MiB/s for one small object, measured)")
 
 
 def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Finding]:
@@ -64,13 +101,15 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
             )
         subject.store.barrier("checkpoint read", ANSWER_S)
     finally:
-        if subject.store.index == 0:
+        if subject.store.index == 0 or subject.url is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agreed_folder(subject: Subject) -> Path:
     """Returns the same new folder in all processes, on the file system of the output directory."""
     own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
+    if subject.url is not None:
+        return own
     return Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
 
 
@@ -90,7 +129,12 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     target, part = _part(subject.built.saved, most)
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
-    checkpoints = saver.Checkpoints(folder / layout.CHECKPOINTS, 1, lambda line: None)
+    checkpoints = saver.Checkpoints(
+        folder / layout.CHECKPOINTS,
+        1,
+        lambda line: None,
+        own_disk=subject.url is not None and subject.store.count > 1,
+    )
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax
             state = dataclasses.replace(state, step=jnp.full_like(state.step, step))

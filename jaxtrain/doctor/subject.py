@@ -27,6 +27,8 @@ class Subject:
         run: the config.
         card: the card in the config's name; None if it has none.
         output: where a run would write; need not exist.
+        url: of the bucket that it would be copied to; None without one. Each process then writes on
+            a disk of its own.
         simulate_devices: number of virtual CPU devices in all processes; None for the real devices.
         driver: this host's driver, queried before jax took the GPUs.
         environment: ``os.environ``.
@@ -50,6 +52,7 @@ class Subject:
     processes: int | None = 1
     resumes: bool = False
     shared: bool | None = None
+    url: str | None = None
 
     @property
     def met(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain.doctor.finding import Check, Finding, run_checks
+from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import gpu_memory, subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send
@@ -39,7 +40,8 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
     gpu_memory.share_memory(os.environ)
     from jaxtrain import config, versions
-    from jaxtrain.checkpoint import resume
+    from jaxtrain.checkpoint import remote, resume
+    from jaxtrain.data import cache
     from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
@@ -49,12 +51,18 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)
     given = request["output_dir"]
-    output = expanded(given) if given else run_directory.ROOT / run.name
+    url = None
+    if given is not None and bucket.is_bucket(given):
+        url = bucket.normalized(given, "--output-dir")
+        output = remote.stage(url, cache.root(run.data.cache_dir))
+    else:
+        output = expanded(given) if given else run_directory.ROOT / run.name
     send({"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}})
     subject = Subject(
         run=run,
         card=None if short is None else cards.card(short),
         output=output.absolute(),
+        url=url,
         resumes=resume.is_expected(
             request["resume"], output if given else None, run_directory.ROOT
         ),

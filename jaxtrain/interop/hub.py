@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jaxtrain import terminal
+from jaxtrain.checkpoint import remote
+from jaxtrain.data import cache
 from jaxtrain.data.text import hub_datasets, tokenizer
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, shown
 from jaxtrain.interop import huggingface
-from jaxtrain.storage import addresses, hub_errors, tensor_files
+from jaxtrain.storage import addresses, bucket, hub_errors, tensor_files
 from jaxtrain.storage.atomic import expanded
 
 T = TypeVar("T")
@@ -90,6 +92,11 @@ class Found:
         return f"{count}, {sum(sizes) / 2**20:.1f} MiB, commit {self.commit}"
 
 
+def is_remote(source: str | Path) -> bool:
+    """Whether :func:`local` downloads a source."""
+    return is_named(source) or bucket.is_bucket(str(source))
+
+
 def is_named(source: str | Path) -> bool:
     """Whether a source names a model on the Hub rather than a path."""
     return str(source).startswith(hub_datasets.PREFIX)
@@ -121,16 +128,18 @@ def parse(text: str, flag: str = "") -> Named:
 
 
 def local(source: str | Path, *, say: Say = terminal.warn) -> Path:
-    """Returns the path of a source; downloads a model of the Hub.
+    """Returns the path of a source; downloads a model of the Hub, or a checkpoint of a bucket.
 
     Args:
-        source: a path, or :data:`FORM`.
+        source: a path, :data:`FORM`, or the URL of a run or checkpoint in a bucket.
         say: prints what is downloaded.
 
     Raises:
         InputError: no such model on the Hub, no access, or none that jaxtrain can read.
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
+    if bucket.is_bucket(str(source)):
+        return remote.model_to_read(str(source), cache.root(None), say)
     if not is_named(source):
         return expanded(source)
     named = parse(str(source))
@@ -150,6 +159,9 @@ def with_local_source(model: Any, say: Say) -> Any:
         InputError: as :func:`local`.
         RunAgain: likewise.
     """
+    if model.init_from is not None and bucket.is_bucket(model.init_from):
+        path = process_group.process_zero_first(lambda: local(model.init_from, say=say), "model")
+        return dataclasses.replace(model, init_from=str(path))
     named = _source_of(model)
     if named is None:
         return model

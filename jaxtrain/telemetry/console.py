@@ -31,6 +31,7 @@ _LABELS = {
     "rollback": "rolling back",
     "profile": "reading the profile",
     "report": "writing the report",
+    "upload": "uploading",
     END: "closing",
 }
 

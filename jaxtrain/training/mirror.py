@@ -13,9 +13,9 @@ Measured for 128 MiB: TensorStore's own driver for S3 takes 2.7 to 3.5 s, a save
 then uploaded 5.5 to 6 s, of which the run waits for 1.5 s at most.
 """
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import re
 import shutil
@@ -104,14 +104,6 @@ def url_of(run: config.Run, output: str | None) -> str | None:
     return buckets.normalized(mirror, "checkpoint.mirror")
 
 
-def stage(url: str, cache_root: Path, process: int = 0) -> Path:
-    """Returns the folder on disk for a run in a bucket."""
-    name = re.sub(r"[^\w.-]", "-", url.rpartition("/")[2])[:40]
-    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    own = "run" if process == 0 else f"run-{process}"
-    return cache_root / "buckets" / f"{name}-{digest}" / own
-
-
 class Mirror:
     """The copy of a run in a bucket. All processes create one and make the same calls.
 
@@ -172,7 +164,7 @@ class Mirror:
         assert output is not None, "url_of() checks it"
         own = buckets.is_bucket(output)
         if own:
-            directory = stage(url, cache.root(run.data.cache_dir), jax.process_index())
+            directory = remote.stage(url, cache.root(run.data.cache_dir), jax.process_index())
         else:
             directory = expanded(output).absolute()
         return cls(Bucket(url), directory, staged=own, say=say)
@@ -233,6 +225,7 @@ class Mirror:
             self._fetch_parts(only, parts.shards, held[self._process])
         else:
             process_group.process_zero_decides(lambda: self._fetch_all(only))
+        self._look_for_missed_best()
         if self._active and (self._fetched or not (self.directory / "config.json").exists()):
             self._fetch_files()
 
@@ -249,8 +242,9 @@ class Mirror:
         shutil.rmtree(self.directory / _UPLOADING, ignore_errors=True)
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
-        if self._uploads_first is not None:
-            self.begin(self._uploads_first, self.prepare(self._uploads_first), also_best=False)
+        first = self._uploads_first or self._missed.pop(BEST, None)
+        if first is not None:
+            self.begin(first, self.prepare(first), also_best=False)
 
     def files_to_keep(self) -> dict[str, bytes]:
         """Returns name -> content of the file that describes this process's part, if it is one."""
@@ -310,20 +304,39 @@ class Mirror:
             self._changed.notify_all()
 
     def finish(self, still_alive: Callable[[], None]) -> None:
-        """Waits until the newest checkpoint is in the bucket.
+        """Waits until the newest checkpoint is in the bucket, with the parts of all processes.
 
         Raises:
-            RunAgain: the bucket took nothing for ten minutes.
+            RunAgain: in all processes, if the bucket took nothing for ten minutes.
         """
-        if not self._active:
-            return
-        self._wait(still_alive)
-        missed = [path for path in dict.fromkeys(self._missed.values()) if path.exists()]
-        for target in missed:
-            folders = [folder for folder, path in self._missed.items() if path == target]
-            self._missed = {k: v for k, v in self._missed.items() if v != target}
-            self.begin(target, self.prepare(target), also_best=BEST in folders)
-            self._wait(still_alive)
+        self._wait_for_all(still_alive)
+        for _ in range(2):  # the newest, then the best, unless they are uploaded together
+            best = self._missed.get(BEST)
+            target = self._missed.pop(CHECKPOINTS, None)
+            if target is None:
+                target = best and self.directory / BEST / best.name
+                self._missed = {}
+            elif target == best:
+                del self._missed[BEST]
+            if target is not None and target.exists():
+                self.begin(target, self.prepare(target), also_best=target == best)
+            self._wait_for_all(still_alive)
+
+    def _wait_for_all(self, still_alive: Callable[[], None]) -> None:
+        """Waits until no process uploads anything.
+
+        A process that ended before the others would look lost to them. One that began another
+        upload would lose its files: process 0 deletes what no manifest lists after its commit.
+        """
+        wrong = ""
+        try:
+            if self._active:
+                self._wait(still_alive)
+        except RunAgain as error:
+            wrong = str(error)
+        problems = [one for one in process_group.gather("uploads", wrong) if one]
+        if problems:
+            raise RunAgain(problems[0])
 
     def close(self) -> None:
         """Copies the last lines of the files, and releases the lease."""
@@ -334,6 +347,7 @@ class Mirror:
             self._thread.join(_LONGEST_PAUSE_S)
             if not self._lease.lost:
                 self._sync_files()
+        shutil.rmtree(self.directory / _UPLOADING, ignore_errors=True)
         self._lease.release()
 
     def _wait(self, still_alive: Callable[[], None]) -> None:
@@ -356,7 +370,7 @@ class Mirror:
 
     def _progress(self) -> str:
         step = self._work[0].step if self._work else 0
-        return f"checkpoint {step}: {self._sent / 2**20:.0f} of {self._total / 2**20:.0f} MiB"
+        return f"checkpoint {step}: {self._sent / 2**20:.1f} of {self._total / 2**20:.1f} MiB"
 
     def _missed_best(self, target: Path) -> list[Path]:
         best = self._missed.get(BEST)
@@ -428,7 +442,8 @@ class Mirror:
             if self._over.wait(1.0):
                 return
         self._lease.check()
-        self._remote.supersede(upload.step)
+        if CHECKPOINTS in upload.folders:
+            self._remote.supersede(upload.step)
         for folder in upload.folders:
             self._remote.commit(folder, upload.step, data, part.layout)
             keep, every = (self._keep, self._every) if folder == CHECKPOINTS else (1, 1)
@@ -444,6 +459,24 @@ class Mirror:
         if line not in self._said:
             self._said.add(line)
             self._say(f"warning: {line}")
+
+    def _look_for_missed_best(self) -> None:
+        """Plans the upload of a best checkpoint on disk that was not uploaded before a kill."""
+        own = ""
+        folder = self.directory / BEST
+        steps = layout.steps(folder) if self._active else []
+        for step in steps[-1:]:
+            with contextlib.suppress(Incomplete):
+                part = remote.part_of(folder / str(step))
+                if not self.own_disk or part.number == self._process:
+                    own = f"{step} {part.save}"
+        held = process_group.gather("best", own)
+        expected = len(set(held)) == 1 if self.own_disk else bool(held[0])
+        stored = process_group.process_zero_decides(
+            lambda: " ".join(map(str, self._remote.steps(BEST)))
+        )
+        if own and expected and own.split()[0] not in stored.split():
+            self._missed = {BEST: folder / own.split()[0]}
 
     def _refuse_existing(self) -> str:
         if there := self._remote.steps():
@@ -487,10 +520,13 @@ class Mirror:
     def _get(self, found: Stored, parts: list[int], folder: str) -> None:
         size = sum(count for count, _ in found.of_parts(parts).values())
         which = "" if len(found.layout.complete()) == 1 else f", parts {', '.join(map(str, parts))}"
+        target = self.directory / folder / str(found.step)
+        if target.exists() and (wrong := manifest.verify(target)):
+            self._say(f"warning: checkpoint {target} is damaged ({wrong}): fetching it again")
         self._say(
             f"fetching checkpoint {found.step} from {self.url} ({size / 2**20:.1f} MiB{which})"
         )
-        self._remote.fetch(found, parts, self.directory, self.directory / folder / str(found.step))
+        self._remote.fetch(found, parts, self.directory, target)
         self._fetched = True
 
     def _fetch_parts(self, only: int | None, shards: int, wanted: tuple[int, ...]) -> None:
@@ -517,6 +553,7 @@ class Mirror:
                 self._uploads_first = self.directory / CHECKPOINTS / step if how == "disk" else None
                 break
             have.pop(int(step), None)
+            self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
             if how == "bucket" and self._first:
                 self._remote.set_aside(CHECKPOINTS, int(step), failed[0])
         for folder in (CHECKPOINTS, BEST):  # later ones, which other processes lack

@@ -131,6 +131,8 @@ def _places(flags: Flags) -> Iterator[str]:
     if flags.output_dir is not None:
         yield from run_directory.problems(flags.output_dir, flags.resume)
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
+    if flags.resume is not None and bucket.is_bucket(flags.resume):
+        return
     yield from resume.problems(flags.resume, output_dir)
 
 
@@ -144,7 +146,9 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
     """
     if run.model.init_from is not None and not resumes:
         try:
-            if hub.is_named(run.model.init_from):
+            if bucket.is_bucket(run.model.init_from):
+                bucket.normalized(run.model.init_from, "")
+            elif hub.is_named(run.model.init_from):
                 hub.parse(run.model.init_from)
             else:
                 weights.check_there(expanded(run.model.init_from))

@@ -36,6 +36,7 @@ from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, as_found, make_mesh
+from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Rewound, StepCompiled
@@ -362,6 +363,11 @@ def open_training(
                 copy.claim()
                 flags = dataclasses.replace(flags, output_dir=str(copy.directory))
             own_disk = copy is not None and copy.own_disk
+            if flags.resume is not None and bucket.is_bucket(flags.resume):
+                source = process_group.process_zero_first(
+                    functools.partial(hub.local, flags.resume, say=say), "checkpoint"
+                )
+                flags = dataclasses.replace(flags, resume=str(source))
             # Before a resume writes its lock there.
             before = run_directory.before(run.name, flags.output_dir)
             if copy is not None:
@@ -419,6 +425,9 @@ def open_training(
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             early, last = patience_over(run.loop, meta), max(total, position.done)
+            if copy is not None:  # an earlier start may have ended before its last upload
+                copy.start(run.checkpoint.keep, run.checkpoint.every)
+                copy.finish(still_alive)
             log.ended(DONE, run_summary.ending(run, position.done, last, CONTINUE, early))
             yield None
             return

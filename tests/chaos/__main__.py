@@ -11,22 +11,27 @@ runs passed, 1 some failed, 2 wrong use, or this machine does not permit the iso
 """
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 # Importable only now.
+from bucket_server import FaultProxy, Server  # noqa: E402
 from chaos import isolation  # noqa: E402
 from chaos.faults import Fault, Plan, plan  # noqa: E402
 from chaos.ordeal import Ordeal  # noqa: E402
 from chaos.table import Result, summary, table  # noqa: E402
 from chaos.undisturbed import prepare, undisturbed  # noqa: E402
 
+BAD_REQUESTS = 0.03  # fraction of a run's requests to the bucket
 LISTED = Path(__file__).parent / "seeds.txt"
 
 
@@ -70,6 +75,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--workers", type=int, default=0, help="data workers with --fault (default: 0)")
     add("--table", type=Path, metavar="FILE", help="print a results file as a table")
     add("--keep", action="store_true", help="also keep the folders of runs that passed")
+    add(
+        "--bucket",
+        action="store_true",
+        help="keep runs in a bucket (moto's server, with faults), each process on its own disk",
+    )
     add("--shared-machine", action="store_true", help="do not use separate namespaces")
     return parser.parse_args(arguments)
 
@@ -120,7 +130,9 @@ def _flags(wanted: Plan) -> str:
     return f"{faults} --processes {wanted.processes} --workers {wanted.workers}"
 
 
-def _execute(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
+def _execute(
+    wanted: Plan, given: argparse.Namespace, work: Path, server: Server | None = None
+) -> Result:
     """Executes one run; keeps its folder if it failed."""
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
     variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
@@ -128,11 +140,28 @@ def _execute(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
     place = work / "runs" / f"{wanted.seed}-{wanted.processes}"
     shutil.rmtree(place, ignore_errors=True)
     prepare(work, place)
-    outcome = Ordeal(wanted, place, reference, variables).run()
+    with faulty(server, wanted.seed) as more:
+        outcome = Ordeal(wanted, place, reference, variables | more, server).run()
     result = outcome.to_json(reference.seconds)
     if not result["problems"] and not given.keep:
         shutil.rmtree(place)
     return result
+
+
+@contextlib.contextmanager
+def faulty(server: Server | None, seed: int) -> Iterator[dict[str, str]]:
+    """Yields the environment of a run that reaches the bucket through a connection with faults."""
+    if server is None:
+        yield {}
+        return
+    rng = random.Random(seed)
+    with FaultProxy(server.port) as proxy:
+        proxy.fault = lambda method, path: (
+            rng.choice(("SlowDown", "InternalError", "cut", "slow", "ExpiredToken"))
+            if rng.random() < BAD_REQUESTS
+            else ""
+        )
+        yield proxy.variables
 
 
 def _print(result: Result, wanted: Plan) -> None:
@@ -173,11 +202,28 @@ def main(arguments: list[str]) -> int:
     path: Path = given.results or work / "results.jsonl"
     slices = not (given.fault or given.replay)  # a new slice extends the results file
     results = _read(path) if slices else []
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server(work / "moto.log")) if given.bucket else None
+        for wanted in listed:
+            results.append(_execute(wanted, given, work, server))
+            _print(results[-1], wanted)
+        _slice(given, plans, results, work, path, server)
+    print(summary(results))
+    return 1 if any(result["problems"] for result in results) else 0
+
+
+def _slice(
+    given: argparse.Namespace,
+    plans: list[Plan],
+    results: list[Result],
+    work: Path,
+    path: Path,
+    server: Server | None,
+) -> None:
+    """Executes plans until enough faults have struck or the time is over."""
+    slices = not (given.fault or given.replay)
     done = {(result["seed"], result["processes"]) for result in results}
     began = time.monotonic()
-    for wanted in listed:
-        results.append(_execute(wanted, given, work))
-        _print(results[-1], wanted)
     for wanted in plans:
         struck = sum(len(result["faults"]) for result in results)
         late = given.minutes is not None and time.monotonic() - began > given.minutes * 60
@@ -185,14 +231,12 @@ def main(arguments: list[str]) -> int:
             break
         if (wanted.seed, wanted.processes) in done:
             continue
-        result = _execute(wanted, given, work)
+        result = _execute(wanted, given, work, server)
         results.append(result)
         if slices or given.results:
             with path.open("a") as file:
                 file.write(json.dumps(result) + "\n")
         _print(result, wanted)
-    print(summary(results))
-    return 1 if any(result["problems"] for result in results) else 0
 
 
 def _read(path: Path) -> list[Result]:

@@ -1,12 +1,15 @@
 """Runs real training to its end while injecting faults."""
 
 import contextlib
+import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bucket_server import BUCKET, Server
 from chaos import verdict as verdicts
 from chaos.faults import RESTARTING, RUNNING, Fault, Plan
 from chaos.isolation import Disk, clear_shared_memory, shared_memory
@@ -14,6 +17,11 @@ from chaos.launched import Launched
 from chaos.striking import Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
+
+from jaxtrain.checkpoint import remote
+from jaxtrain.checkpoint.remote import RemoteCheckpoints
+from jaxtrain.storage import lease
+from jaxtrain.storage.bucket import Bucket
 
 _POLL_S = 0.004
 # Looking at all processes costs more than looking at two files.
@@ -113,17 +121,31 @@ class Ordeal:
         place: an empty folder for the run and its caches.
         undisturbed: the run to compare with.
         variables: additional environment variables, such as for caches.
+        server: keep the run in its bucket, with a disk of its own for each process, some of which
+            are lost while the run is down.
     """
 
     def __init__(
-        self, plan: Plan, place: Path, undisturbed: Undisturbed, variables: dict[str, str]
+        self,
+        plan: Plan,
+        place: Path,
+        undisturbed: Undisturbed,
+        variables: dict[str, str],
+        server: Server | None = None,
     ) -> None:
         self._plan, self._place, self._undisturbed = plan, place, undisturbed
-        self._variables = variables | {"JAXTRAIN_CACHE": str(place / "cache")}
+        self._server = server
         self._outcome = Outcome(plan)
         self._problems = self._outcome.verdict.problems
         self._disk = Disk(place / "disk") if _fills(plan) else None
-        self._directory = (self._disk.directory if self._disk else place) / "run"
+        on_disk = self._disk.directory if self._disk else place
+        cache = (on_disk if server else place) / "cache"
+        self._variables = variables | {"JAXTRAIN_CACHE": str(cache)}
+        self._output = str(on_disk / "run")
+        self._directory = on_disk / "run"
+        if server is not None:
+            self._output = f"s3://{BUCKET}/{plan.seed}-{plan.processes}"
+            self._directory = remote.stage(self._output, cache)
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
         self._striker = Striker(self._watch, self._disk)
         self._pids: set[int] = set()  # of process 0, one per start
@@ -160,7 +182,7 @@ class Ordeal:
     def _launch(self) -> Launched:
         self._outcome.launches += 1
         self._moved_at = time.monotonic()
-        flags = arguments(self._plan.processes, self._plan.workers, self._directory)
+        flags = arguments(self._plan.processes, self._plan.workers, self._output)
         mark = f"{self._plan.seed}-{self._plan.processes}"
         return Launched(self._plan.processes, flags, self._place, mark, self._variables)
 
@@ -221,7 +243,20 @@ class Ordeal:
         self._watch.look()
         if fault.kind == "damage-rest":
             self._outcome.hits[-1].done += f"; {self._striker.damage_at_rest(fault)}"
+        if self._server is not None:
+            self._lose_disks(fault)
         self._launched = self._launch()
+
+    def _lose_disks(self, fault: Fault) -> None:
+        """Replaces the machine of one process, or all of them, after two thirds of the faults."""
+        lost = {0: [], 1: [fault.target], 2: range(self._plan.processes)}[fault.seed % 3]
+        for process in lost:
+            shutil.rmtree(
+                remote.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
+            )
+            self._outcome.hits[-1].done += f"; disk of process {process} lost"
+            if process == 0:
+                self._striker.to_be_found.clear()
 
     def _reach(self, fault: Fault) -> bool:
         """Waits for the fault's moment; returns False if the run ends first."""
@@ -298,6 +333,8 @@ class Ordeal:
 
     def _copy_newest(self) -> None:
         """Copies the newest complete checkpoint, to compare it at the end."""
+        if self._server is not None and self._plan.processes > 1:
+            return  # each disk has only a part of it
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
                 continue
@@ -322,6 +359,9 @@ class Ordeal:
             killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
             if kept and not killed:
                 self._problems.append(f"shared memory is left after the run: {', '.join(kept)}")
+            if self._server is not None:
+                self._judge_bucket()
+                return
             found = verdicts.compare(self._undisturbed.directory, self._directory)
             self._problems += found.problems
             self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
@@ -343,6 +383,43 @@ class Ordeal:
                 self._compare_best()
         for copy in self._copies:
             self._compare_arrays(copy)
+
+    def _judge_bucket(self) -> None:
+        """Judges the files in the bucket, as if all machines of the run were gone."""
+        assert self._server is not None
+        copy = self._place / "copy"
+        folder = self._output.removeprefix(f"s3://{BUCKET}/")
+        self._server.download(folder, copy, without="data/")
+        found = verdicts.compare(self._undisturbed.directory, copy)
+        self._problems += found.problems
+        self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
+        for process in range(self._plan.processes):
+            own = remote.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
+            if left := verdicts.leftovers(own):
+                self._problems.append(f"temporary files of process {process}: {', '.join(left)}")
+        os.environ |= self._server.variables
+        stored = RemoteCheckpoints(Bucket(self._output), print)
+        if stored.bucket.get(lease.NAME):
+            self._problems.append("the lease is left")
+        steps, best = stored.steps(), stored.steps("best")
+        wanted = sorted(int(path.name) for path in (self._undisturbed.directory / "best").iterdir())
+        if STEPS not in steps:
+            self._problems.append(f"no checkpoint of the last step, only {steps}")
+        if best != wanted and not _fills(self._plan):
+            self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
+        for kind, numbers in (("checkpoints", steps), ("best", best)):
+            for step in numbers:
+                checkpoint = stored.read(kind, step)
+                target = copy / "fetched" / kind / str(step)
+                stored.fetch(checkpoint, checkpoint.layout.complete(), copy / "fetched", target)
+                self._compare_arrays(target)
+        for copied in self._copies:
+            self._compare_arrays(copied)
+        log = (copy / "log.txt").read_text(errors="replace")
+        found_damaged = set(re.findall(r"checkpoint (?:\S*/)?(\d+) (?:is damaged|cannot be)", log))
+        for step in self._striker.to_be_found:
+            if str(step) not in found_damaged:
+                self._problems.append(f"the damage to checkpoint {step} was not reported")
 
     def _compare_best(self) -> None:
         wanted, found = (

@@ -38,7 +38,7 @@ class Undisturbed:
         return path if path.is_dir() else None
 
 
-def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -> list[str]:
+def arguments(processes: int, workers: int, directory: Path | str, *, keep: int = 3) -> list[str]:
     """Returns the command line of a run: two devices, with sharding, validation and saves."""
     assert 2 % processes == 0, "two virtual devices are divided among the processes"
     fields = {f"model.{name}": value for name, value in _MODEL.items()}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 # In the order of a run. "start" is before the first line of the log; "commit" is from the
@@ -58,6 +59,7 @@ class Watch:
         self._steps, self._eval_every = steps, eval_every
         self._log, self._metrics = Tail(directory / "log.txt"), Tail(directory / "metrics.jsonl")
         self._validated = False
+        self._started: Counter[bytes] = Counter()
         self.starts = 0
         self.step = 0
         self._newest: list[bytes] = []  # log lines of the newest start
@@ -66,7 +68,9 @@ class Watch:
         """Reads new lines of the log and the metrics."""
         if self._log.refresh():
             starts = [n for n, line in enumerate(self._log.lines) if _STARTED in line]
-            self.starts = len(starts)
+            # Not their number: on a new machine, the log comes from the bucket, without its end.
+            self._started |= Counter(bytes(self._log.lines[n]) for n in starts)
+            self.starts = self._started.total()
             self._newest = self._log.lines[starts[-1] :] if starts else []
         if self._metrics.refresh():
             self.step, self._validated = 0, False

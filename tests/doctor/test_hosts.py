@@ -135,7 +135,7 @@ def late(seconds):
     return lambda: time.time() + seconds * second
 
 def shared(folder):
-    subject = types.SimpleNamespace(store=everyone, base=folder)
+    subject = types.SimpleNamespace(store=everyone, base=folder, url=None)
     yield from hosts.shared_storage(subject)
     assert subject.shared
 

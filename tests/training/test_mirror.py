@@ -14,7 +14,7 @@ from small_state import make_state, meta_of, save
 from toy import mesh_of
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, manifest
+from jaxtrain.checkpoint import layout, manifest, remote
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
@@ -287,6 +287,81 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[
     assert list(second.bucket.sizes("superseded")) == ["superseded/checkpoints/4.json"]
 
 
+def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    checkpoints = Checkpoints(first.directory / FOLDER, 2)  # neither is uploaded
+    checkpoints.save(make_state(4), meta_of(4), best=True)
+    checkpoints.wait()
+    save(checkpoints, 6)
+    checkpoints.close()
+    again = runs("one").begin()
+    again.finish()
+    assert again.stored == [2, 6]
+    assert "best/4.json" in again.bucket.sizes()
+    assert not again.bucket.sizes("superseded")
+
+
+def test_the_best_does_not_supersede_later_checkpoints(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin(keep=3)
+    slow, released = threading.Event(), threading.Event()
+    put = run.bucket.put
+
+    def wait(name: str, data: Any) -> None:
+        if name.startswith("data/1-"):
+            slow.set()
+            released.wait(20)
+        put(name, data)
+
+    monkeypatch.setattr(run.bucket, "put", wait)
+    run.save(1)
+    assert slow.wait(20)
+    assert run.checkpoints is not None
+    run.checkpoints.save(make_state(2), meta_of(2), best=True)
+    run.save(3)
+    released.set()
+    run.finish()
+    assert run.stored == [1, 3]
+    assert "best/2.json" in run.bucket.sizes()
+
+
+HERE, THERE = ("a" * 12, 0, True), ("a" * 12, 1, True)
+LACKS = ("a" * 12, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "only", "expected"),
+    [
+        ([{}, {}], None, "bucket 2"),
+        ([{4: HERE}, {4: THERE}], None, "disk 4"),
+        ([{4: HERE}, {}], None, "bucket 2"),
+        ([{4: HERE}, {4: LACKS}], None, "upload 4"),  # from which the second one fetches its part
+        ([{4: HERE}, {4: ("b" * 12, 1, True)}], None, "bucket 2"),  # of another start of the run
+        ([{1: HERE, 2: HERE}, {1: THERE, 2: THERE}], None, "bucket 2"),
+        ([{1: HERE, 4: HERE}, {1: THERE, 4: THERE}], 1, "disk 1"),
+        ([{4: HERE}, {4: THERE}], 3, ""),
+    ],
+)
+def test_hosts_agree_on_the_newest_checkpoint_that_all_can_have(
+    runs: Callable[..., Run],
+    everywhere: list[dict[int, Any]],
+    only: int | None,
+    expected: str,
+) -> None:
+    run = runs("one", None).begin()
+    run.save(2)
+    run.finish()
+    part = remote.Part("a" * 12, remote.Layout(2, ((0,), (1,))), 0, (0,))
+    folder = run.directory / FOLDER / "4"
+    folder.mkdir()
+    (folder / remote.PART).write_bytes(part.to_json())
+    assert run.copy._decide(everywhere, only) == expected
+
+
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
     first.save(2)
@@ -315,7 +390,7 @@ def test_the_bucket_is_set_in_one_place() -> None:
 
 def test_a_stage_has_the_name_of_the_run(tmp_path: Path) -> None:
     first, second = (
-        mirror.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
+        remote.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
     )
     assert first != second
     assert first.name == "run-1"
