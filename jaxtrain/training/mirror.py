@@ -412,6 +412,7 @@ class Mirror:
     def _try_until_done(self, upload: _Upload) -> None:
         pause_s = 1.0
         while not (self._over.is_set() or self._lease.lost):
+            moved_at = self._moved_at
             try:
                 self._upload(upload)
                 self._said.clear()
@@ -424,7 +425,7 @@ class Mirror:
             except _Failures as error:
                 self._warn(f"checkpoint {upload.step} is not uploaded yet: {error}")
             self._over.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = 1.0 if self._moved_at > moved_at else min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _upload(self, upload: _Upload) -> None:
         part, data = upload.part, remote.data_of(upload.step, upload.part)

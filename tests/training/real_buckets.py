@@ -164,9 +164,9 @@ def test_a_connection_with_many_faults(place: Path, server: Server, proxy: Fault
 
     def fault(method: str, path: str) -> str:
         number = len(proxy.requests)
-        if (".lease" in path and method == "PUT" and number < 20) or number % 7:
+        if (".lease" in path and method == "PUT" and number < 20) or number % 12:
             return ""  # the start of a run requires the lease
-        kind = kinds[number // 7 % len(kinds)]
+        kind = kinds[number // 12 % len(kinds)]
         injected[kind] += 1
         return kind
 
