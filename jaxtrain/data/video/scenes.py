@@ -83,9 +83,10 @@ def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
     return rounded
 
 
-def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int) -> None:
-    """Writes RGB frames, each uint8 [H, W, 3], as H.264 in MP4."""
-    options = {"crf": "14", "preset": "veryfast", "g": "24", "x264-params": _REPEATABLE}
+def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int, keyframes: int = FPS) -> None:
+    """Writes RGB frames, each uint8 [H, W, 3], as H.264 in MP4; a keyframe at least so often."""
+    g = str(keyframes)
+    options = {"crf": "14", "preset": "veryfast", "g": g, "x264-params": _REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
         stream.pix_fmt = "yuv420p"
