@@ -171,11 +171,11 @@ def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], No
 
     cores = flags.workers or (None if flags.engine == "ray" else worker_count.cores())
     spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
-    hours = "" if cores is None else f", {found.core_hours / cores:,.2f} hours on {cores}"
+    hours = "" if cores is None else f", {_rounded(found.core_hours / cores)} hours on {cores}"
     say(
-        f"estimated from {_counted(found.sampled, 'video')} of {found.videos:,}{spread}: "
-        f"{found.core_hours:,.2f} core-hours{hours}; {found.out_bytes / 2**30:,.2f} GiB of clips "
-        f"from {found.in_bytes / 2**30:,.2f} GiB of videos"
+        f"estimated from {found.sampled} of {_counted(found.videos, 'video')}{spread}: "
+        f"{_rounded(found.core_hours)} core-hours{hours}; {_rounded(found.out_bytes / 2**30)} GiB "
+        f"of clips from {_rounded(found.in_bytes / 2**30)} GiB of videos"
     )
     for one in found.dropped:
         say(f"would be dropped: {one['source']}: {one['reason']}")
@@ -184,6 +184,10 @@ def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], No
     if found.out_bytes > free:
         say(f"warning: {flags.out} has only {free / 2**30:,.2f} GiB of free space")
     return 0
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _counted(count: int, what: str) -> str:

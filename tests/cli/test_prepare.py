@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import engine_threads
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import sample_videos as sample
 
 from jaxtrain import main
 from jaxtrain.cli import engine_flags
+from jaxtrain.data import engine
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -157,3 +160,24 @@ def test_tasks_of_a_cluster_share_the_work(variables: dict[str, str], number: st
     texts = [engine_flags.share(argparse.Namespace(share=True), {}) for _ in range(2)]
     assert texts[0] != texts[1]
     assert None not in texts
+
+
+def test_an_estimate_is_printed_and_nothing_is_written(
+    videos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
+    out = tmp_path / "pieces"
+    assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^estimated from 7 of 7 videos \(plus or minus \d+%\): [\d.e-]+ core-hours, [\d.e-]+ "
+        r"hours on 1; [\d.e-]+ GiB of clips from [\d.e-]+ GiB of videos$",
+        printed,
+        re.M,
+    ), printed
+    assert "would be dropped: broken.mp4: " in printed
+    assert not out.exists()
