@@ -106,6 +106,8 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(found))
+    if bucket.is_bucket(str(flags.directory)):
+        words = words.replace(str(run), bucket.normalized(str(flags.directory), "DIR"))
     terminal.out(
         words + (f", after the run that is active here ({at_work}) has ended" if at_work else "")
     )

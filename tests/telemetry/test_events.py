@@ -18,7 +18,7 @@ from tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import line_files, samples
+from jaxtrain.telemetry import console, line_files, samples
 from jaxtrain.telemetry.console import Console, console_line, duration, fitted
 from jaxtrain.telemetry.events import (
     BadStep,
@@ -566,3 +566,12 @@ def test_a_foreign_file_ends_no_run_that_trains(
     log.close()
     assert "training continues without metrics.jsonl" in capsys.readouterr().out
     assert scalars(tmp_path) == [(1, "train/loss", 1.0)]
+
+
+def test_every_phase_of_a_run_has_a_label(checkout: Path) -> None:
+    """A phase without one would end the console's thread."""
+    files = (checkout / "jaxtrain" / "training").glob("*.py")
+    opened = r'(?:within|interrupted)\(\s*"(\w+)"'
+    used = {name for path in files for name in re.findall(opened, path.read_text())}
+    assert {"compile", "save", "upload"} <= used
+    assert used <= console._LABELS.keys()
