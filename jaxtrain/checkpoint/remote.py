@@ -124,8 +124,9 @@ class Part:
 
     def has(self, shards: int, wanted: Iterable[int]) -> bool:
         """Whether a process can restore its shards from this folder alone."""
-        everything = set(self.shards) == set(range(self.layout.shards))
-        return everything or (shards == self.layout.shards and set(wanted) <= set(self.shards))
+        if set(self.shards) == set(range(self.layout.shards)):
+            return True
+        return shards == self.layout.shards and set(wanted) <= set(self.shards)
 
 
 def part_of(checkpoint: Path) -> Part:
@@ -496,7 +497,8 @@ def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> 
                 continue
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             found.bucket.download(name, place / name)
-        folders = [f"{where}{one}" for where in _PLACES for one in (CHECKPOINTS, BEST)]
+        places = ("", f"{SUPERSEDED}/")
+        folders = [f"{where}{one}" for where in places for one in (CHECKPOINTS, BEST)]
         for folder in folders if checkpoints else ():
             there = found.steps(folder)
             for step in there:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain.checkpoint import manifest
+from jaxtrain.checkpoint import manifest, remote
 from jaxtrain.checkpoint.layout import (
     STATE,
     listed,
@@ -77,6 +77,7 @@ def restore(
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if wrong:
         raise InputError(f"{path} is damaged ({wrong}){_beside(path)}")
+    _check_part(path)
     wanted = named(abstract_state)
     for name, leaf in wanted.items():
         if leaf.sharding is None:
@@ -127,6 +128,24 @@ def restore(
                 f"describes{_beside(path)}"
             )
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+
+
+def _check_part(path: Path) -> None:
+    """Checks that one process has more than its part of a run whose processes share no disk.
+
+    Raises:
+        InputError: the checkpoint has only some of the shards.
+    """
+    if jax.process_count() > 1 or not (path / remote.PART).exists():
+        return
+    try:
+        part = remote.part_of(path)
+    except (remote.Incomplete, OSError) as why:
+        raise InputError(f"{path} is damaged ({why}){_beside(path)}") from None
+    if not part.has(0, ()):
+        raise InputError(
+            f"{path} has only the shards of one process of its run: use the URL of the run's bucket"
+        )
 
 
 def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:

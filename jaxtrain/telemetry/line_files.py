@@ -103,13 +103,18 @@ class LineFile:
                 raise
 
 
+def log_name(process: int) -> str:
+    """Returns the name of a process's log in the run directory."""
+    return LOG if process == 0 else f"log.{process}.txt"
+
+
 class LogFile:
     """Writes every message with the UTC time to ``log.txt``, or ``log.<process>.txt``."""
 
     takes = (Message,)
 
     def __init__(self, directory: Path, process: int) -> None:
-        self._file = Appended(directory / (LOG if process == 0 else f"log.{process}.txt"))
+        self._file = Appended(directory / log_name(process))
         self.name = self._file.path.name
 
     def handle(self, event: Message) -> None:

@@ -39,9 +39,11 @@ from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage import lease
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket
+from jaxtrain.telemetry import line_files
 from jaxtrain.training import run_directory
 
 _UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
+_FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
 _LONGEST_PAUSE_S = 30.0  # between tries
 _ANNOUNCE_S = 30.0
@@ -137,7 +139,6 @@ class Mirror:
         self._remote = RemoteCheckpoints(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
         self._keep, self._every = 1, 1
-        self._fetched = False
         self._uploads_first: Path | None = None
         self._part: Part | None = None
         self._changed = threading.Condition()
@@ -226,8 +227,14 @@ class Mirror:
         else:
             process_group.process_zero_decides(lambda: self._fetch_all(only))
         self._look_for_missed_best()
-        if self._active and (self._fetched or not (self.directory / "config.json").exists()):
+        # The files come with the checkpoint, even if a start was interrupted between the two:
+        # otherwise the run would upload metrics that begin at its resumed step.
+        due = self.directory / _FILES_DUE
+        log = self.directory / line_files.log_name(self._process)
+        if self._active and (due.exists() or not log.exists()):
+            due.touch()
             self._fetch_files()
+            due.unlink()
 
     def start(self, keep: int, every: int) -> None:
         """Begins to copy, in a thread: first what an earlier start of the run left on disk.
@@ -527,8 +534,8 @@ class Mirror:
         self._say(
             f"fetching checkpoint {found.step} from {self.url} ({size / 2**20:.1f} MiB{which})"
         )
+        (self.directory / _FILES_DUE).touch()
         self._remote.fetch(found, parts, self.directory, target)
-        self._fetched = True
 
     def _fetch_parts(self, only: int | None, shards: int, wanted: tuple[int, ...]) -> None:
         """Makes each process have its part of the same checkpoint, the newest that all can have."""

@@ -14,6 +14,7 @@ from jaxtrain.checkpoint import manifest, remote
 from jaxtrain.checkpoint.remote import Incomplete, Layout, RemoteCheckpoints
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.errors import InputError
 from jaxtrain.storage.bucket import Bucket
 
 FOLDER = "checkpoints"
@@ -209,6 +210,20 @@ def test_a_forged_manifest_is_refused(
     store.bucket.put(f"{FOLDER}/4.json", json.dumps(content).encode())
     with pytest.raises(Incomplete, match=r"checkpoints/4.json is damaged"):
         store.read(FOLDER, 4)
+
+
+def test_a_part_is_not_taken_for_a_checkpoint(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
+    for shards, complete in (((0, 1), True), ((1,), False)):
+        part = remote.Part("0" * 12, Layout(2, ((0,), (1,))), None, shards)
+        (tmp_path / "4" / remote.PART).write_bytes(part.to_json())
+        manifest.write(tmp_path / "4", 4)
+        target = target_of(make_state(4), mesh_of(1))
+        if complete:
+            restore(tmp_path / "4", target)
+        else:
+            with pytest.raises(InputError, match="has only the shards of one process"):
+                restore(tmp_path / "4", target)
 
 
 def test_few_parts_are_chosen() -> None:

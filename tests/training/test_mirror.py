@@ -112,9 +112,35 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     assert any("fetching checkpoint 4 from s3://bucket/run" in line for line in second.said)
 
 
+def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs("one", None).begin()
+    for name in ("log.txt", "metrics.jsonl"):
+        (first.directory / name).write_text("old\n")
+    first.save(2)
+    first.finish()
+    first.close()
+    download = Bucket.download
+
+    def fail(self: Bucket, name: str, *more: Any) -> Any:
+        if name == "metrics.jsonl":
+            raise Unavailable("no")
+        return download(self, name, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "download", fail)
+        with pytest.raises(Unavailable):
+            runs("two")
+    again = runs("two")
+    assert (again.directory / "metrics.jsonl").read_text() == "old\n"
+    assert again.on_disk == [2]
+    assert not (again.directory / mirror._FILES_DUE).exists()
+
+
 def test_the_files_of_a_newer_disk_are_not_overwritten(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
-    (first.directory / "config.json").write_text("{}")
+    (first.directory / "log.txt").write_text("started\n")
     (first.directory / "metrics.jsonl").write_text("old\n")
     first.save(2)
     first.finish()
