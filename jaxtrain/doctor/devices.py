@@ -1,11 +1,13 @@
 """Checks the number, kind, and memory of the devices, and their driver."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
 from jaxtrain import config, versions
+from jaxtrain.bench import ceilings
 from jaxtrain.config import invocation
 from jaxtrain.doctor import packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -18,6 +20,8 @@ LEAST_DRIVER = {12: "525", 13: "580"}
 version compatibility, table 1 (docs.nvidia.com/deploy/cuda-compatibility)."""
 
 _TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
+_MEASURED_S = 0.5  # for each of the three rates of a GPU
+_SLOW = 0.9  # of the median rate of the GPUs: one below it is named
 _ENOUGH = 0.95  # fraction of a card's memory: jax reports less than nvidia-smi
 
 
@@ -30,6 +34,7 @@ def checks(subject: Subject) -> dict[str, Check]:
         "count": lambda: count(subject, jax.devices()),
         "kind": lambda: kind(subject, jax.local_devices()),
         "in use": lambda: in_use(subject.driver),
+        "rates": lambda: rates(jax.local_devices()),
         "libraries": lambda: packages.plugin(find),
         "torch": lambda: packages.torch(find),
     }
@@ -178,6 +183,47 @@ def in_use(found: Driver) -> Iterator[Finding]:
                 f"program",
                 "end it (nvidia-smi lists it), or exclude this GPU with CUDA_VISIBLE_DEVICES",
             )
+
+
+def rates(
+    devices: list[jax.Device],
+    measure: Callable[[jax.Device], ceilings.Ceilings] = lambda device: ceilings.measure(
+        device, _MEASURED_S
+    ),
+) -> Iterator[Finding]:
+    """Measures the matmul and copy rates of each GPU by itself, and names one that is slow.
+
+    Args:
+        devices: of this process.
+        measure: returns the rates of a device.
+    """
+    if devices[0].platform == "cpu":
+        return
+    found = {device: measure(device) for device in devices}
+    slow = False
+    for what, unit, rate in (
+        ("bf16 matmuls", "TFLOP/s", lambda one: one.bf16_flops / 1e12),
+        ("copies", "GB/s", lambda one: one.copy_bytes / 1e9),
+    ):
+        each = {device: rate(one) for device, one in found.items()}
+        median = statistics.median(each.values())
+        for device, own in each.items():
+            if own < _SLOW * median:
+                slow = True
+                yield warning(
+                    f"GPU {device.local_hardware_id}: {what} at {own:.3g} {unit}, against "
+                    f"{median:.3g} in the median of {len(each)} GPUs (measured)",
+                    "every step waits for it: check its temperature, power limit, and other "
+                    "programs with nvidia-smi -q, or exclude it with CUDA_VISIBLE_DEVICES",
+                )
+    if not slow:
+        flops = [one.bf16_flops / 1e12 for one in found.values()]
+        copied = [one.copy_bytes / 1e9 for one in found.values()]
+        yield ok(
+            f"{counted(len(found), 'GPU')} measured one by one: bf16 matmuls at "
+            f"{min(flops):.3g} to "
+            f"{max(flops):.3g} TFLOP/s, copies at {min(copied):.3g} to {max(copied):.3g} GB/s"
+        )
 
 
 def _counted(names: "Iterator[str]") -> dict[str, int]:

@@ -10,6 +10,7 @@ from examined import all_ok, only_problem, only_warning, subject, tiny
 from recorded_packages import H100 as GPUS
 
 from jaxtrain import config
+from jaxtrain.bench.ceilings import Ceilings
 from jaxtrain.doctor import devices
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.hardware import Driver
@@ -18,16 +19,32 @@ MIB = 2**20
 H100 = Driver("550.90.07", GPUS)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Gpu:
     """Describes a device like jax."""
 
     device_kind: str = "NVIDIA H100 80GB HBM3"
     platform: str = "gpu"
+    local_hardware_id: int = 0
 
 
 def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
     return [Gpu(kind) for _ in range(count)]
+
+
+def test_the_rates_of_each_gpu_are_compared() -> None:
+    four: list[Any] = [Gpu(local_hardware_id=number) for number in range(4)]
+
+    def measured(flops: float, copies: float) -> Any:
+        slow, usual = Ceilings(flops, 1.0, copies), Ceilings(700e12, 1.0, 2.9e12)
+        return lambda device: slow if device.local_hardware_id == 2 else usual
+
+    found = only_warning(devices.rates(four, measured(500e12, 2.9e12)))
+    assert found.seen.startswith("GPU 2: bf16 matmuls at 500 TFLOP/s, against 700 in the median")
+    found = only_warning(devices.rates(four, measured(700e12, 1.5e12)))
+    assert found.seen.startswith("GPU 2: copies at 1.5e+03 GB/s, against 2.9e+03 in the median")
+    assert all_ok(devices.rates(four, measured(690e12, 2.8e12)))
+    assert list(devices.rates(jax.devices())) == []  # CPUs are one machine
 
 
 def test_no_gpus_for_a_config_of_eight(tmp_path: Path) -> None:
