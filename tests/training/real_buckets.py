@@ -288,7 +288,7 @@ def test_commands_read_runs_in_a_bucket(place: Path, server: Server) -> None:
     assert "verified" in listed.stdout
     filled = run(place, "fill", f"{url}/", "ab [MASK] cd", **variables)
     assert filled.returncode == 0, filled.stderr
-    exported = run(place, "export", f"{url}/checkpoints/12", "out.safetensors", **variables)
+    exported = run(place, "export", f"{url}/checkpoints/16", "out.safetensors", **variables)
     assert exported.returncode == 0, exported.stderr
     report = run(place, "report", url, **variables)
     assert report.returncode == 0, report.stderr
