@@ -65,7 +65,7 @@ def made(
     rates: calibration.Calibration | None = None,
     **more: Any,
 ) -> plan.Plan:
-    run = config.load("h100_16", typed)
+    run = config.load("h100_16", ["--data.clips_per_video", "1", *typed])
     return plan.make_plan(
         findings(**more),
         H100,
@@ -171,7 +171,7 @@ def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
         "bound by input",
         "the GPUs wait",
         "waiting for input:",
-        "prepare clips, once: 5.",
+        "prepare clips, once: 11.",
     ):
         assert words in said, words
 
@@ -236,7 +236,7 @@ def test_the_text_contains_every_section() -> None:
             "3,600 steps",
         ),
         *("for 16 GPUs at 1 per GPU-hour", "start: ", "compilation: ", "steps: "),
-        *("input per host, predicted", "88 workers on 96 cores", "to 1,998 clips/s by"),
+        *("input per host, predicted", "88 workers on 96 cores", "to 4,162 clips/s by"),
         "cuDNN attention: 40 forward calls, 20 backward calls",
         "2 convolutions without cuDNN",
     ):
