@@ -9,13 +9,19 @@ from jaxtrain.data import engine, worker_count
 from jaxtrain.errors import InputError
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--workers``, ``--engine``, and ``--ray-address``."""
+def add(parser: argparse.ArgumentParser, local: str = "") -> None:
+    """Adds ``--workers``, ``--engine``, and ``--ray-address``.
+
+    Args:
+        parser: receives the flags.
+        local: precedes the default number of local processes in the help text.
+    """
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help=f"worker processes (default: {worker_count.cores()}; all CPUs of a Ray cluster)",
+        help=f"worker processes (default: {local}{worker_count.cores()}; all CPUs of a Ray "
+        "cluster)",
     )
     parser.add_argument(
         "--engine",
@@ -47,11 +53,12 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
     return engine.Local(flags.workers or worker_count.cores())
 
 
-# Variables with a task's number, and with the number of tasks if one may be alone.
+# Variables with a task's number, and with the number of tasks if one may be alone. A task may have
+# several, for example of srun in an element of a SLURM array.
 _TASKS = (
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script has only the first
     ("SLURM_ARRAY_TASK_ID", ""),  # sbatch --array
     ("JOB_COMPLETION_INDEX", ""),  # an Indexed Job of Kubernetes
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script has only the first
 )
 
 
@@ -77,9 +84,13 @@ def share(
     Returns:
         A text that no other command has, and a description; None if there are no others.
     """
+    found = {}
     for variable, count in _TASKS:
         number = environment.get(variable, "")
         several = not count or environment.get(count, "1") != "1"
         if number.isdecimal() and several:
-            return number, f"this is task {number} ({variable})"
+            found[variable] = number
+    if found:
+        task = ".".join(found.values())
+        return task, f"this is task {task} ({', '.join(found)})"
     return (secrets.token_hex(8), "--share") if flags.share else None

@@ -171,7 +171,11 @@ def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], No
 
     cores = flags.workers or (None if flags.engine == "ray" else worker_count.cores())
     spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
-    hours = "" if cores is None else f", {_rounded(found.core_hours / cores)} hours on {cores}"
+    hours = (
+        ""
+        if cores is None
+        else f", {_rounded(found.core_hours / cores)} hours on {_counted(cores, 'core')}"
+    )
     say(
         f"estimated from {found.sampled} of {_counted(found.videos, 'video')}{spread}: "
         f"{_rounded(found.core_hours)} core-hours{hours}; {_rounded(found.out_bytes / 2**30)} GiB "
@@ -182,7 +186,10 @@ def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], No
     out = flags.out.absolute()
     free = disks.free_bytes(next(path for path in (out, *out.parents) if path.exists()))
     if found.out_bytes > free:
-        say(f"warning: {flags.out} has only {free / 2**30:,.2f} GiB of free space")
+        say(
+            f"warning: {flags.out} has only {free / 2**30:,.2f} GiB of free space: free space "
+            "there, or choose another OUT"
+        )
     return 0
 
 

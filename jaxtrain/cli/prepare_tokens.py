@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     """
     usage = "jaxtrain prepare tokens --config NAME [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
-    engine_flags.add(parser)
+    engine_flags.add(parser, "up to ")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -45,7 +45,12 @@ def main(arguments: list[str]) -> int:
     if flags.engine != "local" or flags.workers is not None:
         # The same caches as those that `open` looks for.
         run.data.with_tokenizer_of(model, lambda line: None).prepare(
-            model.vocab_size, run.data.form, say, engine
+            model.vocab_size,
+            run.data.form,
+            say,
+            # Local processes share the text of each file; an engine has a worker for each file.
+            engine if flags.engine == "ray" else None,
+            flags.workers,
         )
     sources = run.data.open(model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:

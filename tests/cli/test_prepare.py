@@ -14,9 +14,10 @@ import sample_videos as sample
 
 from jaxtrain import main
 from jaxtrain.cli import engine_flags
-from jaxtrain.data import engine
+from jaxtrain.data import engine, worker_pool
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
+from jaxtrain.storage import disks
 from jaxtrain.training.state import ModelDefinition
 
 TINY = video_ae.Config.tiny()
@@ -151,6 +152,11 @@ def test_wrong_flags_of_an_engine(
         ({"SLURM_PROCID": "0"}, None),  # a batch script
         ({"SLURM_ARRAY_TASK_ID": "17"}, "17"),
         ({"JOB_COMPLETION_INDEX": "5"}, "5"),
+        (  # srun in an element of an array
+            {"SLURM_ARRAY_TASK_ID": "17", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
+            "17.3",
+        ),
+        ({"SLURM_ARRAY_TASK_ID": "17", "SLURM_PROCID": "0"}, "17"),
         ({}, None),
     ],
 )
@@ -160,6 +166,25 @@ def test_tasks_of_a_cluster_share_the_work(variables: dict[str, str], number: st
     texts = [engine_flags.share(argparse.Namespace(share=True), {}) for _ in range(2)]
     assert texts[0] != texts[1]
     assert None not in texts
+
+
+def test_workers_share_the_text_of_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[int] = []
+    in_order = worker_pool.in_order
+
+    def record(*arguments: Any, processes: int) -> Any:
+        pools.append(processes)
+        return in_order(*arguments, processes=1)
+
+    monkeypatch.setattr(worker_pool, "in_order", record)
+    rows = [json.dumps({"text": f"Text {number} of a file."}) for number in range(40)]
+    (tmp_path / "one.jsonl").write_text("\n".join(rows))
+    data = ("--data.path", tmp_path / "one.jsonl", "--data.cache_dir", tmp_path / "cache")
+    assert _main("prepare", "tokens", "--config", "demo_mlm", *data, "--workers", 3) == 0
+    assert "MB of text in 3 processes" in capsys.readouterr().out
+    assert pools == [0, 3]  # the scan has a process for each MB
 
 
 def test_an_estimate_is_printed_and_nothing_is_written(
@@ -175,9 +200,13 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     printed = capsys.readouterr().out
     assert re.search(
         r"^estimated from 7 of 7 videos \(plus or minus \d+%\): [\d.e-]+ core-hours, [\d.e-]+ "
-        r"hours on 1; [\d.e-]+ GiB of clips from [\d.e-]+ GiB of videos$",
+        r"hours on 1 core; [\d.e-]+ GiB of clips from [\d.e-]+ GiB of videos$",
         printed,
         re.M,
     ), printed
     assert "would be dropped: broken.mp4: " in printed
     assert not out.exists()
+    monkeypatch.setattr(disks, "free_bytes", lambda path: 0)
+    assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
+    warning = f"warning: {out} has only 0.00 GiB of free space: free space there, or choose another"
+    assert warning in capsys.readouterr().out

@@ -190,11 +190,13 @@ def scan(
     flag: str,
     say: Callable[[str], None],
     engine: Engine | None = None,
+    processes: int | None = None,
 ) -> list[Scanned]:
     """Finds the files, reads each once, and records its contents or why it is bad.
 
     The record is kept in ``folder``. A file with the same size and modification time as before is
-    not read again, unless the system could not read it. An engine reads the files on its nodes.
+    not read again, unless the system could not read it. An engine reads the files on its nodes;
+    without one, at most ``processes`` do, or one per core.
 
     Raises:
         InputError: see :func:`find`; or a node of the engine does not see a file.
@@ -218,7 +220,7 @@ def scan(
             fresh.append((at, path, name, size, mtime_ns))
     if fresh:
         say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
-        _scan_fresh(fresh, result, record, text_field, say, engine)
+        _scan_fresh(fresh, result, record, text_field, say, engine, processes)
     return [file for file in result if file]
 
 
@@ -229,6 +231,7 @@ def _scan_fresh(
     text_field: str | None,
     say: Callable[[str], None],
     engine: Engine | None,
+    most: int | None,
 ) -> None:
     """Fills in ``result`` and saves it periodically, so that a kill loses little of the work."""
     for path in _crashing(
@@ -238,7 +241,7 @@ def _scan_fresh(
         result[crashing[0]] = _bad(crashing[1:], "broken parquet: it crashes the reader")
         fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
-    processes = min(worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
+    processes = min(most or worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
         scanned: Iterable[tuple[_Fresh, Scanned]]

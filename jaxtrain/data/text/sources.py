@@ -169,10 +169,12 @@ class Text:
         form: Form,
         say: Callable[[str], None],
         engine: Engine | None = None,
+        processes: int | None = None,
     ) -> Prepared:
         """Finds and checks the files, and builds their token caches if missing.
 
-        An engine reads and tokenizes each file on any of its nodes, with the same results.
+        Worker processes of this machine share the text, ``processes`` or up to one per core. An
+        engine reads and tokenizes each file on any of its nodes instead, with the same results.
 
         Raises:
             InputError: no path, no text, too many bad files, or a tokenizer that does not fit.
@@ -186,7 +188,7 @@ class Text:
         if path is None:
             path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
-        found = [self._find(path, flag, folder, say, engine) for flag, path in named]
+        found = [self._find(path, flag, folder, say, engine, processes) for flag, path in named]
         good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
         quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
         corpora = [
@@ -194,7 +196,9 @@ class Text:
             for files, (_, path), quota in zip(good, named, quotas, strict=True)
         ]
         if self.val_path is not None:
-            found.append(self._find(self.val_path, "--data.val_path", folder, say, engine))
+            found.append(
+                self._find(self.val_path, "--data.val_path", folder, say, engine, processes)
+            )
             files = self._good(found[-1], "--data.val_path", self.val_path, say)
             split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
             corpora.append(
@@ -217,6 +221,7 @@ class Text:
                 form=form,
                 folder=folder,
                 say=say,
+                processes=processes,
                 engine=engine,
             )
             for corpus in corpora
@@ -287,15 +292,18 @@ class Text:
         folder: Path,
         say: Callable[[str], None],
         engine: Engine | None,
+        processes: int | None,
     ) -> list[documents.Scanned]:
         if not hub_datasets.is_named(path):
-            return documents.scan(path, self.text_field, folder, flag, say, engine)
+            return documents.scan(path, self.text_field, folder, flag, say, engine, processes)
         most = self.max_examples if flag != "--data.val_path" else None
         fetched, parts = hub_datasets.fetch(
             path, flag, folder.parent / "hf", self.text_field, most, say
         )
         pattern = str(Path(glob.escape(str(fetched)), hub_datasets.PARTS))
-        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say, engine)[:parts]
+        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say, engine, processes)[
+            :parts
+        ]
 
     def _field(self, path: str) -> str | None:
         return hub_datasets.FIELD if hub_datasets.is_named(path) else self.text_field

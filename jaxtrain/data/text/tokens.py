@@ -24,9 +24,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
@@ -299,7 +299,13 @@ def _encoded_by(
     appended: list[Path] = []
     at, (skip, after) = next(order, (-1, (0, 0)))
     finished = engine.as_finished(
-        _encode_file, missing, corpus, folder, how, digest, died=died_reading([corpus])
+        _encode_file,
+        missing,
+        corpus,
+        folder,
+        how,
+        digest,
+        died=lambda item: died_reading(corpus, item[0]),
     )
     for _ in itertools.chain([None], finished):
         while at >= 0 and (part := _part(folder, at, skip)).is_dir():
@@ -312,18 +318,13 @@ def _encoded_by(
             at, (skip, after) = next(order, (-1, (0, 0)))
 
 
-def died_reading(corpora: Sequence[Corpus]) -> Callable[[Any], Any]:
-    """Returns a function that reports a worker that was killed, most likely out of memory."""
-
-    def died(item: Any) -> Any:
-        files = sum(len(corpus.files) for corpus in corpora)
-        raise RunAgain(
-            f"a worker that reads one of {files:,} files was killed again and again, most likely "
-            "for lack of memory: use smaller files or nodes with more memory, and start again; "
-            "finished work is kept"
-        )
-
-    return died
+def died_reading(corpus: Corpus, at: int) -> NoReturn:
+    """Raises RunAgain: the worker of a file was killed, most likely for lack of memory."""
+    raise RunAgain(
+        f"{corpus.files[at].path}: the worker that reads this file was killed again and again, "
+        "most likely for lack of memory: use smaller files or nodes with more memory, and start "
+        "again; finished work is kept"
+    )
 
 
 def _part(folder: Path, at: int, skip: int) -> Path:

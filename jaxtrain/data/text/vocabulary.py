@@ -113,7 +113,11 @@ def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
     waiting = iter(todo)
     wanted = next(waiting, None)
     for file, texts in engine.as_finished(
-        _sample_file, todo, tuple(corpora), fraction, died=tokens.died_reading(corpora)
+        _sample_file,
+        todo,
+        tuple(corpora),
+        fraction,
+        died=lambda file: tokens.died_reading(corpora[file.corpus], file.at),
     ):
         ready[file] = texts
         while wanted in ready:

@@ -189,6 +189,24 @@ def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
 
 
+def test_the_error_about_a_killed_worker_names_the_file(tmp_path: Path) -> None:
+    class Kills(_Backwards):
+        def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
+            died(list(items)[1])
+            yield
+
+    folder = make(tmp_path / "in")
+    what = corpus(folder, tmp_path / "cache")
+    killed = rf"{what.files[1].path}: the worker that reads this file was killed"
+    with pytest.raises(RunAgain, match=killed):  # on the way to the vocabulary
+        list(vocabulary._sampled_by(Kills(), [what]))
+    words = trained(what, tmp_path / "cache")
+    with pytest.raises(RunAgain, match=killed):
+        tokens.prepare(
+            what, tokenizer_path=words, folder=tmp_path / "cache", say=silent, engine=Kills()
+        )
+
+
 def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:
     folder = make(tmp_path / "in")
     what = corpus(folder, tmp_path / "cache")
