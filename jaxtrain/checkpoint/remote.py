@@ -10,11 +10,12 @@ Below the run's URL::
 An object store has no rename, so the manifest is what makes a checkpoint complete: it is written
 after all files that it lists, and deleted before them. Files are found only through a manifest, and
 a manifest of the same step never has the same files with other content, because ``<id>`` is of the
-content or of the start of the run that saved it. What no manifest lists is deleted.
+content or of the start of the run that saved it. A ``data/<step>-<id>/`` that no manifest lists is
+deleted; other objects, even below ``data/``, are not the run's.
 
 A part holds what one process saved. A run on one disk has one part. Where each process has a disk
 of its own, each part is a checkpoint with the shards of that process, described in ``part.json``;
-:class:`Layout` tells which parts make it complete, and which of them a process needs.
+:class:`Layout` states which parts make it complete, and which of them a process needs.
 """
 
 import contextlib
@@ -259,7 +260,7 @@ class RemoteCheckpoints:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(send, sorted(listed, key=lambda name: -listed[name][0])):
                 pass
-        # Last, as it tells process 0 that this part is complete.
+        # Last, as it shows process 0 that this part is complete.
         self.bucket.put(f"{to}/{part}/{manifest.NAME}", checkpoint / manifest.NAME)
 
     def missing(self, data: str, layout: Layout) -> list[int]:
@@ -354,7 +355,8 @@ class RemoteCheckpoints:
         unused = [
             name
             for name in self.bucket.sizes("data")
-            if not any(name.startswith(f"{one}/" if _DATA.fullmatch(one) else one) for one in used)
+            if re.match(f"{_DATA.pattern}/", name)  # others are a user's
+            and not any(name.startswith(f"{one}/" if _DATA.fullmatch(one) else one) for one in used)
         ]
         self.bucket.delete(unused)
 

@@ -37,6 +37,7 @@ _KEYS = {
 _STATUS = re.compile(r"status code: (\d{3}[ \w]*)|<Code>(\w+)</Code>")
 _REJECTED = re.compile(r"ExpiredToken|TokenExpired|InvalidAccessKeyId|SignatureDoesNotMatch")
 _FULL = re.compile(r"Quota\w*|\w*LimitExceeded|EntityTooLarge|InsufficientStorage")
+_MACHINE_ROLE = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
 _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist", re.IGNORECASE)
 
 
@@ -291,7 +292,7 @@ class Bucket:
                 f"{self.url}: cannot {what} ({why}): allow these credentials to list, read, write, "
                 f"and delete there, or {keys}"
             )
-        if "169.254.169.254" in text or "metadata" in text:
+        if _MACHINE_ROLE.search(text):
             return Unavailable(f"{self.url}: cannot {what} (no credentials were found): {keys}")
         return Unavailable(f"{self.url}: cannot {what} ({why}): check the network and the store")
 

@@ -200,12 +200,13 @@ class Mirror:
         Also fetches the metrics, samples and lists of a run that is not on this disk.
 
         Args:
-            resume: ``--resume``: None, ``latest`` or a step; anything else fetches nothing.
+            resume: ``--resume``: None, ``latest`` or a step; the path or URL of another run is
+                allowed if the bucket has no checkpoints, and fetches nothing.
             mesh: of the run.
             shard: ``mesh.shard``.
 
         Raises:
-            InputError: without ``--resume``, the bucket has checkpoints.
+            InputError: the bucket has checkpoints, from which this run would not resume.
             RunAgain: the bucket or the disk is unavailable.
         """
         if self.own_disk:
@@ -220,6 +221,7 @@ class Mirror:
             process_group.process_zero_decides(self._refuse_existing)
             return
         if resume != "latest" and not resume.isdecimal():
+            process_group.process_zero_decides(lambda: self._refuse_other(resume))
             return
         only = None if resume == "latest" else int(resume)
         if self.own_disk:
@@ -494,6 +496,19 @@ class Mirror:
             )
         return ""
 
+    def _refuse_other(self, resume: str) -> str:
+        """Refuses another run, as :func:`jaxtrain.checkpoint.resume.check_directory` does."""
+        if not buckets.is_bucket(resume):
+            path, own = expanded(resume).resolve(), self.directory.resolve()
+            if own in (path, *path.parents):
+                return ""
+        if there := self._remote.steps():
+            raise InputError(
+                f"{self.url} already contains checkpoints (newest: {there[-1]}), and --resume "
+                f"{resume} is another run: use --resume latest, or choose another folder"
+            )
+        return ""
+
     def _fetch_all(self, only: int | None) -> str:
         """Fetches a complete checkpoint if the bucket has a newer one than the disk. Process 0."""
         on_disk = self._on_disk(only)
@@ -541,10 +556,10 @@ class Mirror:
         """Makes each process have its part of the same checkpoint, the newest that all can have."""
         have = self._parts_on_disk(shards, wanted)
         for _ in range(1000):  # each time, a checkpoint turned out to be damaged
-            told = {step: (one.save, one.number, fits) for step, (one, fits) in have.items()}
+            own = {step: (one.save, one.number, fits) for step, (one, fits) in have.items()}
             everywhere = [
                 {int(step): tuple(one) for step, one in json.loads(text).items()}
-                for text in process_group.gather("parts", json.dumps(told))
+                for text in process_group.gather("parts", json.dumps(own))
             ]
             decision = process_group.process_zero_decides(
                 functools.partial(self._decide, everywhere, only)
@@ -662,8 +677,6 @@ class Mirror:
     def _sync_files(self) -> None:
         """Uploads the files that have changed; failures are tried again the next time."""
         try:
-            if not self._synced:
-                self._synced = {"": (0, 0)}
             for path in self.directory.rglob("*"):
                 name = path.relative_to(self.directory).as_posix()
                 if not self._is_file_of_run(name) or path.is_symlink() or not path.is_file():

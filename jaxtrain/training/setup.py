@@ -363,15 +363,15 @@ def open_training(
                 copy.claim()
                 flags = dataclasses.replace(flags, output_dir=str(copy.directory))
             own_disk = copy is not None and copy.own_disk
+            # Before a resume writes its lock there.
+            before = run_directory.before(run.name, flags.output_dir)
+            if copy is not None:
+                copy.fetch(flags.resume, mesh, run.mesh.shard)
             if flags.resume is not None and bucket.is_bucket(flags.resume):
                 source = process_group.process_zero_first(
                     functools.partial(hub.local, flags.resume, say=say), "checkpoint"
                 )
                 flags = dataclasses.replace(flags, resume=str(source))
-            # Before a resume writes its lock there.
-            before = run_directory.before(run.name, flags.output_dir)
-            if copy is not None:
-                copy.fetch(flags.resume, mesh, run.mesh.shard)
             start_from = run_directory.start_from(
                 run.name,
                 flags.resume,

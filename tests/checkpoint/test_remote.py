@@ -167,6 +167,17 @@ def test_the_newest_and_those_at_the_cadence_are_kept(
     assert [bool(store.bucket.sizes(folder)) for folder in folders] == [False, True, True]
 
 
+def test_only_files_of_checkpoints_are_deleted(
+    store: RemoteCheckpoints, upload: Callable[..., str]
+) -> None:
+    kept = ("data/videos/a.mp4", "data/4.mp4", "data/4-0123456789abc/a.mp4", "data/4-0123456789ab")
+    for name in kept:
+        store.bucket.put(name, b"1")
+    upload(4, commit=False)
+    store.collect()
+    assert sorted(store.bucket.sizes()) == sorted(kept)
+
+
 def test_later_checkpoints_are_superseded(
     store: RemoteCheckpoints, upload: Callable[..., str]
 ) -> None:

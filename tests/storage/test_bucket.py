@@ -128,6 +128,22 @@ def _answer(code: str, status: str) -> str:
             "raise the quota or free space",
         ),
         (
+            obstore.exceptions.GenericError(
+                "Generic S3 error: Error performing PUT "
+                "http://169.254.169.254/latest/api/token in 2s - error sending request"
+            ),
+            Unavailable,
+            "cannot write a (no credentials were found): set AWS_ACCESS_KEY_ID",
+        ),
+        (
+            obstore.exceptions.GenericError(
+                "Generic S3 error: Error performing PUT http://host/bucket/run/data/4/meta/metadata"
+                " in 2s - error sending request"
+            ),
+            Unavailable,
+            "cannot write a (error sending request): check the network and the store",
+        ),
+        (
             FileNotFoundError(_answer("NoSuchBucket", "404 Not Found")),
             InputError,
             "the bucket bucket does not exist: create it",

@@ -220,6 +220,26 @@ def test_without_resume_a_used_folder_is_refused(runs: Callable[..., Run]) -> No
         runs("two", None)
 
 
+def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
+    other = Checkpoints(tmp_path / "other" / FOLDER, 2)
+    save(other, 1)
+    other.close()
+    first = runs("one", str(tmp_path / "other")).begin()  # still empty
+    first.save(2)
+    first.finish()
+    first.close()
+    for resume in (str(tmp_path / "other"), "s3://bucket/other/checkpoints/1"):
+        with pytest.raises(
+            InputError,
+            match=rf"s3://bucket/run already contains checkpoints \(newest: 2\), and --resume "
+            f"{resume} is another run: use --resume latest, or choose another folder",
+        ):
+            runs("two", resume)
+    for own in (first.directory, first.directory / FOLDER / "2"):
+        runs("one", str(own)).close()
+    assert first.stored == [2]
+
+
 def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
