@@ -75,19 +75,24 @@ def complete(target: Path, files: Mapping[str, bytes], step: int | None = None) 
     manifest.write(target, int(target.name) if step is None else step)
 
 
-def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:
+def delete_oldest(folder: Path, keep: int, every: int = 1, certified: int | None = None) -> None:
     """Deletes complete checkpoints except the newest ``keep`` and the newest multiple of ``every``.
+
+    The newest up to the certified step also stays: if a device turns out to have computed wrong
+    results since then, the run resumes from it.
 
     Args:
         folder: contains the checkpoints.
         keep: number of checkpoints to keep.
         every: steps between checkpoints. A rollback uses a multiple of it, so that it does not
             depend on when a run was stopped.
+        certified: see :func:`jaxtrain.checkpoint.layout.certified_step`.
     """
     there = steps(folder)
     at_cadence = [step for step in there if step % every == 0]
+    right = [step for step in there if certified is not None and step <= certified]
     for step in there[:-keep]:
-        if step not in at_cadence[-1:]:
+        if step not in (*at_cadence[-1:], *right[-1:]):
             _delete(folder / str(step))
 
 

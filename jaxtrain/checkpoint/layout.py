@@ -18,9 +18,12 @@ from jaxtrain.storage.disks import disk_trouble, reason
 if TYPE_CHECKING:
     import jax  # takes a second, and commands that only look do not need it
 
-# Folders of a run directory. The last two contain the same folders again, for checkpoints that do
-# not count: those abandoned by a resume from an earlier step, and damaged ones.
+# Folders of a run directory. The last three contain the same folders again, for checkpoints that do
+# not count: those abandoned by a resume from an earlier step, damaged ones, and those that a device
+# may have computed wrongly (``loop.replay_every``).
 BEST, CHECKPOINTS, SUPERSEDED, DAMAGED = "best", "checkpoints", "superseded", "damaged"
+UNCERTIFIED = "uncertified"
+CERTIFIED = "certified.txt"
 STATE, META = "state", "meta"  # folders of a checkpoint
 
 
@@ -47,6 +50,23 @@ def latest_in(folder: Path) -> Path | None:
         if is_complete(folder / str(step)):
             return folder / str(step)
     return None
+
+
+def certified_step(run: Path) -> int | None:
+    """Returns the newest step that ``loop.replay_every`` has certified; None if none is recorded.
+
+    Args:
+        run: the run directory.
+
+    Raises:
+        OSError: the disk does not respond.
+    """
+    try:
+        with (run / CERTIFIED).open("rb") as file:
+            text = file.read(_LONGEST_NUMBER).strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -129,6 +149,7 @@ def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
     return found
 
 
+_LONGEST_NUMBER = 20  # digits
 _MOST = 2**63
 _DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|complex(64|128)|bfloat16")
 

@@ -14,7 +14,8 @@ A run calls :func:`choose` in process 0, once its directory is locked:
 6. No checkpoint of the run that saved last is intact (4 or 5), and there is no ``--output-dir``:
    the run that saved before it is tried. A warning names the damaged run, its damage and the
    checkpoint used instead. This also holds if the damaged checkpoints do not record when they were
-   saved (then the folders' modification times count) or are all in ``damaged/``.
+   saved (then the folders' modification times count) or are all in ``damaged/`` or
+   ``uncertified/``.
 7. The run has never saved: a fresh start.
 8. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
    refused if it is missing or damaged.
@@ -53,6 +54,7 @@ from jaxtrain.checkpoint.layout import (
     DAMAGED,
     META,
     STATE,
+    UNCERTIFIED,
     committed,
     is_complete,
     latest_in,
@@ -156,7 +158,7 @@ def latest_of(run: Path, max_lost_steps: int, verify: Verify = manifest.verify) 
 
 
 def _last_saved(run: Path) -> int:
-    """Returns the last step that a run saved, damaged or not; 0 if it never saved.
+    """Returns the last step that a run saved, intact or not; 0 if it never saved.
 
     If no checkpoint of a long run is intact, more than a first save has failed, for example a disk
     or a copy, which should be inspected before the run is repeated.
@@ -166,15 +168,19 @@ def _last_saved(run: Path) -> int:
 
 
 def _places(run: Path) -> list[Path]:
-    """Returns the folders for a run's checkpoints, intact or damaged."""
-    return [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
+    """Returns the folders for a run's checkpoints: intact, damaged, and uncertified."""
+    places = ("", DAMAGED, UNCERTIFIED)
+    return [run / place / folder for place in places for folder in (CHECKPOINTS, BEST)]
 
 
 def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
     which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
+    there = [place for place in (DAMAGED, UNCERTIFIED) if (run / place).is_dir()]
+    if not which:
+        which = [f"all are in {' and '.join(there)}"]
     return (
-        f"no checkpoint of {run} is intact ({which[0] if which else 'all are in ' + DAMAGED}{more};"
+        f"no checkpoint of {run} is intact ({which[0]}{more};"
         f" {invocation.program()} checkpoints {shlex.quote(str(run))} lists them)"
     )
 

@@ -12,6 +12,7 @@ In a run directory::
     checkpoints/<step>.replaced/      the old checkpoint while its step is saved again
     superseded/checkpoints/<step>/    abandoned by a resume from an earlier step
     damaged/checkpoints/<step>/       found damaged by a resume; with reason.txt
+    uncertified/checkpoints/<step>/   saved after the last certified step, before a wrong one
 
 ``<step>`` is the number of completed steps. Orbax writes ``<step>.orbax-checkpoint-tmp`` and
 renames it; the manifest, written last, completes the checkpoint.
@@ -30,7 +31,7 @@ import jax
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import files as checkpoint_files
-from jaxtrain.checkpoint.layout import BEST, META, STATE, latest_in
+from jaxtrain.checkpoint.layout import BEST, META, STATE, certified_step, latest_in
 from jaxtrain.checkpoint.restore import named, shapes_of
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import FailedElsewhere, Votes
@@ -85,7 +86,7 @@ class Checkpoints:
         directory: the run's ``checkpoints/``; the best one goes to ``best/`` next to it. Shared by
             all processes.
         keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
-            complete.
+            complete, unless it is the newest certified one (``loop.replay_every``).
         say: receives a line when a save fails, and when checkpoints are moved to ``superseded/``.
         every: steps between regular checkpoints; the newest of these is always kept.
         files: name -> content of further files for each checkpoint.
@@ -352,10 +353,12 @@ class Checkpoints:
         self._delete_oldest(target, keep)
 
     def _delete_oldest(self, target: Path, keep: int) -> None:
-        every = self._every if target.parent == self._directory else 1
+        best = target.parent == self._best
+        every = 1 if best else self._every
         try:
             checkpoint_files.forget_replaced(target)
-            checkpoint_files.delete_oldest(target.parent, keep, every)
+            certified = None if best else certified_step(self._directory.parent)
+            checkpoint_files.delete_oldest(target.parent, keep, every, certified)
         except OSError as error:
             self._say(
                 f"warning: older checkpoints in {target.parent} cannot be deleted "

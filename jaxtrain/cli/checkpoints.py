@@ -18,6 +18,7 @@ from jaxtrain.checkpoint.layout import (
     DAMAGED,
     META,
     SUPERSEDED,
+    UNCERTIFIED,
     committed,
 )
 from jaxtrain.config import invocation
@@ -66,7 +67,7 @@ class Finding:
 def main(arguments: list[str]) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
-    Checkpoints that a resume has moved to ``damaged/`` and ``superseded/`` do not count.
+    Checkpoints that were moved to ``damaged/``, ``uncertified/``, and ``superseded/`` do not count.
 
     Raises:
         InputError: wrong use.
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
     try:
         found = [
             one
-            for place in ("", SUPERSEDED, DAMAGED)
+            for place in ("", SUPERSEDED, DAMAGED, UNCERTIFIED)
             for folder in (CHECKPOINTS, BEST)
             for one in _findings(run, run / place / folder, bool(at_work))
         ]
@@ -118,7 +119,8 @@ def main(arguments: list[str]) -> int:
             "latest": None if taken is None else str(taken),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    now = [one for one in found if not one.path.startswith((f"{DAMAGED}/", f"{SUPERSEDED}/"))]
+    aside = tuple(f"{place}/" for place in (DAMAGED, UNCERTIFIED, SUPERSEDED))
+    now = [one for one in found if not one.path.startswith(aside)]
     damaged = any("is damaged" in line for line in warnings)
     return 1 if damaged or any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
@@ -145,7 +147,7 @@ def _run_of(given: Path) -> Path:
     run = atomic.expanded(given).absolute()
     if not run.is_dir():
         raise InputError(f"checkpoints {given}: no such folder; pass a run directory")
-    if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED)):
+    if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED, UNCERTIFIED)):
         above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
         raise InputError(
             f"checkpoints {given}: "
@@ -220,10 +222,12 @@ def _step(path: Path) -> int:
 
 
 def _finding(run: Path, path: Path) -> Finding:
-    moved = path.parent.parent.name == DAMAGED
+    place = path.parent.parent.name
     verdict, why = _verdict(path)
-    if moved:
+    if place == DAMAGED:
         verdict, why = "damaged", _told(path) or why or "moved"
+    elif place == UNCERTIFIED:
+        why = _told(path) or why
     return Finding(
         path=path.relative_to(run).as_posix(),
         step=_step(path),
@@ -283,7 +287,7 @@ def _examples_seen(path: Path) -> int | None:
 
 
 def _told(path: Path) -> str:
-    """Why a resume has moved a checkpoint to ``damaged/``."""
+    """Why a run has moved a checkpoint to ``damaged/`` or ``uncertified/``."""
     try:
         text = atomic.read_regular(path / resume.REASON, _REASON_BYTES).decode(errors="replace")
         return text.splitlines()[1]
@@ -292,8 +296,10 @@ def _told(path: Path) -> str:
 
 
 def _shown(one: Finding) -> str:
-    aside = one.path.startswith(f"{DAMAGED}/")
-    return "moved, damaged" if aside else _SHOWN[one.verdict]
+    for place in (DAMAGED, UNCERTIFIED):
+        if one.path.startswith(f"{place}/"):
+            return f"moved, {place}"
+    return _SHOWN[one.verdict]
 
 
 def _table(found: list[Finding]) -> str:

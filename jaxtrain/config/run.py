@@ -207,8 +207,8 @@ class Checkpoint:
     every: int
     """Interval between checkpoints, in steps."""
     keep: int
-    """Number of newest checkpoints to keep, in addition to the best one and the newest whose step
-    is a multiple of checkpoint.every."""
+    """Number of newest checkpoints to keep, in addition to the best one, the newest whose step is a
+    multiple of checkpoint.every, and the newest that loop.replay_every has certified."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] = "max"

@@ -24,13 +24,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtrain.checkpoint import layout, resume
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import AXES
 from jaxtrain.storage.atomic import write_whole
-
-UNCERTIFIED = "uncertified"
-CERTIFIED = "certified.txt"
-_LONGEST_NUMBER = 20  # digits
+from jaxtrain.storage.disks import disk_trouble, reason
 
 # Operations after which activations are checksummed. Any wrong value before one of these changes
 # its result, and a checksum after each operation would prevent fusions.
@@ -212,9 +209,13 @@ class Replay:
         copies: see :func:`compare`.
         devices: a description of each device, in the order of the mesh.
         directory: of the run.
-        done: completed steps at the start; the state there counts as right.
+        done: completed steps at the start. The state there counts as right, unless an earlier
+            start with a check has certified fewer steps.
         settle: waits until a save in the background is complete.
         say: prints a line.
+
+    Raises:
+        InputError, RunAgain: the certified step cannot be read or recorded.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Replay:
         self._names, self._copies, self._devices = names, copies, devices
         self._directory = directory
         self._settle, self._say = settle, say
-        self._certified = min(done, _read(directory / CERTIFIED, default=done))
+        self._certified = int(process_group.process_zero_decides(lambda: str(self._begin(done))))
 
     def __call__(self, done: int, state: Any, batch: Any) -> tuple[Any, Any]:
         """Computes the step after ``done`` completed ones; returns the state and the metrics.
@@ -248,49 +249,101 @@ class Replay:
             self._reject(done + 1, difference)
         self._certified = done + 1
         if jax.process_index() == 0:
-            write_whole(self._directory / CERTIFIED, f"{done + 1}\n")
+            try:
+                self._record()
+            except OSError as error:  # an earlier step stays recorded
+                path = self._directory / layout.CERTIFIED
+                self._say(f"warning: {path} cannot be written ({reason(error)})")
         return following, metrics
 
     def rewound(self, back_to: Position) -> None:
-        """The run continues from an earlier checkpoint."""
+        """The run continues from an earlier checkpoint.
+
+        Raises:
+            InputError, RunAgain: in all processes; that cannot be recorded.
+        """
         self._certified = min(self._certified, back_to.done)
+        process_group.process_zero_decides(self._recorded)
+
+    def _begin(self, done: int) -> int:
+        """Returns the certified step at the start, and records it, in process 0."""
+        try:
+            recorded = layout.certified_step(self._directory)
+        except OSError as error:
+            raise _trouble(error, self._directory, "read") from error
+        self._certified = done if recorded is None else min(done, recorded)
+        self._recorded()
+        return self._certified
+
+    def _recorded(self) -> str:
+        try:
+            self._record()
+        except OSError as error:
+            raise _trouble(error, self._directory, "written") from error
+        return ""
+
+    def _record(self) -> None:
+        write_whole(self._directory / layout.CERTIFIED, f"{self._certified}\n")
 
     def _reject(self, step: int, difference: Difference) -> NoReturn:
-        where = "all devices alike, so the device is unknown"
+        where, again = "all devices alike, so the device is unknown", ""
         if difference.devices:
             where = ", ".join(self._devices[place] for place in difference.devices)
+            one = "this device" if len(difference.devices) == 1 else "one of these devices"
+            again = (
+                f"; if {one} is named again, replace it or check it with its vendor's diagnostics"
+            )
         wrong = (
             f"step {step} was computed twice with different results: {difference.what} on {where}"
         )
         self._settle()
         moved = process_group.process_zero_decides(lambda: self._set_aside(wrong))
-        raise RunAgain(
-            f"{wrong}; the state is discarded{moved}: resume with --resume latest from step "
-            f"{self._certified}, the newest one that was certified, and replace this device or "
-            "check it with its vendor's diagnostics if it is named again"
-        )
+        raise RunAgain(f"{wrong}; the state is discarded{moved}{again}")
 
     def _set_aside(self, wrong: str) -> str:
-        """Moves the checkpoints after the last certified step; returns a note on them."""
-        later = [
-            self._directory / folder / str(step)
+        """Moves the checkpoints after the last certified step; returns how to resume."""
+        there = [
+            (step, self._directory / folder / str(step))
             for folder in (layout.CHECKPOINTS, layout.BEST)
             for step in layout.numbered(self._directory / folder)
-            if step > self._certified
         ]
+        later = [path for step, path in there if step > self._certified]
         for path in later:
-            resume.set_aside(path, wrong, self._say, place=UNCERTIFIED)
-        return f", checkpoints after step {self._certified} are in {UNCERTIFIED}/" if later else ""
+            resume.set_aside(path, wrong, self._say, place=layout.UNCERTIFIED)
+        moved = f", checkpoints after step {self._certified} are in {layout.UNCERTIFIED}/"
+        last = f"step {self._certified}, the last certified one"
+        if later and len(later) == len(there):
+            return f"{moved}: there is none up to {last}, so start again with another --output-dir"
+        uses = f"uses the newest checkpoint up to {last}" if there else "starts from scratch"
+        return f"{moved if later else ''}: resume with --resume latest, which {uses}"
 
 
-def _read(path: Path, default: int) -> int:
-    """Returns the step in a file; the default if there is none."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LONGEST_NUMBER).strip()
-    except OSError:
-        return default
-    return int(text) if text.isdigit() else default
+def forget(directory: Path) -> None:
+    """Removes the record of certified steps; all processes of a run without checks must call this.
+
+    Otherwise a later start with checks would not trust the steps since then, and retention would
+    keep an old checkpoint.
+
+    Args:
+        directory: of the run.
+
+    Raises:
+        InputError, RunAgain: in all processes; it cannot be removed.
+    """
+
+    def remove() -> str:
+        try:
+            (directory / layout.CERTIFIED).unlink(missing_ok=True)
+        except OSError as error:
+            raise _trouble(error, directory, "removed") from error
+        return ""
+
+    process_group.process_zero_decides(remove)
+
+
+def _trouble(error: OSError, directory: Path, how: str) -> InputError | RunAgain:
+    path = directory / layout.CERTIFIED
+    return disk_trouble(error, f"{path} cannot be {how}", "make its folder writable")
 
 
 def described(mesh: Mesh) -> list[str]:

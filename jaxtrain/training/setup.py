@@ -466,7 +466,9 @@ def open_training(
         constants = step_setup.definition.constants
         saver = Saver(run, checkpoints, meta, say, _each(link_latest, copy), constants)
         replays = None
-        if run.loop.replay_every is not None:
+        if run.loop.replay_every is None:
+            replay.forget(directory)
+        else:
             with phases.within("compile"), explained():
                 replays = _replay(step_setup, directory, position.done, saver.settle, say)
         progress = Progress(

@@ -132,6 +132,21 @@ def test_the_newest_regular_checkpoint_is_always_kept(tmp_path: Path) -> None:
     assert there == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
 
 
+def test_the_newest_certified_checkpoint_is_always_kept(tmp_path: Path) -> None:
+    """Those after it are moved aside if a device turns out to have computed wrong results."""
+    (tmp_path / layout.CERTIFIED).write_text("25\n")
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1, lambda line: None, every=10)
+    for step in (10, 20, 30, 40):
+        checkpoints.save(make_state(step), meta_of(step), best=True)
+        checkpoints.wait()
+    assert layout.steps(tmp_path / "checkpoints") == [20, 40]
+    assert layout.steps(tmp_path / "best") == [40]
+    (tmp_path / layout.CERTIFIED).write_text("50\n")
+    checkpoints.save(make_state(50), meta_of(50))
+    checkpoints.close()
+    assert layout.steps(tmp_path / "checkpoints") == [50]
+
+
 def test_steps_after_a_rollback_are_saved_again(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     checkpoints = saver.Checkpoints(run / "checkpoints", 3, said.append)

@@ -100,6 +100,17 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     assert command.main([str(run)]) == 1
 
 
+def test_lists_uncertified_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("checkpoints/4", "checkpoints/9", "best/4"):
+        resume.set_aside(run / path, "a wrong step", lambda line: None, place="uncertified")
+    assert command.main([str(run)]) == 0
+    rows = table(capsys.readouterr().out)
+    assert ["uncertified/checkpoints/9", "moved, uncertified: a wrong step"] in [
+        [row[0], row[-1]] for row in rows
+    ]
+    assert rows[-1] == ["--resume latest would be refused: no checkpoint can be used"]
+
+
 def test_without_an_intact_checkpoint_a_resume_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

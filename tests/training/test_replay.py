@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import errno
 import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +19,9 @@ from jax.sharding import PartitionSpec
 from program import TINY_MLM, environment, losses, train, write_corpus
 
 from jaxtrain import config
+from jaxtrain.checkpoint import layout, resume
 from jaxtrain.config.run_length import Position
-from jaxtrain.errors import RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import AXES, batch_sharding
 from jaxtrain.training import preflight, replay, skip_step
@@ -192,7 +195,12 @@ def test_a_difference_moves_uncertified_checkpoints_aside(tmp_path: Path) -> Non
     assert certifies(3, None, None) == ("state", "metrics")
     # A later start remembers it.
     again = replays(tmp_path, Stepping([1, 2], [1, 3]), done=6)
-    with pytest.raises(RunAgain, match=r"step 8 .* gradients on device 1 on host b; .* step 4"):
+    message = (
+        r"step 8 .* gradients on device 1 on host b; the state is discarded, checkpoints after "
+        r"step 4 are in uncertified/: resume with --resume latest, which uses the newest "
+        r"checkpoint up to step 4, the last certified one; if this device is named again, .*"
+    )
+    with pytest.raises(RunAgain, match=message):
         again(7, None, None)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/[0-9]*"))
     assert left == ["best/3", "checkpoints/2", "checkpoints/4"]
@@ -206,9 +214,55 @@ def test_after_a_rollback_later_steps_are_no_longer_certified(tmp_path: Path) ->
     one = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
     one(3, None, None)
     one.rewound(Position(done=2))
-    with pytest.raises(RunAgain, match=r"all devices alike.* from step 2"):
+    # A start after that does not certify them either.
+    assert layout.certified_step(tmp_path) == 2
+    with pytest.raises(RunAgain) as caught:
         one(5, None, None)
+    assert str(caught.value).endswith(
+        "gradients on all devices alike, so the device is unknown; the state is discarded, "
+        "checkpoints after step 2 are in uncertified/: there is none up to step 2, the last "
+        "certified one, so start again with another --output-dir"
+    )
     assert not (tmp_path / "checkpoints/3").exists()
+    # And that start is never from scratch.
+    with pytest.raises(InputError, match=r"intact \(all are in uncertified; .*more than 2 steps"):
+        resume.choose("latest", tmp_path, tmp_path, max_lost_steps=2)
+
+
+def test_the_state_at_the_first_start_with_checks_counts_as_right(tmp_path: Path) -> None:
+    """Also if the run had been checked before, with a start without checks in between."""
+    replays(tmp_path, Stepping([1, 2], [1, 2]))(3, None, None)
+    replay.forget(tmp_path)
+    replays(tmp_path, Stepping(), done=9)
+    assert layout.certified_step(tmp_path) == 9
+    replays(tmp_path, Stepping(), done=12)  # ended before its first check
+    assert layout.certified_step(tmp_path) == 9
+
+
+def test_a_run_without_checks_forgets_those_of_an_earlier_start(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    write_corpus(tmp_path)
+    assert corpus.exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/certified.txt").write_text("3\n")
+    data = ("--data.path", "corpus", "--loop.steps", 1)
+    train(tmp_path, *TINY_MLM, *data, "--output-dir", "run")
+    assert not (tmp_path / "run/certified.txt").exists()
+
+
+def test_a_certified_step_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = replays(tmp_path, Stepping([1, 2], [1, 2]))
+
+    def full(path: Path, data: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(replay, "write_whole", full)
+    assert one(3, None, None) == ("state", "metrics")  # the older step stays certified
+    assert layout.certified_step(tmp_path) == 0
+    with pytest.raises(RunAgain, match=r"certified.txt cannot be written \(No space left"):
+        one.rewound(Position(done=2))
 
 
 def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
