@@ -30,8 +30,6 @@ from jaxtrain.storage import atomic, lock
 
 MANIFEST = "manifest.jsonl"
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
-_BY_OTHERS = "by others"  # in a record that another command wrote
-_POLL_S = 2.0  # between looks at files that other commands are processing
 _MOST_MANIFEST = 2**30
 
 Record = dict[str, Any]
@@ -151,16 +149,22 @@ def run(
     if share is not None:
         others.folder.mkdir(exist_ok=True)
         atomic.create_whole(path, f"{json.dumps(_settings_line(settings))}\n")
-    records = _records(path, settings)
     others.read()
-    records |= others.records
+    # Lines of an earlier command that shared OUT may be older or newer than the manifest's.
+    records, open_jobs = others.records | _records(path, settings), []
+    for job in todo:
+        if _is_done(job, records.get(job.name)):
+            continue
+        if _is_done(job, others.records.get(job.name)):
+            records[job.name] = others.records[job.name]
+        else:
+            open_jobs.append(job)
     others.records = {}
-    open_jobs = [job for job in todo if not _is_done(job, records.get(job.name))]
     if share is None:
         for job in open_jobs:
             _remove_left(job)
     else:
-        open_jobs.sort(key=lambda job: hashlib.sha256(f"{share} {job.name}".encode()).digest())
+        open_jobs.sort(key=lambda job: lock.order(share, job.name))
     failed: dict[str, str] = {}
     stopped, numbers, local = threading.Event(), iter(range(workers)), threading.local()
     guard = threading.Lock()
@@ -173,19 +177,20 @@ def run(
         with guard:
             local.number = next(numbers)
 
-    def claimed_one(job: Job) -> Record | None:
-        """Returns None if another command is processing the file."""
+    def claimed_one(job: Job) -> tuple[Record, bool] | None:
+        """Returns the record, and whether it is new; None if another command has the file."""
         check()
-        number = int(hashlib.sha256(job.name.encode()).hexdigest()[:15], 16)
-        with lock.claimed(others.folder / "claims", number) as mine:
+        if share is None:
+            return one(job), True
+        with lock.claimed(others.folder / "claims", job.name) as mine:
             if mine is False:
                 return None
             with guard:
                 others.read()
             if job.name in others.records:
-                return {**others.records[job.name], _BY_OTHERS: True}
+                return others.records[job.name], False
             _remove_left(job)
-            return one(job)
+            return one(job), True
 
     def one(job: Job) -> Record:
         check()
@@ -215,19 +220,17 @@ def run(
         try:
             left = open_jobs
             while left:
-                waiting = {
-                    pool.submit(one if share is None else claimed_one, job): job for job in left
-                }
+                waiting = {pool.submit(claimed_one, job): job for job in left}
                 left = []
                 for future in concurrent.futures.as_completed(waiting):
                     try:
-                        record = future.result()
+                        result = future.result()
                     except _StoppedError:  # the error of the other worker follows
                         continue
-                    if record is None:
+                    if result is None:
                         left.append(waiting[future])
                         continue
-                    fresh = record.pop(_BY_OTHERS, None) is None
+                    record, fresh = result
                     records[record["source"]] = record
                     if fresh:
                         add(record)
@@ -237,7 +240,7 @@ def run(
                         say(f"failed: {record['error']}")
                     each_file(len(open_jobs))
                 if left:
-                    time.sleep(_POLL_S)
+                    time.sleep(lock.POLL_S)
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -270,13 +273,20 @@ class _Others:
         Raises:
             InputError: a file has other settings, or is damaged.
         """
-        for path in self.folder.glob("*.jsonl"):
+        # Lines of newer commands replace those of older ones.
+        for path in sorted(self.folder.glob("*.jsonl"), key=lambda one: one.stat().st_mtime_ns):
             start = self._ends.get(path, 0)
-            if path.stat().st_size > start:
-                content = atomic.read_regular(path, _MOST_MANIFEST)
-                end = content.rfind(b"\n") + 1  # the last line may be half written
-                self.records |= _parsed(path, content[start:end], self._settings)
-                self._ends[path] = end
+            try:
+                if path.stat().st_size <= start:
+                    continue
+                with atomic.open_regular(path) as file:
+                    file.seek(start)
+                    content = file.read(_MOST_MANIFEST)
+            except (OSError, ValueError) as error:
+                raise _damaged(path, error) from error
+            end = content.rfind(b"\n") + 1  # the last line may be half written
+            self.records |= _parsed(path, content[:end], self._settings)
+            self._ends[path] = start + end
 
 
 def _settings_line(settings: Mapping[str, Any]) -> Record:

@@ -2,11 +2,14 @@
 
 A requeued job may start while the previous one is still saving; each would move and delete the
 other's checkpoints. The operating system releases the lock of a killed process.
+
+Commands that share a folder claim what they work on: :func:`claimed`, :func:`order`.
 """
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -18,6 +21,7 @@ from jaxtrain.errors import RunAgain
 from jaxtrain.storage import atomic
 
 NAME = ".lock"
+POLL_S = 2.0  # between looks at what other commands have claimed
 
 # A POSIX lock belongs to the process, so workers that outlive it do not inherit the lock. It is
 # released when the process closes any descriptor of the file, so nothing else may open the file.
@@ -67,15 +71,15 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool = False) -
 
 
 @contextlib.contextmanager
-def claimed(path: Path, number: int) -> Iterator[bool | None]:
-    """Claims a number while the block runs, so that no other process works on the same thing.
+def claimed(path: Path, name: str) -> Iterator[bool | None]:
+    """Claims a name while the block runs, so that no other process works on the same thing.
 
     The claim is a lock on one byte of a file, which may be empty. The operating system, or the
     server of a shared folder, releases it when the process ends or its machine is lost.
 
     Args:
         path: the file; created if missing. Nothing else may open it.
-        number: the thing, from 0 to 2^60 - 1. Threads of one process can claim the same one.
+        name: the thing. Threads of one process can claim the same one.
 
     Yields:
         Whether it is claimed; None if the file system does not support locks.
@@ -83,6 +87,7 @@ def claimed(path: Path, number: int) -> Iterator[bool | None]:
     Raises:
         OSError: the file cannot be created.
     """
+    number = int(_digest(name)[:15], 16)  # of the byte; files end at 2^63
     if path not in _claims:
         _claims[path] = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -94,6 +99,20 @@ def claimed(path: Path, number: int) -> Iterator[bool | None]:
         yield True
     finally:
         fcntl.lockf(_claims[path], fcntl.LOCK_UN, 1, number)
+
+
+def order(share: str, name: str) -> str:
+    """Returns a key by which a command sorts the things that it shares with other commands.
+
+    Args:
+        share: a text that no other command has, so that each has an order of its own.
+        name: the thing.
+    """
+    return _digest(f"{share} {name}")
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def holder(directory: Path) -> str:

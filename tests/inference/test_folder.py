@@ -244,6 +244,39 @@ def test_commands_share_a_folder(
     assert not (tmp_path / "out/.manifest").exists()
 
 
+def test_lines_of_commands_that_shared_may_be_older_or_newer(tmp_path: Path) -> None:
+    texts(tmp_path, 2)
+    process(tmp_path, Upper(), share="1")
+    (tmp_path / "in/a/1.txt").write_text("changed")
+    process(tmp_path, Upper(), share="1")  # its line is newer than that of the first
+    for part in (tmp_path / "out/.manifest").glob("*.jsonl"):
+        if "changed" not in part.read_text() and '"source_bytes": 7' in part.read_text():
+            part.unlink()  # only the manifest has it
+    again = Upper()
+    assert process(tmp_path, again, share="1").skipped == 2
+    lines = (tmp_path / "out/manifest.jsonl").read_text()
+    (tmp_path / "in/b/0.txt").write_text("longer")
+    process(tmp_path, again, share="1")
+    assert again.seen == ["0.txt"]
+    (tmp_path / "out/manifest.jsonl").write_text(lines)  # as if it had been killed
+    assert process(tmp_path, again).skipped == 2
+    assert again.seen == ["0.txt"]
+
+
+def test_only_new_lines_of_others_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_MOST_MANIFEST", 30)  # less than the file in the end
+    part = tmp_path / "part.jsonl"
+    others = folder._Others(tmp_path, {"mode": 1})
+    for number in range(3):
+        with part.open("a") as file:
+            file.write(json.dumps({"source": str(number)}) + '\n{"sour')
+        others.read()
+        assert list(others.records) == [*map(str, range(number + 1))]
+        whole = part.read_bytes().removesuffix(b'{"sour')
+        part.write_bytes(b"x" * (len(whole) - 1) + b"\n")  # cannot be parsed again
+    assert part.stat().st_size > 30
+
+
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     source = texts(tmp_path)
     for out, message in (

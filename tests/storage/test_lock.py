@@ -89,7 +89,7 @@ CLAIMER = """
 import sys
 from pathlib import Path
 from jaxtrain.storage import lock
-with lock.claimed(Path(sys.argv[1]), 5) as mine:
+with lock.claimed(Path(sys.argv[1]), "five") as mine:
     print(mine, flush=True)
     sys.stdin.read()
 """
@@ -106,12 +106,19 @@ def test_a_claim_ends_with_its_process(tmp_path: Path, checkout: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        with lock.claimed(path, 5) as mine, lock.claimed(path, 2**60 - 1) as another:
+        with lock.claimed(path, "five") as mine, lock.claimed(path, "\udcff") as another:
             assert (mine, another) == (False, True)
         other.kill()
         other.wait()
-        with lock.claimed(path, 5) as mine:
+        with lock.claimed(path, "five") as mine:
             assert mine
+
+
+def test_each_command_has_an_order_of_its_own() -> None:
+    names = [*map(str, range(20)), "\udcff"]  # the last one is not UTF-8
+    orders = [sorted(names, key=lambda name: lock.order(share, name)) for share in ("1", "2", "1")]
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[1]) == sorted(names)
 
 
 def test_a_file_system_without_locks_leaves_claims_unknown(
@@ -121,7 +128,7 @@ def test_a_file_system_without_locks_leaves_claims_unknown(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    with lock.claimed(tmp_path / "claims", 5) as mine:
+    with lock.claimed(tmp_path / "claims", "five") as mine:
         assert mine is None
 
 

@@ -29,7 +29,6 @@ from jaxtrain.storage import atomic, lock
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
 _REPORT_EVERY_S = 10.0
-_POLL_S = 2.0  # between looks at videos that other commands work on
 
 Shape = tuple[int, ...]
 
@@ -84,10 +83,6 @@ class LatentStore:
         """Returns the path of a video's latents."""
         digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
         return self.folder / digest[:2] / f"{digest[2:]}.npy"
-
-    def number(self, entry: Entry) -> int:
-        """Returns a video's number for :func:`jaxtrain.storage.lock.claimed`."""
-        return int(cache.digest(entry.name, entry.size, entry.scanned.frames)[:15], 16)
 
     def has(self, entry: Entry, windows: int) -> bool:
         """Returns whether the latents of all windows of a video exist."""
@@ -242,7 +237,7 @@ def prepare(
     total = sum(split.windows(entry) for split, entry in todo)
     say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
     if share is not None:
-        todo.sort(key=lambda one: cache.digest(share, one[1].name))
+        todo.sort(key=lambda one: lock.order(share, one[1].name))
     target.folder.mkdir(parents=True, exist_ok=True)
     bad: list[BadExample] = []
     began = reported = time.monotonic()
@@ -281,7 +276,7 @@ def prepare(
                     say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min left")
         todo = busy
         if todo:
-            time.sleep(_POLL_S)
+            time.sleep(lock.POLL_S)
     return Made(len(everything), fresh, done, tuple(bad))
 
 
@@ -302,7 +297,7 @@ def _claimed(
     for split, entry in todo:
         if target.has(entry, split.windows(entry)):
             continue
-        claim = lock.claimed(target.folder / ".claims", target.number(entry))
+        claim = lock.claimed(target.folder / ".claims", target.file(entry).name)
         if held.enter_context(claim) is False:
             busy.append((split, entry))
         elif not target.has(entry, split.windows(entry)):  # not finished just before the claim

@@ -39,8 +39,8 @@ from jaxtrain.telemetry.progress_bar import Say
 REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _SETTINGS = "settings.json"  # in WORK
-_POLL_S = 2.0  # between looks at videos that other commands are cutting
 _PUBLISH_TRIES = 10
+_CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _KILLS = "kills the worker that reads it"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
@@ -290,10 +290,10 @@ def _run(
     if tally.done:
         say(f"{tally.done:,} of {len(jobs):,} videos are already done")
     if share is not None:
-        todo.sort(key=lambda job: hashlib.sha256(f"{share} {job.digest}".encode()).digest())
+        todo.sort(key=lambda job: lock.order(share, job.digest))
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
+        busy: list[_Job] = []
         while todo:
-            busy: list[_Job] = []
             for job, record in _cut_all(todo, out, settings, engine, share):
                 if record is None:
                     busy.append(job)
@@ -303,9 +303,19 @@ def _run(
                 if fresh and record["dropped"] is not None:
                     say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
-            todo = busy
-            if todo:
-                time.sleep(_POLL_S)
+            # Without the engine, whose start takes seconds.
+            todo = []
+            while busy and not todo:
+                time.sleep(lock.POLL_S)
+                waiting, busy = busy, []
+                for job in waiting:
+                    record = job.done()
+                    if record is not None:
+                        tally.add(record)
+                        show(tally.done, len(tally.dropped))
+                        continue
+                    with _claimed(out, job.digest[:_CLAIM]) as mine:
+                        (busy if mine is False else todo).append(job)
     gone = _gone(jobs, out)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"
@@ -383,15 +393,15 @@ def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record
         )
     if _identity(job.found) is None:
         return _Unseen(socket.gethostname())
-    with _claimed(job.out, job.digest) as mine:
+    with _claimed(job.out, job.digest[:_CLAIM]) as mine:
         if mine is False and shared:
             return None
         record = job.done() if shared else None
         return _cut(job, settings) if record is None else {**record, _BY_OTHERS: True}
 
 
-def _claimed(out: Path, digest: str) -> contextlib.AbstractContextManager[bool | None]:
-    return lock.claimed(out / WORK / "claims", int(digest[:15], 16))
+def _claimed(out: Path, name: str) -> contextlib.AbstractContextManager[bool | None]:
+    return lock.claimed(out / WORK / "claims", name)
 
 
 def _died(job: _Job) -> Record:
@@ -400,7 +410,7 @@ def _died(job: _Job) -> Record:
 
 def _cut(job: _Job, settings: Settings) -> Record:
     """Writes the pieces of a video and then its record."""
-    work = job.out / WORK / f"half-{job.digest[:16]}-{secrets.token_hex(4)}"
+    work = job.out / WORK / f"half-{job.digest[:_CLAIM]}-{secrets.token_hex(4)}"
     work.mkdir()
     try:
         made = pieces.cut(job.found.path, job.found.span, work, settings)
@@ -576,9 +586,9 @@ def _remove_half_done(out: Path, alone: bool) -> None:
         out: the output folder.
         alone: whether no other command works in it. Processes of a cluster may still do.
     """
-    with contextlib.suppress(OSError, ValueError):  # ValueError: a name that is not ours
+    with contextlib.suppress(OSError):
         for left in (out / WORK).glob("half-*"):
-            with _claimed(out, left.name.removeprefix("half-").ljust(15, "0")) as mine:
+            with _claimed(out, left.name.removeprefix("half-")[:_CLAIM]) as mine:
                 if mine or (mine is None and alone):
                     _discard(left, out)
         for left in (out / WORK).glob("old-*"):

@@ -122,7 +122,7 @@ CLAIMER = """
 import sys
 from pathlib import Path
 from jaxtrain.storage import lock
-with lock.claimed(Path(sys.argv[1]), int(sys.argv[2])):
+with lock.claimed(Path(sys.argv[1]), sys.argv[2]):
     print("claimed", flush=True)
     sys.stdin.read()
 """
@@ -140,7 +140,7 @@ def test_commands_share_the_videos(
     for entry in entries:
         store.file(entry).unlink()
     with subprocess.Popen(
-        [sys.executable, "-c", CLAIMER, store.folder / ".claims", str(store.number(entries[2]))],
+        [sys.executable, "-c", CLAIMER, store.folder / ".claims", store.file(entries[2]).name],
         env=os.environ | {"PYTHONPATH": str(checkout)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -207,7 +207,9 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
     names = [one.name for one in video_files.find(str(out), "--data.path", tmp_path, said.append)]
     assert names == [f"sub/{n}.mp4.pieces/00000.mp4" for n in range(3)]
     model = types.SimpleNamespace(frames=6, height=32, width=48)
-    config = video.Config(path=str(out), batch_size=1, cache_dir=str(tmp_path / "cache"))
+    config = video.Config(
+        path=str(out), batch_size=1, cache_dir=str(tmp_path / "cache"), convert_on="host"
+    )
     sources = config.open(model, seed=0, say=lambda line: None)
     example = sources.train.example(0, np.random.default_rng(0))
     assert example["video"].shape == (6, 32, 48, 3)
@@ -481,6 +483,7 @@ import engine_threads
 from jaxtrain.data import engine
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.data.video.pieces import Settings
+from jaxtrain.storage import lock
 
 real = pieces.cut
 def slow(*arguments):
@@ -489,9 +492,13 @@ def slow(*arguments):
         sys.stdin.read(1)
     return real(*arguments)
 
+def pool(*arguments):
+    print("pool", flush=True)
+    return engine_threads.pool(*arguments)
+
 pieces.cut = slow
-engine._pool = engine_threads.pool
-prepare_clips._POLL_S = 0.05
+engine._pool = pool
+lock.POLL_S = 0.05
 report = prepare_clips.run(
     sys.argv[1], Path(sys.argv[2]), Settings(**eval(sys.argv[4])), engine=engine.Local(1),
     say=lambda line: None, share=sys.argv[3],
@@ -541,4 +548,5 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     said, _ = second.communicate(timeout=60)
     assert said.splitlines()[-1] == "done 6"
     assert f"cut {source}/sub/2.mp4" in said
+    assert said.splitlines().count("pool") == 2  # not again and again while it waits
     assert _files(out) == _files(tmp_path / "alone")
