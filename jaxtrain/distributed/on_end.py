@@ -6,9 +6,11 @@ checks that ``JAXTRAIN_PROCESS`` is 0. It gets these variables:
 
 - ``JAXTRAIN_OUTCOME``: ``done``; ``stopped`` by a signal or ``loop.max_hours``; ``failed``; or
   ``hung``, which the watchdog has ended.
-- ``JAXTRAIN_EXIT_CODE``: of this process. After 75, a launcher starts the run again.
+- ``JAXTRAIN_EXIT_CODE``: of this process. After any other than 0, 2, and 130, launchers restart the
+  run.
 - ``JAXTRAIN_REASON``: one line.
-- ``JAXTRAIN_RUN_DIRECTORY``: the absolute path; empty if the run ended before it had one.
+- ``JAXTRAIN_RUN_DIRECTORY``: the absolute path, of a run in a bucket its folder in the cache; empty
+  if the run ended before it had one.
 - ``JAXTRAIN_PROCESS``: the number of this process.
 
 Nothing runs after a wrong command line, nor after SIGKILL or a crash inside a library.

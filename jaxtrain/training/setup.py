@@ -352,13 +352,6 @@ def open_training(
             mesh = make_mesh(run.mesh)
             copy = Mirror.of(run, flags.output_dir, say)
             if copy is not None:
-                if run.loop.replay_every is not None:
-                    raise InputError(
-                        f"loop.replay_every {run.loop.replay_every} cannot remove a checkpoint "
-                        "from a bucket: use a local --output-dir and --checkpoint.mirror None, or "
-                        "--loop.replay_every None",
-                        about=("loop.replay_every", "checkpoint.mirror"),
-                    )
                 stack.callback(copy.close)
                 copy.claim()
                 flags = dataclasses.replace(flags, output_dir=str(copy.directory))

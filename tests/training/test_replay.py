@@ -274,6 +274,15 @@ def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(preflight._replay(dataclasses.replace(run, deterministic=True))) == []
 
 
+def test_a_run_in_a_bucket_is_refused() -> None:
+    run = config.load("demo_mlm", ["--loop.replay_every", "4"])
+    (problem,) = preflight._bucket(run, "s3://bucket/run")
+    assert problem.startswith("loop.replay_every 4 cannot remove wrong checkpoints from a bucket")
+    unchecked = config.load("demo_mlm")
+    assert list(preflight._bucket(unchecked, "s3://bucket/run")) == []
+    assert list(preflight._bucket(run, "/data/run")) == []
+
+
 # The second computation of step 4 starts from a state in which device 1 has a wrong bit.
 FAULTY = """
 import sys, dataclasses, jax, numpy as np

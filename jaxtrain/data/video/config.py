@@ -81,8 +81,9 @@ class Config:
     else the largest divisor up to 6."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
-    and load prepared clips 1.6 times as fast; some values differ by one of 255 levels. None uses
-    device if path was written by prepare clips for this clip size and min_crop_scale."""
+    and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
+    border by two. None uses device if path was written by prepare clips for this clip size and
+    min_crop_scale."""
     group_spread: int | None = None
     """Distance between clips of a group, in examples; None uses batch_size, so that no two are in
     one batch. To resume with a different batch_size, set this to the original batch_size."""
