@@ -31,7 +31,7 @@ from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.storage import lock
+from jaxtrain.storage import disks, lock
 from jaxtrain.storage.atomic import create_whole, expanded, read_json, sync, write_whole
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
@@ -420,6 +420,8 @@ def _cut(job: _Job, settings: Settings) -> Record:
         _publish(work, job.folder, job.out)
         sync(job.folder.parent)
     except BadExample as bad:
+        if disks.cure_of(bad.reason):  # the disk is at fault, so the next command tries it again
+            return _record(job, dropped=bad.reason)
         return _dropped(job, bad.reason)
     except Exception as error:  # from FFmpeg's filters and encoder, or unexpected
         # Reading a broken video raises BadExample. Other OSErrors come from the output disk, and

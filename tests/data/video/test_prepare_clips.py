@@ -361,6 +361,28 @@ def test_a_full_disk_ends_the_command(
         _run(source, tmp_path / "out")
 
 
+def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    real = packets.open_input
+
+    def fail(path: str, *rest: Any) -> Any:
+        if path.endswith("1.mp4"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *rest)
+
+    monkeypatch.setattr(packets, "open_input", fail)
+    report, said = _run(source, tmp_path / "out")
+    assert (report["cut"], len(report["dropped"])) == (2, 2)
+    assert any("1.mp4: cannot be read: Stale file handle" in line for line in said)
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    report, said = _run(source, tmp_path / "out")
+    assert said[0] == "3 of 4 videos are already done"
+    assert (report["cut"], len(report["dropped"])) == (3, 1)
+
+
 def test_a_video_that_kills_its_worker_is_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
