@@ -33,11 +33,11 @@ from typing import Any, Self
 
 from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.checkpoint import manifest
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED, listed
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.atomic import parse_json, read_json
-from jaxtrain.storage.bucket import Bucket, normalized
-from jaxtrain.storage.disks import disk_trouble, free_bytes
+from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
+from jaxtrain.storage.disks import cure_of, disk_trouble, free_bytes, reason
 
 PART = "part.json"
 FETCHING = ".fetching"  # folder of a run directory, for downloads that are not complete
@@ -424,7 +424,10 @@ class RemoteCheckpoints:
                     shutil.copyfile(old, path)
                 return
         beside = path.with_name(f"{path.name}.partial")
-        got = self.bucket.download(f"{data}/{name}", beside, manifest.PIECE_BYTES)
+        try:
+            got = self.bucket.download(f"{data}/{name}", beside, manifest.PIECE_BYTES, most=size)
+        except TooLarge as why:
+            raise Incomplete(str(why)) from None
         if got is None:
             raise Incomplete(f"{data}/{name} is missing")
         if got != digests:
@@ -447,19 +450,20 @@ def stage(url: str, cache_root: Path, process: int = 0) -> Path:
     return cache_root / "buckets" / f"{name}-{digest}" / own
 
 
-def model_to_read(text: str, cache_root: Path, say: Say) -> Path:
+def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
     """Fetches a checkpoint for a command that uses a trained model, and returns its folder.
 
     Args:
         text: the URL of a run (its best checkpoint, else its newest) or of one of its checkpoints.
+        flag: the flag or field that has the URL, for messages.
         cache_root: the cache folder.
-        say: prints what is fetched.
+        say: prints what is fetched, and which checkpoints are damaged.
 
     Raises:
         InputError: it has no intact checkpoint.
         RunAgain: the bucket or the disk is unavailable.
     """
-    url, folder, only = _split(text)
+    url, folder, only = _split(text, flag)
     found = RemoteCheckpoints(Bucket(url), say)
     folders = (folder,) if folder else (BEST, CHECKPOINTS)
     with _reading(url, cache_root) as place, _of_disk(url):
@@ -471,8 +475,42 @@ def model_to_read(text: str, cache_root: Path, say: Say) -> Path:
                         return _fetch_to_read(found, one, step, place)
                     except Incomplete as why:
                         damaged = damaged or f" ({why})"
+                        say(f"warning: checkpoint {url}/{one}/{step} is damaged ({why}): skipped")
     shown = f"{url}/{folder}/{only}" if folder else url
     raise InputError(f"{shown} has no intact checkpoint{damaged}: check the URL")
+
+
+def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
+    """Fetches the checkpoint for ``--resume URL``, and returns its folder.
+
+    As of a run on disk, this is the newest one in ``checkpoints/``, and no other if it is damaged.
+
+    Args:
+        text: the URL of a run or of one of its checkpoints.
+        cache_root: the cache folder.
+        say: prints what is fetched.
+
+    Raises:
+        InputError: the checkpoint is missing or damaged; the message lists the others.
+        RunAgain: the bucket or the disk is unavailable.
+    """
+    url, folder, only = _split(text, "--resume")
+    folder = folder or CHECKPOINTS
+    found = RemoteCheckpoints(Bucket(url), say)
+    with _reading(url, cache_root) as place, _of_disk(url):
+        there = found.steps(folder)
+        step = max(there, default=-1) if only is None else only
+        others = listed([one for one in there if one != step])
+        if step not in there:
+            missing = "no complete checkpoint" if only is None else f"no checkpoint {step}"
+            raise InputError(f"--resume {text}: {missing} found there; {folder}/ has: {others}")
+        try:
+            return _fetch_to_read(found, folder, step, place)
+        except Incomplete as why:
+            raise InputError(
+                f"--resume {text}: {url}/{folder}/{step} is not a complete checkpoint ({why}); "
+                f"others in the same folder: {others}"
+            ) from None
 
 
 def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> Path:
@@ -488,15 +526,24 @@ def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> 
         InputError: nothing is there.
         RunAgain: the bucket or the disk is unavailable.
     """
-    url = normalized(text, "")
+    url = normalized(text, "RUN")
     found = RemoteCheckpoints(Bucket(url), say)
     with _reading(url, cache_root) as place, _of_disk(url):
-        names = [name for name in found.bucket.sizes() if manifest.is_inside(name)]
-        if not names:
+        sizes = {name: n for name, n in found.bucket.sizes().items() if manifest.is_inside(name)}
+        if not sizes:
             raise InputError(f"{url} has no files: check the URL")
+        names = [
+            name
+            for name in sizes
+            if name.partition("/")[0] not in (*_FOLDERS, "data") and not name.startswith(".")
+        ]
+        need = sum(sizes[name] for name in names)
+        if need > free_bytes(place):
+            raise RunAgain(
+                f"the files of {url} have {need:,} bytes, but only {free_bytes(place):,} are free "
+                f"in {place}: free space there, or set $JAXTRAIN_CACHE to another folder"
+            )
         for name in names:
-            if name.partition("/")[0] in (*_FOLDERS, "data") or name.startswith("."):
-                continue
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             found.bucket.download(name, place / name)
         places = ("", f"{SUPERSEDED}/")
@@ -514,9 +561,9 @@ def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> 
     return place
 
 
-def _split(text: str) -> tuple[str, str, int | None]:
+def _split(text: str, flag: str) -> tuple[str, str, int | None]:
     """Returns the URL of a run, and the folder and step if the URL is of a checkpoint."""
-    url = normalized(text, "")
+    url = normalized(text, flag)
     match = re.fullmatch(rf"(.+?)/({CHECKPOINTS}|{BEST})/(\d+)(?:\.json)?", url)
     return (match[1], match[2], int(match[3])) if match else (url, "", None)
 
@@ -576,10 +623,17 @@ def _assembled(place: Path, parts: list[int], found: Stored) -> Path:
     from jaxtrain.checkpoint.orbax_compat import merge_parts
 
     base = place / str(parts[0])
-    merge_parts([place / str(part) / STATE for part in parts])
+    try:
+        first = part_of(base)
+        merge_parts([place / str(part) / STATE for part in parts])
+    except Exception as error:  # TensorStore's errors have no class of their own
+        words = str(error) if isinstance(error, Incomplete) else reason(error)
+        if cure := cure_of(words):
+            raise RunAgain(f"{place} cannot be written ({words}): {cure}") from error
+        shutil.rmtree(place)  # a merge uses the parts up
+        raise Incomplete(f"its parts cannot be put together ({words})") from error
     for part in parts[1:]:
         shutil.rmtree(place / str(part))
-    first = part_of(base)
     shards = sorted({shard for part in parts for shard in found.layout.of_part[part]})
     together = Part(first.save, found.layout, None, tuple(shards))
     (base / manifest.NAME).unlink()

@@ -22,7 +22,7 @@ from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import PREFIX
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
@@ -50,17 +50,21 @@ def in_bucket(url: str | None) -> Iterator[Finding]:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
     try:
+        url = normalized(url, "checkpoint.mirror")
         folder = Bucket(url)
         began = time.monotonic()
         folder.put(name, content)
-        found = folder.get(name)
-        seconds = time.monotonic() - began
-        folder.delete([name])
-        if found is None or found.data != content:
-            raise RunAgain(f"{url}: an object that was written is missing or differs")
-        first = folder.put_if(name, b"1", None)
-        second = folder.put_if(name, b"2", None)
-        folder.delete([name])
+        try:
+            found = folder.get(name)
+            seconds = time.monotonic() - began
+            folder.delete([name])
+            if found is None or found.data != content:
+                raise RunAgain(f"{url}: an object that was written is missing or differs")
+            first = folder.put_if(name, b"1", None)
+            second = folder.put_if(name, b"2", None)
+        finally:
+            with contextlib.suppress(InputError, RunAgain):
+                folder.delete([name])
     except (InputError, RunAgain) as error:
         yield problem(str(error), "see docs/guides/buckets.md")
         return

@@ -127,26 +127,34 @@ def parse(text: str, flag: str = "") -> Named:
     return Named(repository, revision, file, words)
 
 
-def local(source: str | Path, *, say: Say = terminal.warn) -> Path:
+def local(
+    source: str | Path,
+    *,
+    say: Say = terminal.warn,
+    flag: str = "SOURCE",
+    cache_dir: str | None = None,
+) -> Path:
     """Returns the path of a source; downloads a model of the Hub, or a checkpoint of a bucket.
 
     Args:
         source: a path, :data:`FORM`, or the URL of a run or checkpoint in a bucket.
         say: prints what is downloaded.
+        flag: the flag or field that has the URL of a bucket, for messages.
+        cache_dir: for checkpoints of a bucket; None is the cache folder of :func:`cache.root`.
 
     Raises:
         InputError: no such model on the Hub, no access, or none that jaxtrain can read.
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
     if bucket.is_bucket(str(source)):
-        return remote.model_to_read(str(source), cache.root(None), say)
+        return remote.model_to_read(str(source), flag, cache.root(cache_dir), say)
     if not is_named(source):
         return expanded(source)
     named = parse(str(source))
     return download(named, find(named, say), say)
 
 
-def with_local_source(model: Any, say: Say) -> Any:
+def with_local_source(model: Any, say: Say, cache_dir: str | None = None) -> Any:
     """Returns a model's config with a local ``init_from``; downloads it from the Hub.
 
     All processes of a run call this. Process 0 determines the commit, so all use the same one.
@@ -154,13 +162,17 @@ def with_local_source(model: Any, say: Say) -> Any:
     Args:
         model: config of the model, with ``init_from``.
         say: prints what is downloaded.
+        cache_dir: as :func:`local`.
 
     Raises:
         InputError: as :func:`local`.
         RunAgain: likewise.
     """
     if model.init_from is not None and bucket.is_bucket(model.init_from):
-        path = process_group.process_zero_first(lambda: local(model.init_from, say=say), "model")
+        fetch = functools.partial(
+            local, model.init_from, say=say, flag="model.init_from", cache_dir=cache_dir
+        )
+        path = process_group.process_zero_first(fetch, "model")
         return dataclasses.replace(model, init_from=str(path))
     named = _source_of(model)
     if named is None:

@@ -29,6 +29,7 @@ _CONNECT_S, _REQUEST_S = "10s", "120s"
 # S3 allows 10,000 parts, so the largest file has 160 GB; OCDBT files have at most 2 GiB.
 _PART_BYTES, _PARTS_AT_ONCE = 2**24, 4
 _CHUNK_BYTES = 2**22
+_MOST_IN_MEMORY = 2**26
 _KEYS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for temporary ones also "
     "AWS_SESSION_TOKEN",
@@ -43,6 +44,10 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist", re.IGNORECASE)
 
 class Unavailable(RunAgain):
     """The store did not do what was asked, which may work later; the message has the fix."""
+
+
+class TooLarge(InputError):
+    """An object has more bytes than a run of jaxtrain writes there."""
 
 
 class Found(NamedTuple):
@@ -171,27 +176,41 @@ class Bucket:
         """Reads a small object; None if there is none.
 
         Raises:
+            TooLarge: it has more than 64 MiB.
             Unavailable, InputError: it cannot be read.
         """
         with self._explained(f"read {name}"):
             try:
                 found = self._obstore.get(self._store, name)
+                self._check_size(name, found.meta["size"], _MOST_IN_MEMORY)
                 return Found(bytes(found.bytes()), _version(found.meta))
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
                 return None
 
-    def download(self, name: str, path: Path, piece_bytes: int = 2**26) -> list[str] | None:
+    def download(
+        self, name: str, path: Path, piece_bytes: int = 2**26, *, most: int | None = None
+    ) -> list[str] | None:
         """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
 
+        Args:
+            name: of the object.
+            path: the file; replaced if it exists, also if it is a symbolic link.
+            piece_bytes: size of a piece.
+            most: bytes that the object may have; None without a limit.
+
         Raises:
+            TooLarge: it has more.
             Unavailable, InputError: it cannot be read completely.
             OSError: the file cannot be written.
         """
-        with path.open("wb") as file, self._explained(f"read {name}"):
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file, self._explained(f"read {name}"):
             try:
-                chunks = self._obstore.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES)
+                found = self._obstore.get(self._store, name)
+                self._check_size(name, found.meta["size"], most)
+                chunks = found.stream(min_chunk_size=_CHUNK_BYTES)
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
@@ -234,6 +253,13 @@ class Bucket:
             return
         with self._explained("delete objects"), contextlib.suppress(FileNotFoundError):
             self._obstore.delete(self._store, names)
+
+    def _check_size(self, name: str, size: int, most: int | None) -> None:
+        if most is not None and size > most:
+            raise TooLarge(
+                f"{self.url}/{name} has {size:,} bytes instead of at most {most:,}: a run of "
+                "jaxtrain did not write it"
+            )
 
     def _opened(self) -> Any:
         parts = addresses.split(self.url)

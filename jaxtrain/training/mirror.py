@@ -39,11 +39,12 @@ from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage import lease
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import line_files
 from jaxtrain.training import run_directory
 
-_UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
-_FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
+_UPLOADING = run_directory.UPLOADING
+_FILES_DUE = run_directory.FILES_DUE
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
 _LONGEST_PAUSE_S = 30.0  # between tries
 _ANNOUNCE_S = 30.0
@@ -234,9 +235,14 @@ class Mirror:
         due = self.directory / _FILES_DUE
         log = self.directory / line_files.log_name(self._process)
         if self._active and (due.exists() or not log.exists()):
-            due.touch()
-            self._fetch_files()
-            due.unlink()
+            try:
+                due.touch()
+                self._fetch_files()
+                due.unlink()
+            except OSError as error:
+                raise disk_trouble(
+                    error, f"{error.filename} cannot be written", "free space there"
+                ) from error
 
     def start(self, keep: int, every: int) -> None:
         """Begins to copy, in a thread: first what an earlier start of the run left on disk.
@@ -669,6 +675,12 @@ class Mirror:
             if not self._is_file_of_run(name) or not manifest.is_inside(name):
                 continue
             path = self.directory / name
+            for folder in path.relative_to(self.directory).parents:
+                if (self.directory / folder).is_symlink() and folder != Path():
+                    raise InputError(
+                        f"the run directory {self.directory} contains a symbolic link, {folder}, "
+                        f"and a run must not write outside its directory: remove the link"
+                    )
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.partial")
             if self._bucket.download(name, beside) is not None:

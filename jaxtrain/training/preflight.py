@@ -139,6 +139,10 @@ def _places(flags: Flags) -> Iterator[str]:
         yield from run_directory.problems(flags.output_dir, flags.resume)
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
     if flags.resume is not None and bucket.is_bucket(flags.resume):
+        try:
+            bucket.check_installed(bucket.normalized(flags.resume, "--resume"))
+        except InputError as error:
+            yield from error.messages
         return
     yield from resume.problems(flags.resume, output_dir)
 
@@ -154,13 +158,15 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
     if run.model.init_from is not None and not resumes:
         try:
             if bucket.is_bucket(run.model.init_from):
-                bucket.normalized(run.model.init_from, "")
+                bucket.normalized(run.model.init_from, "model.init_from")
             elif hub.is_named(run.model.init_from):
                 hub.parse(run.model.init_from)
             else:
                 weights.check_there(expanded(run.model.init_from))
         except InputError as error:
-            yield Problem(f"model.init_from {error}", "model.init_from")
+            text = str(error)
+            named = text if text.startswith("model.init_from ") else f"model.init_from {text}"
+            yield Problem(named, "model.init_from")
     if hasattr(run.model, "problems"):
         yield from run.model.problems()
     if data and hasattr(run.data, "problems"):

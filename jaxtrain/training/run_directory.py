@@ -17,7 +17,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import layout, remote
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -63,6 +63,8 @@ FILES = {
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
+UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
+FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
@@ -399,6 +401,8 @@ _OWN = re.compile(
     r"|report\.html|certified\.txt|\.lock"
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
+# Of this machine: never copied to a bucket or from one.
+_HERE = (lock.NAME, UPLOADING, FILES_DUE, remote.FETCHING)
 _FOLDERS = (layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
@@ -423,7 +427,7 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
 def is_own_file(name: str) -> bool:
     """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
     first = name.partition("/")[0]
-    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, lock.NAME)
+    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, *_HERE)
 
 
 def _refuse_links(directory: Path) -> None:
@@ -432,14 +436,23 @@ def _refuse_links(directory: Path) -> None:
     Raises:
         InputError: a link has the name of a file or folder that the run would write.
     """
-    own = [entry for entry in _entries(directory) if _OWN.fullmatch(entry.name)]
+    own = [
+        entry for entry in _entries(directory) if _OWN.fullmatch(entry.name) or entry.name in _HERE
+    ]
     for entry in own:
-        below = _entries(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else []
-        for one in (entry, *(one for one in below if _OWN_BELOW.fullmatch(one.name))):
+        below: list[Path] = []
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name in (UPLOADING, remote.FETCHING):  # a run writes at any depth there
+                below = list(Path(entry.path).rglob("*"))
+            else:
+                below = [
+                    Path(one) for one in _entries(Path(entry)) if _OWN_BELOW.fullmatch(one.name)
+                ]
+        for one in (Path(entry), *below):
             if one.is_symlink():
                 raise InputError(
                     f"the run directory {directory} contains a symbolic link, "
-                    f"{Path(one.path).relative_to(directory)}, and a run must not write outside "
+                    f"{one.relative_to(directory)}, and a run must not write outside "
                     "its directory: remove the link; to use another disk, set --output-dir to a "
                     "folder there"
                 )

@@ -20,12 +20,12 @@ import numpy as np
 import optax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint import layout, remote, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
 from jaxtrain.config.run_length import Position
-from jaxtrain.data import pipeline, worker_count
+from jaxtrain.data import cache, pipeline, worker_count
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
@@ -362,7 +362,13 @@ def open_training(
                 copy.fetch(flags.resume, mesh, run.mesh.shard)
             if flags.resume is not None and bucket.is_bucket(flags.resume):
                 source = process_group.process_zero_first(
-                    functools.partial(hub.local, flags.resume, say=say), "checkpoint"
+                    functools.partial(
+                        remote.checkpoint_to_resume,
+                        flags.resume,
+                        cache.root(run.data.cache_dir),
+                        say,
+                    ),
+                    "checkpoint",
                 )
                 flags = dataclasses.replace(flags, resume=str(source))
             start_from = run_directory.start_from(
@@ -389,7 +395,7 @@ def open_training(
             loading = stack.enter_context(_loading(run, run.loop.steps, mesh, flags, say))
         quarantine = Quarantine.open(directory, jax.process_index())
         with phases.within("data", allowance_s=None):  # may download
-            model = _with_source(run.model, say) if start_from is None else run.model
+            model = _with_source(run, say) if start_from is None else run.model
             sources = open_data(run, model, start_from, say)
         bad_share = _quarantined(run, sources, quarantine, say)
 
@@ -586,9 +592,9 @@ def _in_all(what: str, load: Callable[[], T], folder: Path, say: Say) -> T | Non
     return None
 
 
-def _with_source(model: Any, say: Say) -> Any:
+def _with_source(run: config.Run, say: Say) -> Any:
     """Returns the model's config with an ``init_from`` that is on this machine and has a model."""
-    model = hub.with_local_source(model, say)
+    model = hub.with_local_source(run.model, say, run.data.cache_dir)
     if model.init_from is not None:
         weights.check_there(expanded(model.init_from))
     return model

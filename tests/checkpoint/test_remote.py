@@ -1,9 +1,11 @@
 """Tests checkpoints in a bucket: complete or not there, and every byte verified."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from jaxtrain.checkpoint import manifest, remote
 from jaxtrain.checkpoint.remote import Incomplete, Layout, RemoteCheckpoints
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
 
 FOLDER = "checkpoints"
@@ -147,9 +149,9 @@ def test_an_interrupted_download_continues(
     fetched: list[str] = []
     download = store.bucket.download
 
-    def counted(name: str, path: Path, piece_bytes: int = 2**26) -> list[str] | None:
+    def counted(name: str, *more: Any, **flags: Any) -> list[str] | None:
         fetched.append(name)
-        return download(name, path, piece_bytes)
+        return download(name, *more, **flags)
 
     monkeypatch.setattr(store.bucket, "download", counted)
     get(store, 4, tmp_path)
@@ -245,6 +247,90 @@ def test_few_parts_are_chosen() -> None:
     replicas = Layout(2, ((0, 1), (0, 1), (0,), (1,)))
     assert replicas.complete() == [0]
     assert replicas.parts_with([1], first=3) == [3]
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_parts_that_cannot_be_put_together_are_damaged(
+    saved: Path, store: RemoteCheckpoints, tmp_path: Path, how: str
+) -> None:
+    layout = Layout(2, ((0,), (1,)))
+    for number in range(2):
+        path = tmp_path / str(number) / "4"
+        shutil.copytree(saved / FOLDER / "4", path)
+        (path / remote.PART).write_bytes(remote.Part("0" * 12, layout, number, (number,)).to_json())
+        if how == "missing":
+            (path / "state" / "manifest.ocdbt").unlink()
+        else:
+            for index in path.glob("state/ocdbt.process_*/manifest.ocdbt"):
+                index.write_bytes(os.urandom(200))
+        manifest.write(path, 4)
+        store.upload(path, "data/4-000000000000", number, lambda count: None)
+    store.commit(FOLDER, 4, "data/4-000000000000", layout)
+    found = store.read(FOLDER, 4)
+    with pytest.raises(Incomplete, match="its parts cannot be put together") as caught:
+        store.fetch(found, [0, 1], tmp_path / "run", tmp_path / "run" / FOLDER / "4")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / FOLDER).exists()
+
+
+@pytest.fixture
+def stored(
+    store: RemoteCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> RemoteCheckpoints:
+    """Checkpoints 2 (the best), 4 and 6, as commands find them at s3://bucket/run."""
+    for step in (2, 4, 6):
+        data = upload(step)
+        if step == 2:
+            store.commit("best", step, data, Layout())
+    monkeypatch.setattr(remote, "Bucket", lambda url: store.bucket)
+    return store
+
+
+def test_a_resume_from_a_url_is_as_from_a_folder(stored: RemoteCheckpoints, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def resumed(url: str) -> str:
+        return "/".join(remote.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:])
+
+    assert resumed("s3://bucket/run") == "checkpoints/6"
+    assert resumed("s3://bucket/run/checkpoints/4") == "checkpoints/4"
+    assert resumed("s3://bucket/run/best/2") == "best/2"
+    with pytest.raises(InputError, match=r"no checkpoint 3 found there; checkpoints/ has: 2, 4, 6"):
+        resumed("s3://bucket/run/checkpoints/3")
+    stored.bucket.put("checkpoints/6.json", b"{}")
+    with pytest.raises(InputError, match=r"--resume s3://bucket/run: .*/6 is not a .*: 2, 4$"):
+        resumed("s3://bucket/run")
+
+
+def test_a_command_reports_damaged_checkpoints_that_it_skips(
+    stored: RemoteCheckpoints, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    stored.bucket.put("best/2.json", b"{}")
+    found = remote.model_to_read("s3://bucket/run", "SOURCE", tmp_path, said.append)
+    assert (found.parent.name, found.name) == (FOLDER, "6")
+    assert said[0].startswith("warning: checkpoint s3://bucket/run/best/2 is damaged (best/2.json")
+    with pytest.raises(InputError, match=r"^SOURCE s3://bucket is not a folder"):
+        remote.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
+
+
+def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
+    stored: RemoteCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.bucket.put("log.txt", b"1" * 100)
+    monkeypatch.setattr(remote, "free_bytes", lambda folder: 99)
+    with pytest.raises(RunAgain, match="have 100 bytes, but only 99 are free"):
+        remote.run_to_read("s3://bucket/run", tmp_path, print, checkpoints=False)
+
+
+def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
+    store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path
+) -> None:
+    data = upload(4)
+    store.bucket.put(f"{data}/0/meta/metadata", b"1" * 100_000)
+    with pytest.raises(Incomplete, match="meta/metadata has 100,000 bytes instead of at most"):
+        get(store, 4, tmp_path)
+    assert not any(path.stat().st_size == 100_000 for path in tmp_path.rglob("*"))
 
 
 def test_a_damaged_part_file_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def test_all_wrong_overrides_are_reported_at_once(
             "--optim.peak_lr -1 --output-dir s3://b",
             ["peak_lr", "s3://b is not a folder in a bucket"],
         ),
+        ("--resume s3://b", ["error: --resume s3://b is not a folder in a bucket"]),
+        (
+            "--optim.peak_lr -1 --model.init_from s3://b",
+            ["peak_lr", "error: model.init_from s3://b is not a folder in a bucket"],
+        ),
         ("--output-dir https://b/run", ["https://b/run: use a local folder, s3://BUCKET/PATH"]),
         ("--checkpoint.mirror s3://b/run", ["mirror=s3://b/run requires --output-dir"]),
         ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),

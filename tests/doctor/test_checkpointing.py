@@ -5,9 +5,12 @@ from pathlib import Path
 import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
+from obstore.store import MemoryStore
 
 from jaxtrain.doctor import checkpointing
 from jaxtrain.doctor.finding import Finding, run_checks
+from jaxtrain.errors import RunAgain
+from jaxtrain.storage.bucket import Bucket
 
 
 def leftovers(place: Path) -> list[str]:
@@ -107,3 +110,21 @@ def test_the_test_arrays_cannot_be_compressed(tmp_path: Path) -> None:
     state = checkpointing._random(target)
     leaves = jax.tree.leaves(state.opt)
     assert any(leaf.size > 1000 and float(leaf.std()) > 0.1 for leaf in leaves)
+
+
+def test_the_object_is_deleted_even_if_a_later_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Bucket("gs://bucket/run", MemoryStore())
+    monkeypatch.setattr(checkpointing, "Bucket", lambda url: folder)
+    assert [one.level for one in checkpointing.in_bucket("gcs:/bucket/run/")] == ["ok"]
+
+    def fail(*_: object) -> None:
+        raise RunAgain("gs://bucket/run: cannot write")
+
+    put_if = folder.put_if
+    answers = iter([put_if, fail])
+    monkeypatch.setattr(folder, "put_if", lambda *more: next(answers)(*more))
+    assert [one.level for one in checkpointing.in_bucket("gs://bucket/run")] == ["problem"]
+    assert folder.sizes() == {}
+    assert "checkpoint.mirror s3://bucket is not" in str(
+        list(checkpointing.in_bucket("s3://bucket"))
+    )

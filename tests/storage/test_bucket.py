@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 
 from jaxtrain.errors import InputError
 from jaxtrain.storage import bucket as buckets
-from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.storage.bucket import Bucket, TooLarge, Unavailable
 
 URL = "s3://bucket/run"
 
@@ -57,6 +57,28 @@ def test_a_download_has_a_checksum_per_piece(bucket: Bucket, tmp_path: Path, siz
     starts = range(0, size, 32)
     assert digests == [hashlib.sha256(data[start : start + 32]).hexdigest() for start in starts]
     assert bucket.download("other", tmp_path / "other") is None
+
+
+def test_large_objects_are_not_read(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "_MOST_IN_MEMORY", 9)
+    bucket.put("file", b"1" * 10)
+    with pytest.raises(TooLarge, match=f"{URL}/file has 10 bytes instead of at most 9"):
+        bucket.get("file")
+    with pytest.raises(TooLarge):
+        bucket.download("file", tmp_path / "file", most=9)
+    assert (tmp_path / "file").read_bytes() == b""
+    assert bucket.download("file", tmp_path / "file", most=10) is not None
+
+
+def test_a_link_is_replaced(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "file").symlink_to(tmp_path / "mine")
+    bucket.put("file", b"1")
+    bucket.download("file", tmp_path / "file")
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert (tmp_path / "file").read_bytes() == b"1"
 
 
 def test_an_error_of_the_disk_stays_one(bucket: Bucket, tmp_path: Path) -> None:

@@ -123,10 +123,10 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
     first.close()
     download = Bucket.download
 
-    def fail(self: Bucket, name: str, *more: Any) -> Any:
+    def fail(self: Bucket, name: str, *more: Any, **flags: Any) -> Any:
         if name == "metrics.jsonl":
             raise Unavailable("no")
-        return download(self, name, *more)
+        return download(self, name, *more, **flags)
 
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "download", fail)
@@ -413,12 +413,35 @@ def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run
     first.save(2)
     first.finish()
     first.close()
-    for name in ("secret.sh", "checkpoints/9/state/x", ".lock", "samples/a.txt"):
+    hidden = (".lock", ".files-due", ".fetching/x", ".uploading/x")
+    for name in ("secret.sh", "checkpoints/9/state/x", "samples/a.txt", *hidden):
         first.bucket.put(name, b"1")
     second = runs("two")
     there = {path.name for path in second.directory.iterdir()}
     assert there == {FOLDER, "samples", ".lock"}
     assert second.on_disk == [2]
+
+
+def test_files_are_not_fetched_through_links(runs: Callable[..., Run], tmp_path: Path) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "metrics.jsonl").write_text("1\n")
+    (first.directory / "samples" / "more").mkdir(parents=True)
+    (first.directory / "samples" / "more" / "a.txt").write_text("1\n")
+    first.save(2)
+    first.finish()
+    first.close()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("mine")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / ".metrics.jsonl.partial").symlink_to(mine / "file")
+    runs("two").close()
+    assert (tmp_path / "two" / "metrics.jsonl").read_text() == "1\n"
+    (tmp_path / "three" / "samples").mkdir(parents=True)
+    (tmp_path / "three" / "samples" / "more").symlink_to(mine)
+    with pytest.raises(InputError, match="contains a symbolic link, samples/more, and a run must"):
+        runs("three")
+    assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("file", "mine")]
 
 
 def test_the_bucket_is_set_in_one_place() -> None:
