@@ -189,7 +189,8 @@ def run(
                 others.read()
             if job.name in others.records:
                 return others.records[job.name], False
-            _remove_left(job)
+            if mine:  # without locks, another command may be writing it now
+                _remove_left(job)
             return one(job), True
 
     def one(job: Job) -> Record:

@@ -57,10 +57,13 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool = False) -
             raise RunAgain(
                 f"another run is using {directory} ({holder}): wait until it ends, or stop it"
             ) from None
-        say(
-            f"warning: {path} cannot be locked ({error.strerror}): do not start a second run in "
-            "this directory, as it would not be detected"
+        risk = (
+            "commands that share this directory may do the same work twice, and one of the results "
+            "is kept"
+            if shared
+            else "do not start a second run in this directory, as it would not be detected"
         )
+        say(f"warning: {path} cannot be locked ({error.strerror}): {risk}")
         return
     _held[directory] = descriptor
     with contextlib.suppress(OSError):  # for example on a full disk; the lock holds anyway

@@ -1,5 +1,7 @@
 """Folders: what is done is not done again, and what failed is listed."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -261,6 +263,26 @@ def test_lines_of_commands_that_shared_may_be_older_or_newer(tmp_path: Path) -> 
     (tmp_path / "out/manifest.jsonl").write_text(lines)  # as if it had been killed
     assert process(tmp_path, again).skipped == 2
     assert again.seen == ["0.txt"]
+
+
+def test_without_locks_a_file_that_another_command_writes_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts(tmp_path, 1)
+    (tmp_path / "out/b").mkdir(parents=True)
+    half = tmp_path / "out/b/.0.up.half.up"
+    half.write_text("half")
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "lockf", refuse)
+        assert process(tmp_path, Upper(), share="1").done == 1
+    assert half.exists()
+    (tmp_path / "out/b/0.up").unlink()
+    assert process(tmp_path, Upper(), share="1").done == 1
+    assert not half.exists()
 
 
 def test_only_new_lines_of_others_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

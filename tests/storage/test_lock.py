@@ -70,6 +70,8 @@ def test_a_file_system_without_locks_causes_a_warning(
         f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): do not start a "
         "second run in this directory, as it would not be detected"
     ]
+    lock.hold(tmp_path, said.append, shared=True)
+    assert "): commands that share this directory may do the same work twice" in said[1]
 
 
 def test_a_missing_directory_is_not_locked(tmp_path: Path) -> None:

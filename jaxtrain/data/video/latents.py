@@ -24,7 +24,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import atomic, lock
+from jaxtrain.storage import atomic, disks, lock
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
@@ -198,6 +198,7 @@ class _Job:
     def __init__(self, split: Windows, entry: Entry, shape: Shape) -> None:
         self.split, self.entry = split, entry
         self.left = split.windows(entry)
+        self.unread = False  # if its disk failed: the next command tries it again
         self.latents = np.full((self.left, *shape), np.nan, _DTYPE)
 
 
@@ -264,9 +265,11 @@ def prepare(
                     about = {"teacher": teacher.about, "shape": list(target.shape)}
                     atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
                     described = True
-                for job, _, _ in batch:
+                for job, _, clip in batch:
                     job.left -= 1
-                    if not job.left:
+                    if isinstance(clip, BadExample) and disks.cure_of(clip.reason):
+                        job.unread = True
+                    if not job.left and not job.unread:
                         target.save(job.entry, job.latents)
                         fresh += 1
                 done += len(batch)

@@ -1,6 +1,7 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -182,6 +183,26 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
     entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
     with pytest.raises(BadExample, match="has no latents"):
         store.load(entry, 0)
+
+
+def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = _open(data, tmp_path)
+    real = type(sources.train).pixels
+    broken = sources.train.entries[0]
+
+    def fail(clips: Any, entry: Any, window: int) -> np.ndarray:
+        if entry == broken and window == 0:
+            raise BadExample(entry.path, f"cannot be read: {os.strerror(errno.EIO)}")
+        return real(clips, entry, window)
+
+    monkeypatch.setattr(type(sources.train), "pixels", fail)
+    made = _prepare(sources, tmp_path)
+    assert (made.fresh, [bad.path for bad in made.bad]) == (made.videos - 1, [broken.path])
+    monkeypatch.undo()
+    again = _prepare(sources, tmp_path)
+    assert (again.fresh, again.bad) == (1, ())
 
 
 def test_missing_latents_give_an_error_with_the_command(data: Path, tmp_path: Path) -> None:
