@@ -241,6 +241,8 @@ class Replay:
         Raises:
             RunAgain: in all processes; the two results differ, and no later checkpoint than the
                 newest certified one is left.
+            InputError: likewise, but one is left that cannot be moved, so that no launcher may
+                resume.
         """
         first = np.asarray(self._step(state, batch)[2])  # its state is freed before the second one
         following, metrics, second = self._step(state, batch)
@@ -310,6 +312,11 @@ class Replay:
         later = [path for step, path in there if step > self._certified]
         for path in later:
             resume.set_aside(path, wrong, self._say, place=layout.UNCERTIFIED)
+        if stuck := [path for path in later if path.exists()]:
+            raise InputError(
+                f"{wrong}; {stuck[0]} cannot be moved to {layout.UNCERTIFIED}/: delete the "
+                f"checkpoints after step {self._certified}, which may be wrong, before you resume"
+            )
         moved = f", checkpoints after step {self._certified} are in {layout.UNCERTIFIED}/"
         last = f"step {self._certified}, the last certified one"
         if later and len(later) == len(there):

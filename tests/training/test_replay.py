@@ -209,6 +209,14 @@ def test_a_difference_moves_uncertified_checkpoints_aside(tmp_path: Path) -> Non
     assert (tmp_path / "uncertified/best/6/reason.txt").exists()
 
 
+def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/2").mkdir(parents=True)
+    (tmp_path / "uncertified").write_text("in the way")
+    one = replays(tmp_path, Stepping([1, 2], [1, 3]))
+    with pytest.raises(InputError, match=r"checkpoints/2 cannot be moved .* after step 0, which"):
+        one(3, None, None)
+
+
 def test_after_a_rollback_later_steps_are_no_longer_certified(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/3").mkdir(parents=True)
     one = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
