@@ -6,7 +6,6 @@ build it at once.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded, sync, write_whole
 from jaxtrain.storage.disks import cure_of
 
@@ -104,7 +104,7 @@ def make_folder(
     if manifest is not None:
         return manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(folder.name + ".lock"), say) as alone:
+    with lock.locked(folder.with_name(folder.name + ".lock"), say) as alone:
         manifest = read_manifest(folder)
         if manifest is not None:  # another process built it while this one waited
             return manifest
@@ -188,29 +188,6 @@ def _publish(
         return other
     sync(folder.parent)
     return manifest
-
-
-@contextlib.contextmanager
-def locked(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
-    """Waits for an advisory lock, which ends with the process; yields whether it was acquired.
-
-    The lock only saves duplicate work. The rename is what prevents reads of half-written folders.
-    """
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except BlockingIOError:
-            say(f"another process is building {path.with_suffix('').name}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            locked = True
-        except OSError as error:
-            say(
-                f"{path.parent} does not support locks ({error.strerror}): several processes may "
-                f"build {path.with_suffix('').name} at once"
-            )
-            locked = False
-        yield locked
 
 
 def _beside(path: Path) -> Path:

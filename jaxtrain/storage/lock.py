@@ -118,6 +118,29 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+@contextlib.contextmanager
+def locked(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
+    """Waits for an advisory lock, which ends with the process; yields whether it was acquired.
+
+    The lock only saves duplicate work. The rename is what prevents reads of half-written folders.
+    """
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            say(f"another process is building {path.with_suffix('').name}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            locked = True
+        except OSError as error:
+            say(
+                f"{path.parent} does not support locks ({error.strerror}): several processes may "
+                f"build {path.with_suffix('').name} at once"
+            )
+            locked = False
+        yield locked
+
+
 def holder(directory: Path) -> str:
     """Describes the process that has locked a run directory; "" if none has.
 

@@ -24,7 +24,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache, folders
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import hub_errors
+from jaxtrain.storage import hub_errors, lock
 from jaxtrain.storage.atomic import appearing, expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -106,7 +106,7 @@ def fetch(
     slug = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, about[:3])))[-60:]
     target = root / f"{slug}-{cache.digest(about, revision)[:12]}"
     target.mkdir(parents=True, exist_ok=True)
-    with cache.locked(target.with_name(target.name + ".lock"), say):
+    with lock.locked(target.with_name(target.name + ".lock"), say):
         progress = _read_progress(target)
         if not _enough(progress, wanted):
             _fetch_parts(named, revision, about, target, wanted, say)
