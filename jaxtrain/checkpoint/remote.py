@@ -20,7 +20,6 @@ of its own, each part is a checkpoint with the shards of that process, described
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -35,6 +34,7 @@ from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.checkpoint import manifest
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED, listed
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import parse_json, read_json
 from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
 from jaxtrain.storage.disks import cure_of, disk_trouble, free_bytes, reason
@@ -466,7 +466,7 @@ def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
     url, folder, only = _split(text, flag)
     found = RemoteCheckpoints(Bucket(url), say)
     folders = (folder,) if folder else (BEST, CHECKPOINTS)
-    with _reading(url, cache_root) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as place, _of_disk(url):
         damaged = ""
         for one in folders:
             for step in found.steps(one)[::-1]:
@@ -497,7 +497,7 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     url, folder, only = _split(text, "--resume")
     folder = folder or CHECKPOINTS
     found = RemoteCheckpoints(Bucket(url), say)
-    with _reading(url, cache_root) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as place, _of_disk(url):
         there = found.steps(folder)
         step = max(there, default=-1) if only is None else only
         others = listed([one for one in there if one != step])
@@ -513,14 +513,15 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
             ) from None
 
 
-def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> Path:
+def run_to_read(text: str, cache_root: Path, say: Say, damaged: Say | None = None) -> Path:
     """Fetches the files of a run for a command that reads them, and returns their folder.
 
     Args:
         text: the URL of the run.
         cache_root: the cache folder.
-        say: prints a line for each checkpoint that is fetched or cannot be.
-        checkpoints: whether to fetch all checkpoints, too, which verifies them.
+        say: prints what is fetched.
+        damaged: if given, all checkpoints are fetched, too, which verifies them; receives a line
+            for each damaged one.
 
     Raises:
         InputError: nothing is there.
@@ -528,7 +529,7 @@ def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> 
     """
     url = normalized(text, "RUN")
     found = RemoteCheckpoints(Bucket(url), say)
-    with _reading(url, cache_root) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as place, _of_disk(url):
         sizes = {name: n for name, n in found.bucket.sizes().items() if manifest.is_inside(name)}
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
@@ -548,13 +549,14 @@ def run_to_read(text: str, cache_root: Path, say: Say, *, checkpoints: bool) -> 
             found.bucket.download(name, place / name)
         places = ("", f"{SUPERSEDED}/")
         folders = [f"{where}{one}" for where in places for one in (CHECKPOINTS, BEST)]
-        for folder in folders if checkpoints else ():
+        for folder in folders if damaged is not None else ():
             there = found.steps(folder)
             for step in there:
                 try:
                     _fetch_to_read(found, folder, step, place)
                 except Incomplete as why:
-                    say(f"warning: checkpoint {url}/{folder}/{step} is damaged: {why}")
+                    assert damaged is not None, "see above"
+                    damaged(f"checkpoint {url}/{folder}/{step} is damaged: {why}")
             for path in (place / folder).glob("*"):  # deleted in the bucket since
                 if path.name.isdecimal() and int(path.name) not in there:
                     shutil.rmtree(path)
@@ -569,12 +571,11 @@ def _split(text: str, flag: str) -> tuple[str, str, int | None]:
 
 
 @contextlib.contextmanager
-def _reading(url: str, cache_root: Path) -> Iterator[Path]:
+def _reading(url: str, cache_root: Path, say: Say) -> Iterator[Path]:
     """Yields the folder for what commands read from a bucket, one of them at a time."""
     place = stage(url, cache_root).with_name("read")
     place.mkdir(parents=True, exist_ok=True)
-    with (place / ".reading").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with lock.locked(place / ".reading", say, f"reading {url}"):
         yield place
 
 

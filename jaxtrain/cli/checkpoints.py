@@ -85,17 +85,17 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
         )
-    warnings: list[str] = []  # of checkpoints in a bucket that cannot be fetched
-    given, at_work = flags.directory, ""
-    if bucket.is_bucket(str(given)):
+    damaged: list[str] = []  # in a bucket
+    given, in_bucket = flags.directory, bucket.is_bucket(str(flags.directory))
+    if in_bucket:
         at_work = lease.holder(Bucket(bucket.normalized(str(given), "DIR")))
-        root = cache.root(None)
-        given = remote.run_to_read(str(given), root, warnings.append, checkpoints=True)
-        for line in warnings:
-            terminal.warn(line)
+        given = remote.run_to_read(str(given), cache.root(None), terminal.warn, damaged.append)
+        for line in damaged:
+            terminal.warn(f"warning: {line}")
     run = _run_of(given)
     atomic.check_writable("--json", flags.json)
-    at_work = at_work or lock.holder(run)
+    if not in_bucket:
+        at_work = lock.holder(run)
     try:
         found = [
             one
@@ -107,11 +107,11 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(found))
-    if bucket.is_bucket(str(flags.directory)):
+    if in_bucket:
         words = words.replace(str(run), bucket.normalized(str(flags.directory), "DIR"))
-    terminal.out(
-        words + (f", after the run that is active here ({at_work}) has ended" if at_work else "")
-    )
+    # The lease of a run that was killed on another machine looks like that of a live one.
+    which = "holds the lease there" if in_bucket else "is active here"
+    terminal.out(words + (f", after the run that {which} ({at_work}) has ended" if at_work else ""))
     if flags.json:
         content = {
             "directory": str(run),
@@ -121,7 +121,6 @@ def main(arguments: list[str]) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
     aside = tuple(f"{place}/" for place in (DAMAGED, UNCERTIFIED, SUPERSEDED))
     now = [one for one in found if not one.path.startswith(aside)]
-    damaged = any("is damaged" in line for line in warnings)
     return 1 if damaged or any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
 

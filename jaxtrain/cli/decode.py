@@ -1,9 +1,9 @@
 """Decodes latents from jaxtrain encode, a file or a folder, to videos.
 
-SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL: the
-model that encoded the video, or one with the same latents. The video has the
-average frame rate of the original, and no sound. For a folder, OUT is a folder
-with manifest.jsonl. To resume after a stop, repeat the command.
+SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
+hf:ORG/MODEL: the model that encoded the video, or one with the same latents.
+The video has the average frame rate of the original, and no sound. For a
+folder, OUT is a folder with manifest.jsonl. To resume, repeat the command.
 """
 
 import argparse

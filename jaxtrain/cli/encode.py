@@ -1,9 +1,9 @@
 """Encodes a video, or all videos in a folder, to latents.
 
-SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL. The
-file also stores the model and the video's size, frame count, padding, and
-average frame rate, for jaxtrain decode. A folder is encoded on all devices, to
-a folder with manifest.jsonl; to resume after a stop, repeat the command.
+SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
+hf:ORG/MODEL. The file also stores the model and the video's size, frame count,
+padding, and average frame rate, for jaxtrain decode. A folder is encoded on all
+devices, to a folder with manifest.jsonl; to resume, repeat the command.
 """
 
 import argparse

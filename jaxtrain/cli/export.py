@@ -1,9 +1,9 @@
 """Exports weights, with the names and layout of the model's original implementation.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hugging Face Hub. A
-.pth file requires PyTorch. --format hf writes a folder, with the tokenizer and a
-model card, that transformers' from_pretrained loads.
+SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest
+checkpoint), a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hub. A
+.pth file requires PyTorch. --format hf writes a folder, with the tokenizer and
+a model card, that transformers' from_pretrained loads.
 
 --push uploads such a folder to the Hugging Face Hub instead. For a model that
 transformers does not support, it uploads one weights file and a model card. Run

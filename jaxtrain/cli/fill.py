@@ -1,7 +1,7 @@
 """Prints the most likely tokens for each [MASK] of a text, with their probabilities.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a transformers folder (BertForMaskedLM), or hf:ORG/MODEL on the Hugging Face
+SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest
+checkpoint), a transformers folder (BertForMaskedLM), or hf:ORG/MODEL on the
 Hub. Each mask is filled while the others stay masked.
 """
 

@@ -1,10 +1,10 @@
 """Completes a text with a causal language model, and prints it token by token.
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a folder with weights and a tokenizer.json, or hf:ORG/MODEL on the Hugging Face
-Hub. A completion ends after --tokens tokens, or at the end of the document. Once
-the text is longer than the model's context window, the model repeatedly
-restarts with the last half of the window; a note is printed.
+SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest
+checkpoint), a folder with weights and a tokenizer.json, or hf:ORG/MODEL on the
+Hub. A completion ends after --tokens tokens, or at the end of the document.
+Once the text is longer than the model's context window, the model repeatedly
+restarts with the last half of the window (a note is printed).
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Encodes and decodes a video of any length, with only a few frames in memory.
 
-SOURCE is a checkpoint, a run directory, a weights file, or hf:ORG/MODEL on the
-Hugging Face Hub. The result has the frames, timestamps, and size of the
-original; the audio is copied unchanged.
+SOURCE is a checkpoint, a run directory, a weights file, a run in a bucket
+(s3://BUCKET/PATH), or hf:ORG/MODEL on the Hugging Face Hub. The result has the
+frames, timestamps, and size of the original; the audio is copied unchanged.
 """
 
 import argparse

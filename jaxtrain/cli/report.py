@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         given = one
         if in_bucket := bucket.is_bucket(str(given)):
             root = cache.root(None)
-            given = remote.run_to_read(str(given), root, terminal.warn, checkpoints=False)
+            given = remote.run_to_read(str(given), root, terminal.warn)
         directory = given.absolute()
         run_files.check(directory, given)
         directories.append(directory.resolve())

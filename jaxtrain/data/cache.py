@@ -104,7 +104,8 @@ def make_folder(
     if manifest is not None:
         return manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with lock.locked(folder.with_name(folder.name + ".lock"), say) as alone:
+    beside = folder.with_name(folder.name + ".lock")
+    with lock.locked(beside, say, f"building {folder.name}") as alone:
         manifest = read_manifest(folder)
         if manifest is not None:  # another process built it while this one waited
             return manifest

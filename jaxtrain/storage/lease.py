@@ -161,9 +161,12 @@ class Lease:
 
 
 def holder(bucket: Bucket) -> str:
-    """Describes the process that holds the lease of a folder; "" if there is none."""
+    """Describes the process that holds the lease of a folder; "" if none does.
+
+    A process that was killed on another machine is described as if it were alive.
+    """
     found = bucket.get(NAME)
-    return "" if found is None else _holder(found)
+    return "" if found is None or _is_dead(found) else _holder(found)
 
 
 def _this_process() -> dict[str, Any]:

@@ -119,23 +119,29 @@ def _digest(name: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
+def locked(path: Path, say: Callable[[str], None], doing: str) -> Iterator[bool]:
     """Waits for an advisory lock, which ends with the process; yields whether it was acquired.
 
-    The lock only saves duplicate work. The rename is what prevents reads of half-written folders.
+    The lock only saves duplicate work: where it matters, a rename prevents reads of half-written
+    folders.
+
+    Args:
+        path: the file to lock; created if missing.
+        say: prints a message while this waits, or if the file system does not support locks.
+        doing: the work, such as ``building NAME``, for messages.
     """
     with open(path, "a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
         except BlockingIOError:
-            say(f"another process is building {path.with_suffix('').name}: waiting for it")
+            say(f"another process is {doing}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
             locked = True
         except OSError as error:
             say(
                 f"{path.parent} does not support locks ({error.strerror}): several processes may "
-                f"build {path.with_suffix('').name} at once"
+                f"be {doing} at once"
             )
             locked = False
         yield locked

@@ -46,6 +46,11 @@ FILES = {
     "uncertified/": "checkpoints after the newest step that `--loop.replay_every` has certified, "
     "moved when a device computed a wrong result",
     "certified.txt": "that step",
+    "checkpoints/STEP/part.json": "if the run is in a bucket and each process has a run directory "
+    "of its own: which shards this process saved",
+    ".uploading/": "hard links of the checkpoint that is being copied to the bucket",
+    ".fetching/": "a checkpoint whose download from the bucket is not complete",
+    ".files-due": "present until the metrics and logs are fetched from the bucket, too",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "

@@ -314,13 +314,27 @@ def test_a_command_reports_damaged_checkpoints_that_it_skips(
         remote.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
 
 
+def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
+    stored: RemoteCheckpoints, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    damaged: list[str] = []
+    stored.bucket.put("checkpoints/4.json", b"{}")
+    stored.bucket.put("is damaged/log.txt", b"1")
+    place = remote.run_to_read("s3://bucket/run", tmp_path, said.append, damaged.append)
+    assert sorted(path.name for path in (place / FOLDER).iterdir() if path.is_dir()) == ["2", "6"]
+    assert len(damaged) == 1
+    assert "checkpoint s3://bucket/run/checkpoints/4 is damaged: checkpoints/4.json" in damaged[0]
+    assert not any("is damaged" in line for line in said)
+
+
 def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     stored: RemoteCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.bucket.put("log.txt", b"1" * 100)
     monkeypatch.setattr(remote, "free_bytes", lambda folder: 99)
     with pytest.raises(RunAgain, match="have 100 bytes, but only 99 are free"):
-        remote.run_to_read("s3://bucket/run", tmp_path, print, checkpoints=False)
+        remote.run_to_read("s3://bucket/run", tmp_path, print)
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_downloaded(

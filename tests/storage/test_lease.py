@@ -90,6 +90,10 @@ def test_a_process_that_died_here_is_recognized_at_once(
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
     bucket.put(lease.NAME, printed)
     assert json.loads(printed)["pid"] != os.getpid()
+    assert lease.holder(bucket) == ""
+    elsewhere(bucket, machine="other")
+    assert lease.holder(bucket) != ""  # unknown
+    bucket.put(lease.NAME, printed)
     began = time.monotonic()
     held()
     assert time.monotonic() - began < EXPIRES_S

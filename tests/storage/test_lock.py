@@ -87,6 +87,21 @@ def test_a_symbolic_link_as_lock_file_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "kept"
 
 
+def test_a_command_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    flock = fcntl.flock
+
+    def busy(file: object, how: int) -> None:
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError
+        flock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", busy)
+    with lock.locked(tmp_path / "file", said.append, "reading s3://bucket/run") as alone:
+        assert alone
+    assert said == ["another process is reading s3://bucket/run: waiting for it"]
+
+
 CLAIMER = """
 import sys
 from pathlib import Path

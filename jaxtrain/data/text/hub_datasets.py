@@ -106,7 +106,7 @@ def fetch(
     slug = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, about[:3])))[-60:]
     target = root / f"{slug}-{cache.digest(about, revision)[:12]}"
     target.mkdir(parents=True, exist_ok=True)
-    with lock.locked(target.with_name(target.name + ".lock"), say):
+    with lock.locked(target.with_name(target.name + ".lock"), say, f"building {target.name}"):
         progress = _read_progress(target)
         if not _enough(progress, wanted):
             _fetch_parts(named, revision, about, target, wanted, say)
