@@ -30,6 +30,9 @@ NAMES = ("local", "ray")
 # A task whose worker dies is repeated, because its node may be lost. After that, the item is at
 # fault.
 _RETRIES = 3
+# The same for a task that Ray kills because its node lacks memory. Ray's default is to repeat it
+# forever. It may kill a small task beside a large one, so this number is larger.
+_MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
@@ -264,7 +267,10 @@ class Ray:
                 item = running.pop(ref)
                 try:
                     result, error = ray.get(ref)
-                except ray.exceptions.WorkerCrashedError:  # also in all retries
+                except (  # also in all retries
+                    ray.exceptions.WorkerCrashedError,
+                    ray.exceptions.OutOfMemoryError,
+                ):
                     yield item, died(item)
                     continue
                 if error is not None:
@@ -274,6 +280,7 @@ class Ray:
 
 def _connected(address: str) -> Any:
     """Imports Ray and connects to a cluster."""
+    os.environ.setdefault("RAY_task_oom_retries", str(_MEMORY_RETRIES))  # read by the import
     try:
         import ray
     except ImportError:

@@ -65,6 +65,35 @@ def test_ray_is_imported_only_if_chosen() -> None:
         list(engine.Ray("auto").as_finished(square, range(2), 0, died=int))
 
 
+class _MemoryError(Exception):
+    """Ray's OutOfMemoryError."""
+
+
+def _get(reference: int) -> tuple[int, None]:
+    if reference == 2:
+        raise _MemoryError
+    return reference, None
+
+
+def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_task_oom_retries", raising=False)
+    ray = mock.MagicMock()  # real_ray.py has the real one
+    ray.exceptions.RayError = Exception
+    ray.exceptions.WorkerCrashedError = KeyError
+    ray.exceptions.OutOfMemoryError = _MemoryError
+    ray.remote.return_value.return_value.remote = lambda item, shared: item
+    ray.wait = lambda references, **limits: (references, [])
+    ray.get = _get
+    with mock.patch.dict(sys.modules, {"ray": ray}):
+        found = dict(
+            engine.Ray("auto", 2).as_finished(square, range(4), 0, died=lambda item: -item)
+        )
+    assert found == {0: 0, 1: 1, 2: -2, 3: 3}
+    assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
+
+
 def test_a_task_rejects_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_fetched", lambda reference: reference)
     assert engine._in_task(5, [(square, (1,), engine._stamp())]) == (26, None)
