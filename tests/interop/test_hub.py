@@ -11,6 +11,7 @@ import pytest
 import small_autoencoder
 import yaml
 
+from jaxtrain.checkpoint import remote as checkpoint_remote
 from jaxtrain.data import remote
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
@@ -176,3 +177,19 @@ def test_a_card_shows_only_the_last_part_of_paths() -> None:
     assert model_card._dataset("hf:org/data@main:default:train") == "org/data"
     assert model_card._dataset("hf:/home/me/data") == ""
     assert model_card._public("hf:/home/me/data") == "data"
+
+
+def test_a_checkpoint_of_a_bucket_is_in_the_cache_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+
+    def fetch(text: str, flag: str, cache_root: Path, say: object) -> Path:
+        fetched.append((text, flag, cache_root))
+        return tmp_path / "checkpoint"
+
+    monkeypatch.setattr(checkpoint_remote, "model_to_read", fetch)
+    model = gpt.Config(vocab_size=64, sequence_length=8, depth=1, init_from="s3://bucket/run")
+    found = hub.with_local_source(model, print, str(tmp_path / "cache"))
+    assert found.init_from == str(tmp_path / "checkpoint")
+    assert fetched == [("s3://bucket/run", "model.init_from", tmp_path / "cache")]
