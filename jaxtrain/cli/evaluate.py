@@ -3,9 +3,9 @@
 SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
 hf:ORG/MODEL on the Hub. Autoencoders reconstruct the same clips, the middle of
 each video, and each frame is compared with its original. --protocol measures as
-published, and prints the published results beside it. A language model is
-measured on a text: jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N]
-prints the pseudo-perplexity or the bits per byte. For the flags of a language
+published, and prints the published results beside it. To measure a language
+model on a text, run jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N],
+which prints the pseudo-perplexity or the bits per byte. For the flags of a language
 model, run jaxtrain evaluate SOURCE --help.
 """
 
