@@ -27,10 +27,11 @@ def train(setup: TrainSetup) -> None:
         setup.before_step(progress.done, state)
 
         batch = next(setup.batches)
-        if setup.replay and _due(progress.done + 1, run.loop.replay_every, total):
-            state, metrics = setup.replay(progress.done, state, batch)
-        else:
-            state, metrics = setup.step(state, batch)
+        with progress.on_devices():  # on CPUs, the call may return only after the step
+            if setup.replay and _due(progress.done + 1, run.loop.replay_every, total):
+                state, metrics = setup.replay(progress.done, state, batch)
+            else:
+                state, metrics = setup.step(state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
         progress.push(metrics, setup.batches.ids)
 
@@ -41,7 +42,9 @@ def train(setup: TrainSetup) -> None:
             if (saves or best) and not saver.meta.evaluation_due:
                 with progress.interrupted("save"):
                     saver.save(progress.position(), state, regular=saves, best=best)
-        if stopping.decision or stopping.after_step():
+        with progress.on_devices():
+            stops = stopping.decision or stopping.after_step()
+        if stops:
             break
     stopping.no_more_steps()
     progress.flush()

@@ -22,6 +22,7 @@ from jaxtrain.telemetry.labels import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.run_summary import Results
+from jaxtrain.training.slow_process import SlowProcesses
 from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
@@ -106,6 +107,7 @@ class Progress:
         self._of_all = process_group.Exchange(
             mesh, mean=hardware.MEAN, largest=(*hardware.LARGEST, GPU_MEMORY)
         )
+        self._slow = SlowProcesses(mesh, log.say)
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
         self.results = Results(position.done)
@@ -134,7 +136,7 @@ class Progress:
             found: metrics of the new step.
             ids: of this process's examples in it.
         """
-        self.flush()
+        self._flush("ahead")
         self._pending = _Pending(found, self._seen, ids.tolist())
         self._seen += self._run.data.batch_size
         if self._waits:
@@ -161,14 +163,20 @@ class Progress:
         Raises:
             InputError: a bad step at which the config stops the run.
         """
+        self._flush("devices")
+
+    def _flush(self, wait: str) -> None:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        found = {name: float(value) for name, value in jax.device_get(pending.found).items()}
+        with self._slow.times.inside(wait):
+            fetched = jax.device_get(pending.found)
+        found = {name: float(value) for name, value in fetched.items()}
         self.bad_in_a_row = int(found.pop(BAD_IN_A_ROW))
         values = {f"train/{name}": value for name, value in found.items()}
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
+        self._slow.stepped(waited_s)
         done = self._done if self.bad_in_a_row else self._done + 1
         self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
@@ -192,6 +200,10 @@ class Progress:
         self._log.emit(Rewound(back_to.done, self._seen))
         self._phases.at(back_to.done)
 
+    def on_devices(self) -> contextlib.AbstractContextManager[None]:
+        """Counts the time inside as a wait for the devices, and so for the other processes."""
+        return self._slow.times.inside("devices")
+
     @contextlib.contextmanager
     def interrupted(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
         """Pauses the throughput window, for example for a validation or a save.
@@ -203,7 +215,8 @@ class Progress:
             allowance_s: see :meth:`jaxtrain.telemetry.phases.Phases.within`.
         """
         self.flush()
-        with self._phases.within(name, allowance_s), self._window.paused():
+        times = self._slow.times
+        with self._phases.within(name, allowance_s), self._window.paused(), times.inside("pause"):
             yield
 
     def validated(self, done: int, found: Validation) -> None:
@@ -259,11 +272,15 @@ class Progress:
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
+        if not self._recorded:  # these steps include the start of the workers
+            self._slow.times.forget()
         found = self._system_metrics.window()
         held = hardware.memory_gib()
         if held is not None:
             found[GPU_MEMORY] = held
-        values |= self._of_all.delayed(found)
+        with self.on_devices():  # CPUs may compute the exchange at once, with all processes
+            self._slow.logged()
+            values |= self._of_all.delayed(found)
         self.results.add(values)
         self._log.emit(Metrics(done, values))
         self._phases.logged(values)
