@@ -47,7 +47,7 @@ class Seconds(NamedTuple):
     Attributes:
         input: waiting for its batch.
         program: neither waiting for its batch, nor for the devices, nor in a pause such as a save.
-        ahead: waiting for a step while the next one is already dispatched: the devices had work, so
+        ahead: waiting for a step while the next one is already dispatched: the devices had work,
             so the process delayed no others between steps.
         step: all of it, without pauses.
     """
