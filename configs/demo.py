@@ -17,7 +17,6 @@ run = config.named("h100_8").override(
         "model.decoder_widths": (64, 32, 16, 16),
         "model.init": "thumbnail",  # colors from the first step: 160 steps do not learn them
         "data.demo": True,
-        "data.clips_per_video": 1,
         "data.batch_size": 4,
         "data.train_split": 0.8,
         "optim.peak_lr": 1e-3,

@@ -26,7 +26,6 @@ run = config.Run(
         batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
         prefetch=2,
         train_split=0.95,
-        clips_per_video=6,  # decoded together, three times as many clips per second
         min_frame_delta=1,
         max_frame_delta=2,
         brightness=0.15,

@@ -2,8 +2,8 @@
 # Sourced by the launchers: starts the processes of a run, watches them, and restarts them.
 #
 # Exit codes of a run (jaxtrain/errors.py): 0 done, 2 wrong use or input, and 130 Ctrl-C or
-# loop.max_hours end the launcher. After 75 (temporary failure) and all others (a crash, a SIGKILL) the launcher ends all
-# processes and runs the same command again with `--resume latest`.
+# loop.max_hours end the launcher. After 75 (temporary failure) and all others (a crash, a SIGKILL)
+# the launcher ends all processes and runs the same command again with `--resume latest`.
 #
 # Settings, from the environment:
 #   PYTHON            the interpreter (default: .venv/bin/python if it exists, else python)

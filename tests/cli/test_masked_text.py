@@ -210,7 +210,7 @@ def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: P
         mlm.Config.tiny(), vocab_size=len(VOCABULARY), init_from=str(tmp_path / "gone")
     )
     data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
-    run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
+    run: Any = types.SimpleNamespace(data=data, model=gone, seed=0, batch_spec=gone.batch_spec)
     kept = setup.open_data(run, run.model, tmp_path / "8", lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):

@@ -103,8 +103,12 @@ def test_it_has_no_gradient_and_no_optimizer_state() -> None:
     assert definition.params == bare.params
     assert all(name.startswith("teacher_network.encoder.") for name in list(definition.extras)[:9])
     assert "latents" not in MODEL.batch_spec(2)
-    flops = MODEL.flops_per_example() - MODEL.bare().flops_per_example()
-    assert flops == SIZES.encoder_flops(12, 16, 16)
+    assert MODEL.teacher is not None
+    bare_flops, teacher = MODEL.bare().flops_per_example(), MODEL.teacher
+    encodes = dataclasses.replace(MODEL, teacher=dataclasses.replace(teacher, decode=False))
+    assert encodes.flops_per_example() - bare_flops == SIZES.encoder_flops(12, 16, 16)
+    # The decoder gets the teacher's latents, which need no gradient.
+    assert bare_flops < MODEL.flops_per_example() < encodes.flops_per_example()
 
 
 def test_a_resume_from_an_older_version_requires_the_same_weights(

@@ -10,8 +10,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.planning import input_rate
 from jaxtrain.planning.input_rate import Host, Measured
 
-APART = ["--data.clips_per_video", "1"]
-RUN = config.load("h100_8", APART)  # 128 clips of 12x480x720
+RUN = config.load("h100_8")  # 128 clips of 12x480x720
 STEP = (0.17, 0.42)
 
 
@@ -28,10 +27,10 @@ def advised(
 @pytest.mark.parametrize(
     ("typed", "source", "rate"),
     [
-        (APART, "videos", (24 * 1.9, 24 * 4.6)),
+        ([], "videos", (24 * 1.9, 24 * 4.6)),
         ([], "clips", (24 * 22.9, 24 * 47.3)),
-        ([], None, (24 * 6.1, 24 * 14.1)),
-        (["--data.clips_per_group", "1"], None, (45.6, 110.4)),
+        (["--data.clips_per_video", "6"], None, (24 * 6.1, 24 * 14.1)),
+        (["--data.clips_per_video", "6", "--data.clips_per_group", "1"], None, (45.6, 110.4)),
         (["--data.workers", "8"], "clips", (8 * 22.9, 8 * 47.3)),
         (["--data.workers", "99"], "clips", (26 * 22.9, 26 * 47.3)),  # on 26 cores
         (["--data.workers", "0"], "clips", (22.9, 47.3)),
@@ -70,7 +69,7 @@ def test_cores_are_assumed_per_gpu() -> None:
 
 
 def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
-    run = config.load("h100_8", [*APART, "--data.path", str(tmp_path)])
+    run = config.load("h100_8", ["--data.path", str(tmp_path)])
     assert predicted(run).kind == "videos"
     assert f"from {tmp_path}" in predicted(run).what
     (tmp_path / ".prepare").mkdir()
@@ -114,6 +113,6 @@ def test_fewer_gpus_must_still_wait_and_divide_the_batch() -> None:
     found = predicted(cores=26, source="videos")  # 1.16 s per batch at best
     assert "GPUs instead of 8" not in advised(found, step=(0.5, 1.0))  # 4 GPUs would take 2 s
     assert "1x1" in advised(found, step=(0.01, 0.1))
-    odd = config.load("h100_8", [*APART, "--data.batch_size", "112", "--optim.accumulate", "1"])
+    odd = config.load("h100_8", ["--data.batch_size", "112", "--optim.accumulate", "1"])
     found = predicted(odd, cores=26, source="videos")
     assert "1x2" in advised(found, odd, step=(0.1, 0.25))

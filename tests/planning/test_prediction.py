@@ -65,7 +65,7 @@ def made(
     rates: calibration.Calibration | None = None,
     **more: Any,
 ) -> plan.Plan:
-    run = config.load("h100_16", ["--data.clips_per_video", "1", *typed])
+    run = config.load("h100_16", typed)
     return plan.make_plan(
         findings(**more),
         H100,
