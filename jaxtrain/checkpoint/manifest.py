@@ -156,8 +156,12 @@ def _is_count(value: object) -> bool:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a listed name is a normalized path inside the checkpoint."""
-    return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+    """Whether a listed name is a normalized path inside the checkpoint.
+
+    Object stores refuse names with a backslash or control characters, and no checkpoint has them.
+    """
+    plain = name.isprintable() and "\\" not in name
+    return plain and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def is_entry(entry: object) -> bool:

@@ -173,7 +173,18 @@ def test_a_temporary_read_error_is_not_damage(
         ({"files": {"a": {"bytes": 2**60, "sha256": ["x"]}}}, "its entry for 'a' is not a size"),
         *(
             ({"files": {name: {"bytes": 0, "sha256": []}}}, "which is outside this folder")
-            for name in ("../a", "/etc/hostname", "deep/../../a", "", ".", "a\0b", "deep//a", "a/")
+            for name in (
+                "../a",
+                "/etc/hostname",
+                "deep/../../a",
+                "",
+                ".",
+                "a\0b",
+                "deep//a",
+                "a/",
+                "a\\b",
+                "\x1b[31m",
+            )
         ),
     ],
     ids=str,

@@ -86,13 +86,14 @@ def run(
             "folder"
         )
     alone = share is None
+    jobs = [_Job(one, out) for one in found]
+    _check_distinct(jobs)
+    _check_no_links(jobs, out)
     try:
         (out / WORK).mkdir(parents=True, exist_ok=True)
         lock.hold(out / WORK, say, shared=not alone)
         _keep_settings(out, settings)
         _remove_half_done(out, alone)
-        jobs = [_Job(one, out) for one in found]
-        _check_distinct(jobs)
         return _run(jobs, out, settings, engine, say, share)
     except OSError as error:
         raise InputError(
@@ -595,6 +596,21 @@ def _remove_half_done(out: Path, alone: bool) -> None:
                     _discard(left, out)
         for left in (out / WORK).glob("old-*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _check_no_links(jobs: list[_Job], out: Path) -> None:
+    """Raises InputError if a folder of ``out`` that this command writes to is a symbolic link.
+
+    In another person's folder, it could lead to your files.
+    """
+    folders = {job.folder.parent for job in jobs} | {job.record.parent for job in jobs}
+    inside = {above for one in folders for above in (one, *one.parents) if out in above.parents}
+    for folder in sorted(inside):
+        if folder.is_symlink():
+            raise InputError(
+                f"{folder} is a symbolic link, and prepare clips does not write outside of {out}: "
+                "remove the link"
+            )
 
 
 def _check_distinct(jobs: list[_Job]) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -572,3 +573,14 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     assert f"cut {source}/sub/2.mp4" in said
     assert said.splitlines().count("pool") == 2  # not again and again while it waits
     assert _files(out) == _files(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("name", [".prepare", ".prepare/records", "sub"])
+def test_links_do_not_lead_out_of_the_folder(source: Path, tmp_path: Path, name: str) -> None:
+    outside, link = tmp_path / "outside", tmp_path / "out" / name
+    outside.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    with pytest.raises(InputError, match=f"{re.escape(str(link))} is a symbolic link, and prepare"):
+        _run(source, tmp_path / "out")
+    assert not list(outside.iterdir())
