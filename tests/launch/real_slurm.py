@@ -311,14 +311,14 @@ def test_tasks_of_srun_share_the_preparation_and_one_is_killed(slurm: Slurm) -> 
     def records(out: Path) -> int:
         return len(list((out / ".prepare/records").glob("*/*.json")))
 
-    calm = start(directory / "calm")
+    calm = start(directory / "clips")
     said = calm.communicate(timeout=200)[0]
     assert calm.returncode == 0, said
     for task in (0, 1):  # both print the result of all videos
-        assert f"{task}: sharing {directory}/calm with other commands: this is task {task}" in said
+        assert f"{task}: sharing {directory}/clips with other commands: this is task {task}" in said
         assert re.search(rf"^{task}: .* from 24 videos; dropped 1 video ", said, re.M), said
     assert said.count("skipped: ") == 1  # by one of them
-    assert _prepared(directory / "calm") == _prepared(directory / "alone")
+    assert _prepared(directory / "clips") == _prepared(directory / "alone")
 
     rough = start(directory / "rough_clips")
     wait_for(lambda: records(directory / "rough_clips") >= 4, "the first videos", seconds=100)
