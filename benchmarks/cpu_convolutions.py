@@ -3,7 +3,7 @@
     python benchmarks/cpu_convolutions.py [--frames N] [--side N] [--clips N] [--rounds N]
 
 The shapes are those of the network in PyTorch (`torch_video_ae.py`), each once: forward, the
-input's gradient and the kernel's gradient. Both sides run by turns in one process. Prints the least
+input's gradient and the kernel's gradient. Both sides alternate in one process. Prints the least
 CPU time of each, which other work on the machine hardly changes, in GFLOP per CPU second, and the
 sums over all layers of the network.
 """
