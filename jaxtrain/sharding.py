@@ -78,17 +78,28 @@ def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = No
     wanted = settings.devices
     if len(present) == wanted or wanted < 1:  # the field itself is wrong
         return None
-    # If parameters are sharded only inside a node, keep it so.
-    inside = settings.data > 1 and len(present) % settings.fsdp == 0
-    fsdp = settings.fsdp if inside else len(present)
-    return (
-        f"the config needs {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
-        f"{settings.fsdp}), but this machine has {len(present)} ({present[0].device_kind}): "
-        f"set --mesh.auto True to fit the config to them, or --mesh.data {len(present) // fsdp} "
-        f"--mesh.fsdp {fsdp} (data.batch_size / optim.accumulate must be a multiple of "
-        f"{len(present)}), try the config with "
-        f"--simulate-devices {wanted}, or use a config for {len(present)}"
-    )
+    here, first = len(present), present[0]
+    needs = f"mesh.data {settings.data} x mesh.fsdp {settings.fsdp} needs {_devices(wanted)}"
+    if first.platform == "cpu" and here > jax.process_count():  # a CPU is one device
+        return (
+            f"{needs}, but --simulate-devices gives {here}: use --simulate-devices {wanted}, or "
+            f"add --mesh.auto True to fit the mesh to {here}"
+        )
+    seen = f"{needs}, but jax sees {here} ({first.device_kind})"
+    auto = "add --mesh.auto True to fit the mesh to what is there, with the same data.batch_size"
+    if here < wanted:
+        return (
+            f"{seen}: {auto}; or start the run on {_devices(wanted)}; or try it without them with "
+            f"--simulate-devices {wanted}"
+        )
+    if first.platform == "gpu" and jax.process_count() == 1:
+        visible = ",".join(map(str, range(wanted)))
+        return f"{seen}: {auto}, or set CUDA_VISIBLE_DEVICES={visible} to use only {wanted}"
+    return f"{seen}: {auto}, or use {_devices(wanted)}"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device" if count == 1 else f"{count} devices"
 
 
 def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, int]:
@@ -118,8 +129,8 @@ def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, 
         multiple = batch // devices * devices
         batches = f"{multiple} or {multiple + devices}" if multiple else str(devices)
         raise InputError(
-            f"{asked}: {devices} devices do not divide data.batch_size {batch}: use {counts} "
-            f"devices, or set --data.batch_size {batches}",
+            f"data.batch_size {batch} cannot be split over {_devices(devices)} ({asked}): use "
+            f"{counts} devices, or --data.batch_size {batches}",
             about=("data.batch_size", "mesh.auto"),
         )
     rows = batch // devices

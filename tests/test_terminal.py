@@ -338,18 +338,34 @@ def test_the_live_line_drops_fields_that_do_not_fit() -> None:
     training = Now("training", 0.0, 30, 60, 100.0, 4.0, VALUES)
     fields = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data wait 3%"
     assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {fields}"
-    assert line_of(training, 102.0, 84) == f"training {'━' * 6}{'╌' * 7} {fields}"
-    assert line_of(training, 102.0, 73) == f"training {fields}"
-    assert line_of(training, 102.0, 40) == "training ━━━━━╌╌╌╌╌ 30/60 | 0.25 steps/s"
+    assert line_of(training, 102.0, 99) == f"training {'━' * 10}{'╌' * 9} {fields}"
+    shorter = fields.removesuffix(" | data wait 3%")
+    assert line_of(training, 102.0, 79) == f"training {'━' * 8}{'╌' * 7} {shorter}"
+    assert line_of(training, 102.0, 40) == "training ━━━━╌╌╌╌ 30/60 | 0.25 steps/s"
+    assert line_of(training, 102.0, 20) == "training 30/60"
     assert line_of(training, 102.0, 5) == "train"
     slow = line_of(training, 225.0, 79)
     assert "30/60 | this step 2m05s | 0.25 steps/s | eta 0s" in slow
     first = Now("training", 0.0, 0, 60, 100.0, None, {})
-    assert line_of(first, 103.0, 30) == f"training {'╌' * 16} 0/60"
+    assert line_of(first, 103.0, 30) == f"training {'╌' * 8}  0/60"
     assert (
         line_of(Now("save", 90.0, 30, 60, 0.0, 4.0, VALUES), 102.0, 79) == "saving 12s | step 30/60"
     )
     assert line_of(Now("start", 90.0, None, None, 0.0, None, {}), 102.0, 79) == "starting 12s"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_bar_and_the_fields_of_the_live_line_stay_in_place(columns: int) -> None:
+    shapes = set()
+    for done, step_s, loss in [(7, 0.3, 9.9), (88, 0.3, 12.3456), (160, 0.12, 0.0777)]:
+        values = {"train/loss": loss, "train/data_wait_fraction": done / 1000}
+        now = Now("training", 0.0, done, 160, 100.0, step_s, values)
+        line = line_of(now, 100.0, columns - 1)
+        assert len(line) < columns
+        bar = line.count("━") + line.count("╌")
+        shapes.add((bar, line.index("/"), line.count(" | ")))
+    assert len(shapes) == 1
+    assert shapes.pop()[0] == (columns - 1) // 5
 
 
 def test_without_a_live_line_the_progress_bar_is_separate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,8 +233,8 @@ def save_for_cpu(name: str, typed: Sequence[str], devices: int, folder: Path) ->
     mesh = config.load(name, typed).mesh
     if mesh.devices != devices:
         raise InputError(
-            f"--simulate-devices {devices}, but the mesh has {mesh.devices} devices (mesh.data "
-            f"{mesh.data} x mesh.fsdp {mesh.fsdp}): use the same number"
+            f"--simulate-devices {devices} does not match mesh.data {mesh.data} x mesh.fsdp "
+            f"{mesh.fsdp}: use --simulate-devices {mesh.devices}"
         )
     request = PlanRequest(
         config=name,

@@ -42,7 +42,7 @@ _CHECK_EVERY_S = 1.0
 # The duration of the current step is shown from here on; shorter ones would only flicker.
 _SLOW_STEP_S = 10.0
 _CLOSE_S = 1.0
-_BAR = range(8, 41)  # columns
+_BAR = range(8, 41)  # columns of the bar, a fifth of the terminal
 
 _STEP = re.compile(r"step \d+/\d+ \| (?!validation )")
 _VALIDATION = re.compile(r"step \d+/\d+ \| validation ")
@@ -206,20 +206,31 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
         fields = [lasted]
         if now.step is not None and now.total is not None:
             fields.append(f"step {now.step}/{now.total}")
-    while len(fields) > 1 and len(label) + 1 + len(" | ".join(fields)) > columns:
+    # The width of the bar depends only on the terminal: numbers that grow must not move it.
+    bar = 0 if fraction is None else min(max(columns // 5, _BAR[0]), _BAR[-1])
+    if len(label) + bar + 2 + len(fields[0]) > columns:
+        bar = 0
+    room = columns - len(label) - 1 - (bar + 1 if bar else 0)
+    while len(fields) > 1 and _reserved(fields) > room:
         fields.pop()
     text = " | ".join(fields)
-    room = min(columns - len(label) - len(text) - 2, _BAR[-1])
-    if fraction is not None and room in _BAR:
-        full = round(fraction * room)
-        text = "━" * full + "╌" * (room - full) + " " + text
+    if fraction is not None and bar:
+        full = round(fraction * bar)
+        text = "━" * full + "╌" * (bar - full) + " " + text
     return f"{label} {text}"[:columns]
+
+
+def _reserved(fields: list[str]) -> int:
+    """Returns the columns of the fields at their usual widest, so that none comes and goes."""
+    widest = {"eta": len("eta 59m59s"), "loss": len("loss 10.0000"), "data": len("data wait 10%")}
+    widths = [max(len(field), widest.get(field.partition(" ")[0], 0)) for field in fields]
+    return sum(widths) + len(" | ") * (len(fields) - 1)
 
 
 def _training_fields(now: Now, clock: float) -> tuple[float, list[str]]:
     """Returns the completed fraction of the run, and the other fields by importance."""
     done, total = now.step or 0, now.total or 1
-    fields = [f"{done}/{total}"]
+    fields = [f"{done:>{len(str(total))}}/{total}"]
     lasted = clock - now.step_began
     if lasted >= _SLOW_STEP_S:
         fields.append(f"this step {duration(lasted)}")

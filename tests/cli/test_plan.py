@@ -75,11 +75,14 @@ def test_former_names_are_accepted() -> None:
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
         (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
-        (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),  # former name
+        (
+            ["--config", "h100_16", "--devices", "3x8"],
+            "cannot be split over 24 devices",
+        ),
         (["--config", "demo", "--source", "film"], "invalid choice: 'film'"),
         (["--config", "demo", "--gpuss=1x8"], "did you mean --gpus?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
-        (["--config", "h100_16", "--gpus", "3x8"], "24 devices do not divide"),
+        (["--config", "h100_16", "--gpus", "3x8"], "cannot be split over 24 devices"),
         (
             ["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"],
             "do not fill nodes of 8",

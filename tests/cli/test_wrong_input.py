@@ -117,7 +117,7 @@ def test_all_wrong_input_is_reported_at_once(
     expected = (
         "optim.peak_lr",
         "loop.log_every",
-        "the config needs 4",
+        "mesh.fsdp 4 needs 4",
         "init_from nothing",
         "gone",
         "no.json",
