@@ -15,7 +15,9 @@ deleted; other objects, even below ``data/``, are not the run's.
 
 A part holds what one process saved. A run on one disk has one part. Where each process has a disk
 of its own, each part is a checkpoint with the shards of that process, described in ``part.json``;
-:class:`Layout` states which parts make it complete, and which of them a process needs.
+:class:`Layout` states which parts make it complete, and which of them a process needs. A file
+``files-uploaded`` in ``data/<step>-<id>/<process>/`` is not part of the checkpoint: it states that
+the logs and records of that process are uploaded up to this step.
 """
 
 import contextlib
@@ -41,6 +43,7 @@ from jaxtrain.storage.disks import cure_of, disk_trouble, free_bytes, reason
 
 PART = "part.json"
 FETCHING = ".fetching"  # folder of a run directory, for downloads that are not complete
+_FILES_MARK = "files-uploaded"
 _FORMAT = 1
 _AT_ONCE = 8  # files
 _DATA = re.compile(r"data/(\d+)-[0-9a-f]{12}")
@@ -263,11 +266,27 @@ class RemoteCheckpoints:
         # Last, as it shows process 0 that this part is complete.
         self.bucket.put(f"{to}/{part}/{manifest.NAME}", checkpoint / manifest.NAME)
 
-    def missing(self, data: str, layout: Layout) -> list[int]:
-        """Returns the parts whose upload is not complete."""
+    def mark_files(self, data: str, process: int) -> None:
+        """Records that the files of a process are uploaded up to a checkpoint.
+
+        Args:
+            data: from :func:`data_of`.
+            process: its number.
+        """
+        self.bucket.put(f"{data}/{process}/{_FILES_MARK}", b"")
+
+    def missing(self, data: str, layout: Layout, processes: Iterable[int] = ()) -> list[int]:
+        """Returns the processes whose upload is not complete.
+
+        Args:
+            data: from :func:`data_of`.
+            layout: of the parts that must be there.
+            processes: those that must have called :meth:`mark_files`.
+        """
         there = self.bucket.sizes(data)
-        parts = layout.complete()
-        return [part for part in parts if f"{data}/{part}/{manifest.NAME}" not in there]
+        names = [(part, manifest.NAME) for part in layout.complete()]
+        names += [(process, _FILES_MARK) for process in processes]
+        return sorted({number for number, name in names if f"{data}/{number}/{name}" not in there})
 
     def commit(self, folder: str, step: int, data: str, layout: Layout) -> None:
         """Completes a checkpoint whose parts are uploaded: checks them and writes its manifest.

@@ -448,13 +448,17 @@ class Mirror:
             self._sent = 0
         if part.number in part.layout.complete():
             self._remote.upload(upload.source, data, part.number or 0, self._count_sent)
+        if self._first:
+            self._lease.check()
+        # A resume on new machines continues these files: none may be older than the checkpoint.
+        self._upload_files()
         if not self._first:
+            self._remote.mark_files(data, self._process)
             return
-        self._lease.check()
-        self._sync_files()  # so that the metrics in the bucket are not older than the checkpoint
-        while missing := self._remote.missing(data, part.layout):
+        others = range(1, self._count) if self.own_disk else ()
+        while missing := self._remote.missing(data, part.layout, others):
             if time.monotonic() - self._moved_at > _GIVE_UP_S:
-                raise Incomplete(f"process {missing[0]} has not uploaded its part")
+                raise Incomplete(f"process {missing[0]} has not uploaded its part and its files")
             if self._over.wait(1.0):
                 return
         self._lease.check()
@@ -560,7 +564,8 @@ class Mirror:
 
     def _fetch_parts(self, only: int | None, shards: int, wanted: tuple[int, ...]) -> None:
         """Makes each process have its part of the same checkpoint, the newest that all can have."""
-        have = self._parts_on_disk(shards, wanted)
+        have, unusable = self._parts_on_disk(shards, wanted)
+        gathered = process_group.gather("unusable", json.dumps(unusable))
         for _ in range(1000):  # each time, a checkpoint turned out to be damaged
             own = {step: (one.save, one.number, fits) for step, (one, fits) in have.items()}
             everywhere = [
@@ -571,6 +576,7 @@ class Mirror:
                 functools.partial(self._decide, everywhere, only)
             )
             if not decision:
+                self._say_unusable(gathered, -1, only)
                 return
             how, step = decision.split()
             wrong = self._make_there(how, int(step), have, shards, wanted)
@@ -585,21 +591,43 @@ class Mirror:
             self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
             if how == "bucket" and self._first:
                 self._remote.set_aside(CHECKPOINTS, int(step), failed[0])
+        self._say_unusable(gathered, int(step), only)
         for folder in (CHECKPOINTS, BEST):  # later ones, which other processes lack
             files.supersede(self.directory / folder, int(step), self._say)
 
-    def _parts_on_disk(self, shards: int, wanted: tuple[int, ...]) -> dict[int, tuple[Part, bool]]:
-        """Returns step -> what this disk has of it, and whether that is all this process needs."""
-        found = {}
+    def _say_unusable(self, gathered: list[str], step: int, only: int | None) -> None:
+        """Reports later checkpoints than the chosen one that are incomplete on some disk."""
+        wrong: dict[int, str] = {}
+        for process, text in enumerate(gathered):
+            for number, why in json.loads(text).items():
+                wrong.setdefault(int(number), f"process {process}: {why}")
+        for number in sorted(wrong):
+            if number > step and only in (None, number):
+                self._say(f"warning: checkpoint {number} cannot be used: {wrong[number]}")
+
+    def _parts_on_disk(
+        self, shards: int, wanted: tuple[int, ...]
+    ) -> tuple[dict[int, tuple[Part, bool]], dict[int, str]]:
+        """Returns what this disk has of each checkpoint.
+
+        Returns:
+            Step -> its part, and whether that is all this process needs; step -> why it is none.
+        """
+        found, unusable = {}, {}
         for folder in (CHECKPOINTS, BEST):
             files.give_back(self.directory / folder)
-        for step in layout.steps(self.directory / CHECKPOINTS):
+        for step in layout.numbered(self.directory / CHECKPOINTS):
+            path = self.directory / CHECKPOINTS / str(step)
+            if wrong := layout.missing(path):
+                unusable[step] = wrong
+                continue
             try:
-                part = remote.part_of(self.directory / CHECKPOINTS / str(step))
-            except Incomplete:
+                part = remote.part_of(path)
+            except Incomplete as why:
+                unusable[step] = str(why)
                 continue
             found[step] = part, part.has(shards, wanted)
-        return found
+        return found, unusable
 
     def _decide(self, everywhere: list[dict[int, Any]], only: int | None) -> str:
         """Returns which checkpoint to use and where from; "" if there is none. Process 0."""
@@ -689,8 +717,24 @@ class Mirror:
     def _sync_files(self) -> None:
         """Uploads the files that have changed; failures are tried again the next time."""
         try:
-            for path in self.directory.rglob("*"):
-                name = path.relative_to(self.directory).as_posix()
+            self._upload_files()
+        except _Failures as error:
+            self._warn(f"files of the run are not uploaded yet: {error}")
+
+    def _upload_files(self) -> None:
+        """Uploads the files that have changed, except those that the disk does not give.
+
+        Raises:
+            InputError, RunAgain: the bucket does not take them.
+        """
+        try:
+            paths = list(self.directory.rglob("*"))
+        except OSError as error:
+            self._warn(f"files of the run are not uploaded yet: {error}")
+            return
+        for path in paths:
+            name = path.relative_to(self.directory).as_posix()
+            try:
                 if not self._is_file_of_run(name) or path.is_symlink() or not path.is_file():
                     continue
                 about = path.stat()
@@ -699,8 +743,8 @@ class Mirror:
                     small = about.st_size <= _IN_MEMORY_BYTES  # a file that grows is read once
                     self._bucket.put(name, path.read_bytes() if small else path)
                     self._synced[name] = state
-        except _Failures as error:
-            self._warn(f"files of the run are not uploaded yet: {error}")
+            except OSError as error:  # an unreadable file must not stop the uploads of checkpoints
+                self._warn(f"files of the run are not uploaded yet: {error}")
 
     def _is_file_of_run(self, name: str) -> bool:
         """Whether this process copies a file of the run directory."""

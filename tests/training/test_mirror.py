@@ -290,6 +290,72 @@ def test_an_upload_that_fails_is_tried_again(
     )
 
 
+def test_no_checkpoint_is_complete_before_its_metrics(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+    put, failures, names = run.bucket.put, iter([True, True]), list[str]()
+
+    def fail(name: str, data: Any) -> None:
+        if name == "metrics.jsonl" and next(failures, False):
+            raise Unavailable("s3://bucket/run: cannot write (503 Slow Down)")
+        put(name, data)
+        names.append(name)
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    (run.directory / "metrics.jsonl").write_text('{"step": 2}\n')
+    run.save(2)
+    run.finish()
+    assert names.index("metrics.jsonl") < names.index("checkpoints/2.json")
+
+
+def test_no_checkpoint_is_complete_before_the_records_of_all_processes(
+    runs: Callable[..., Run],
+) -> None:
+    """Each process has a disk of its own, and process 0 has all shards."""
+    run = runs("one", None).begin()
+    run.save(2)
+    run.finish()
+    run.bucket.delete(["checkpoints/2.json"])
+    copy, shards = run.copy, remote.Layout(1, ((0,), (0,)))
+    copy.own_disk, copy._count = True, 2
+    (run.directory / "examples.1.jsonl").write_text('{"step": 2}\n')
+
+    def upload(process: int) -> None:
+        copy._process, copy._first = process, process == 0
+        part = remote.Part("a" * 12, shards, process, (0,))
+        copy._upload(mirror._Upload(run.directory / FOLDER / "2", (FOLDER,), 2, part))
+
+    first = threading.Thread(target=upload, args=(0,))
+    first.start()
+    first.join(1.5)  # more than the second between two looks
+    assert first.is_alive()
+    assert run.stored == []
+    upload(1)
+    assert run.bucket.get("examples.1.jsonl") is not None
+    first.join(20)
+    assert run.stored == [2]
+
+
+def test_a_resume_names_a_later_checkpoint_that_a_disk_lost_files_of(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.save(4)
+    first.finish()
+    first.close()
+    first.bucket.delete(["checkpoints/4.json"])
+    (first.directory / FOLDER / "4" / "manifest.json").unlink()
+    run = runs("one")
+    run.said.clear()
+    run.copy.own_disk = True  # it ran alone, on a disk of its own
+    run.copy._fetch_parts(None, 1, (0,))
+    assert "warning: checkpoint 4 cannot be used: process 0: " in str(run.said)
+    assert run.on_disk == [2]
+
+
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
