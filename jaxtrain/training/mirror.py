@@ -582,6 +582,8 @@ class Mirror:
             wrong = self._make_there(how, int(step), have, shards, wanted)
             failed = [one for one in process_group.gather("fetched", wrong) if one]
             if how == "upload":
+                if failed:
+                    self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
                 self._commit(int(step), have, failed)
                 continue
             if not failed:

@@ -164,7 +164,7 @@ def faulty(server: Server | None, seed: int) -> Iterator[dict[str, str]]:
         yield proxy.variables
 
 
-def _print(result: Result, wanted: Plan) -> None:
+def _print(result: Result, wanted: Plan, in_bucket: bool) -> None:
     for fault in result["faults"]:
         recovered = (
             "at the end" if fault["recovered_s"] is None else f"after {fault['recovered_s']} s"
@@ -180,7 +180,8 @@ def _print(result: Result, wanted: Plan) -> None:
     for problem in result["problems"]:
         print(f"  - {problem}")
     if result["problems"]:
-        print(f"  repeat: python tests/chaos {_flags(wanted)}")
+        kind = "--bucket " if in_bucket else ""
+        print(f"  repeat: python tests/chaos {kind}{_flags(wanted)}")
     sys.stdout.flush()
 
 
@@ -206,7 +207,7 @@ def main(arguments: list[str]) -> int:
         server = stack.enter_context(Server(work / "moto.log")) if given.bucket else None
         for wanted in listed:
             results.append(_execute(wanted, given, work, server))
-            _print(results[-1], wanted)
+            _print(results[-1], wanted, given.bucket)
         _slice(given, plans, results, work, path, server)
     print(summary(results))
     return 1 if any(result["problems"] for result in results) else 0
@@ -236,7 +237,7 @@ def _slice(
         if slices or given.results:
             with path.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-        _print(result, wanted)
+        _print(result, wanted, given.bucket)
 
 
 def _read(path: Path) -> list[Result]:

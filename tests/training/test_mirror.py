@@ -356,6 +356,29 @@ def test_a_resume_names_a_later_checkpoint_that_a_disk_lost_files_of(
     assert run.on_disk == [2]
 
 
+def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.save(4)
+    first.finish()
+    first.close()
+    first.bucket.delete(["checkpoints/4.json"])
+    state = (first.directory / FOLDER / "4" / "state").rglob("*")
+    path = max((one for one in state if one.is_file()), key=lambda one: one.stat().st_size)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    run = runs("one")
+    monkeypatch.setattr(Mirror, "_decide", lambda *_: next(decisions))
+    decisions = iter(["upload 4", "bucket 2"])
+    run.said.clear()
+    run.copy._fetch_parts(None, 1, (0,))
+    assert "warning: checkpoint 4 cannot be used: " in str(run.said)
+    assert run.on_disk == [2]
+
+
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
