@@ -10,7 +10,7 @@ Below the run's URL::
 An object store has no rename, so the manifest is what makes a checkpoint complete: it is written
 after all files that it lists, and deleted before them. Files are found only through a manifest, and
 a manifest of the same step never has the same files with other content, because ``<id>`` is of the
-content or of the start of the run that saved it. A ``data/<step>-<id>/`` that no manifest lists is
+content or of the save. A ``data/<step>-<id>/`` that no manifest lists is
 deleted; other objects, even below ``data/``, are not the run's.
 
 A part holds what one process saved. A run on one disk has one part. Where each process has a disk
@@ -111,7 +111,7 @@ class Part:
     """What a folder with a checkpoint holds, as its ``part.json`` describes; complete without one.
 
     Attributes:
-        save: identifies the start of the run that saved it.
+        save: identifies the save, in all processes alike.
         layout: of all parts of the checkpoint.
         number: which of them this is; None if it was put together from several.
         shards: numbers of the shards that it holds.

@@ -64,6 +64,9 @@ class SaveFailed(RunAgain):
 class Copies(Protocol):
     """Copies complete checkpoints to another place, such as a bucket, while training continues."""
 
+    def files_of_save(self) -> Mapping[str, bytes]:
+        """Returns name -> content of further files; called once per save by each folder's owner."""
+
     def prepare(self, target: Path) -> str:
         """Returns why a checkpoint cannot be copied now; "" if it can, which keeps its files."""
 
@@ -349,7 +352,8 @@ class Checkpoints:
             self._say(f"warning: {self._failure}")
 
     def _complete(self, target: Path, keep: int) -> None:
-        checkpoint_files.complete(target, self._files)
+        more = {} if self._copies is None else self._copies.files_of_save()
+        checkpoint_files.complete(target, {**self._files, **more})
         self._delete_oldest(target, keep)
 
     def _delete_oldest(self, target: Path, keep: int) -> None:

@@ -16,6 +16,7 @@ to 11 s; a save on disk takes 3 s, and its upload another 5 s, for which the run
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import re
 import shutil
@@ -142,6 +143,7 @@ class Mirror:
         self._keep, self._every = 1, 1
         self._uploads_first: Path | None = None
         self._part: Part | None = None
+        self._saves = 0
         self._changed = threading.Condition()
         self._work: list[_Upload] = []
         self._sent = self._total = 0
@@ -261,10 +263,6 @@ class Mirror:
         if first is not None:
             self.begin(first, self.prepare(first), also_best=False)
 
-    def files_to_keep(self) -> dict[str, bytes]:
-        """Returns name -> content of the file that describes this process's part, if it is one."""
-        return {} if self._part is None else {remote.PART: self._part.to_json()}
-
     def check(self) -> None:
         """Checks that no other run has taken over.
 
@@ -275,6 +273,18 @@ class Mirror:
             raise lease.Lost(self._lease.lost)
 
     # The interface of saver.Copies.
+
+    def files_of_save(self) -> dict[str, bytes]:
+        """Returns name -> content of the file that describes this process's part, if it is one.
+
+        Each save has its own name, which all processes compute. One start can save a step twice, to
+        ``best/`` and to ``checkpoints/`` or after a rollback: parts of the two must not be mixed.
+        """
+        if self._part is None:
+            return {}
+        self._saves += 1
+        name = hashlib.sha256(f"{self._part.save} {self._saves}".encode()).hexdigest()[:12]
+        return {remote.PART: dataclasses.replace(self._part, save=name).to_json()}
 
     def prepare(self, target: Path) -> str:
         """Returns why a checkpoint cannot be uploaded now; "" if it can, which keeps its files."""

@@ -455,7 +455,7 @@ def open_training(
             run.checkpoint.keep,
             say,
             run.checkpoint.every,
-            {**sources.files_to_keep, **(copy.files_to_keep() if copy else {})},
+            sources.files_to_keep,
             own_disk=own_disk,
             copies=copy,
         )

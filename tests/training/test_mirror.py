@@ -379,6 +379,23 @@ def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
     assert run.on_disk == [2]
 
 
+def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
+    """A resume that begins with a validation saves its step to best/, then to checkpoints/."""
+    run = runs("one", None)
+    run.copy._part = remote.Part("a" * 12, remote.Layout(), 0, (0,))  # as with several processes
+    run.begin()
+    assert run.checkpoints is not None
+    run.checkpoints.save_best(make_state(2), meta_of(2))
+    run.checkpoints.wait()
+    run.finish()
+    run.save(2)
+    run.finish()
+    stored = remote.RemoteCheckpoints(run.bucket, run.said.append)
+    found = stored.read(FOLDER, 2)
+    assert found.data != stored.read("best", 2).data
+    stored.fetch(found, [0], run.directory, run.directory / "fetched")  # verifies it
+
+
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
