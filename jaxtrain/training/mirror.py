@@ -171,7 +171,9 @@ class Mirror:
             directory = remote.stage(url, cache.root(run.data.cache_dir), jax.process_index())
         else:
             directory = expanded(output).absolute()
-        return cls(Bucket(url), directory, staged=own, say=say)
+        made = cls(Bucket(url), directory, staged=own, say=say)
+        made._every = run.checkpoint.every
+        return made
 
     @property
     def shown(self) -> str | Path:
@@ -587,6 +589,8 @@ class Mirror:
             )
             if not decision:
                 self._say_unusable(gathered, -1, only)
+                if only is None:
+                    self._start_fresh()
                 return
             how, step = decision.split()
             wrong = self._make_there(how, int(step), have, shards, wanted)
@@ -606,6 +610,18 @@ class Mirror:
         self._say_unusable(gathered, int(step), only)
         for folder in (CHECKPOINTS, BEST):  # later ones, which other processes lack
             files.supersede(self.directory / folder, int(step), self._say)
+
+    def _start_fresh(self) -> None:
+        """Moves aside the first checkpoint that some process lacks, if the bucket has none.
+
+        Otherwise some processes would resume from them and others start from scratch. After more
+        steps they stay, and the run refuses to start (:func:`jaxtrain.checkpoint.resume.choose`).
+        """
+        folders = [self.directory / folder for folder in (CHECKPOINTS, BEST)]
+        own = max((step for folder in folders for step in layout.numbered(folder)), default=0)
+        if max(map(int, process_group.gather("newest", str(own)))) <= self._every:
+            for folder in folders:
+                files.supersede(folder, -1, self._say)
 
     def _say_unusable(self, gathered: list[str], step: int, only: int | None) -> None:
         """Reports later checkpoints than the chosen one that are incomplete on some disk."""

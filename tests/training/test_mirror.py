@@ -396,6 +396,23 @@ def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
     stored.fetch(found, [0], run.directory, run.directory / "fetched")  # verifies it
 
 
+@pytest.mark.parametrize(("every", "left"), [(2, []), (1, [2])])
+def test_a_first_checkpoint_that_another_disk_lacks_is_moved_aside(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, every: int, left: list[int]
+) -> None:
+    """If more than the first checkpoint is lost, the run refuses to start instead."""
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    first.bucket.delete(["checkpoints/2.json"])
+    run = runs("one")
+    run.copy._every = every
+    monkeypatch.setattr(Mirror, "_decide", lambda *_: "")  # as if another process had none
+    run.copy._fetch_parts(None, 1, (0,))
+    assert run.on_disk == left
+
+
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
