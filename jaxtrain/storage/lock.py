@@ -29,13 +29,14 @@ _held: dict[Path, int] = {}
 _claims: dict[Path, int] = {}  # open files of claims
 
 
-def hold(directory: Path, say: Callable[[str], None], *, shared: bool = False) -> None:
+def hold(directory: Path, say: Callable[[str], None], *, shared: bool | None = None) -> None:
     """Locks a run directory for this process; does nothing if already locked.
 
     Args:
         directory: the run directory. If it is missing or not writable, it is not locked.
         say: receives a warning if the file system does not support locks.
-        shared: whether other processes may hold it too, if they also share it.
+        shared: whether other processes may hold it too, if they also share it; None if the command
+            has no flag ``--share``.
 
     Raises:
         RunAgain: another process holds the lock; the message has its host and PID.
@@ -54,8 +55,9 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool = False) -
         holder = _holder(descriptor)
         os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
+            fix = "or stop it" if shared is None else "stop it, or start all commands with --share"
             raise RunAgain(
-                f"another run is using {directory} ({holder}): wait until it ends, or stop it"
+                f"another run is using {directory} ({holder}): wait until it ends, {fix}"
             ) from None
         risk = (
             "commands that share this directory may do the same work twice, and one of the results "

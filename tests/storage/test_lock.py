@@ -162,7 +162,9 @@ def test_a_shared_lock_excludes_only_those_that_do_not_share(
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunAgain, match="another run is using"):
+        with pytest.raises(RunAgain, match=r"another run is using .* ends, or stop it$"):
             lock.hold(tmp_path, print)
+        with pytest.raises(RunAgain, match=r"stop it, or start all commands with --share$"):
+            lock.hold(tmp_path, print, shared=False)
         lock.hold(tmp_path, print, shared=True)
         assert tmp_path in lock._held

@@ -149,12 +149,24 @@ class _Job:
         return self.out / WORK / "records" / digest[:2] / f"{digest[2:]}.json"
 
     def done(self) -> Record | None:
-        """Returns the record, unless the video has changed since or its pieces are gone."""
+        """Returns the record, unless the video or its pieces have changed since."""
         record = _read_record(self.record)
         if record is None:
             return None
         fresh = record["video"] == _identity(self.found)
-        return record if fresh and (not record["pieces"] or os.path.isdir(self.folder)) else None
+        return record if fresh and self._has_pieces(record) else None
+
+    def _has_pieces(self, record: Record) -> bool:
+        """Returns whether the pieces of a record exist, with the sizes that they had."""
+        if not record["pieces"]:
+            return True
+        sizes = record.get("bytes")
+        if sizes is None:  # written before records had sizes
+            return os.path.isdir(self.folder)
+        try:
+            return bool(_sizes(self.folder) == sizes)
+        except OSError:
+            return False
 
 
 @dataclasses.dataclass
@@ -415,6 +427,7 @@ def _cut(job: _Job, settings: Settings) -> Record:
     work.mkdir()
     try:
         made = pieces.cut(job.found.path, job.found.span, work, settings)
+        sizes = _sizes(work)
         for path in (*work.iterdir(), work):
             sync(path)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -432,7 +445,8 @@ def _cut(job: _Job, settings: Settings) -> Record:
         return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return _finish(job, _record(job, pieces=list(made.pieces), left_out=made.left_out))
+    record = _record(job, pieces=list(made.pieces), left_out=made.left_out)
+    return _finish(job, {**record, "bytes": sizes})
 
 
 def _publish(work: Path, folder: Path, out: Path) -> None:
@@ -508,6 +522,15 @@ def _read_record(path: Path) -> Record | None:
     )
     intact = intact and all(isinstance(frames, int) for frames in record["pieces"])
     return record if intact else None
+
+
+def _sizes(folder: str | Path) -> list[int]:
+    """Returns the sizes of the pieces in a folder, in order."""
+    with os.scandir(folder) as entries:
+        found = sorted(
+            (entry.name, entry.stat().st_size) for entry in entries if entry.name.endswith(".mp4")
+        )
+    return [size for _, size in found]
 
 
 def _identity(found: Found) -> list[int] | None:

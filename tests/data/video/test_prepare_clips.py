@@ -240,6 +240,24 @@ def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     assert not (out / "sub/2.mp4.pieces").exists()
 
 
+def test_damaged_pieces_are_cut_again(source: Path, tmp_path: Path) -> None:
+    """Also after an interrupted copy of the folder; records without sizes are those of before."""
+    out = tmp_path / "out"
+    _run(source, out)
+    before = {path: path.read_bytes() for path in out.glob("sub/*/*.mp4")}
+    short, gone, _ = sorted(before)
+    os.truncate(short, len(before[short]) - 1)
+    gone.unlink()
+    _, said = _run(source, out)
+    assert said[0] == "2 of 4 videos are already done"
+    assert {path: path.read_bytes() for path in out.glob("sub/*/*.mp4")} == before
+    for path in out.glob(".prepare/records/*/*"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in record.items() if k != "bytes"}))
+    _, said = _run(source, out)
+    assert said[0] == "4 of 4 videos are already done"
+
+
 SETTINGS_BEFORE = (  # of pieces when all were H.264
     *("height", "width", "min_crop_scale", "frames", "min_frames", "min_side", "gop", "crf"),
     "split_at_cuts",
