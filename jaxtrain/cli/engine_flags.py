@@ -1,6 +1,7 @@
 """Flags that choose where the work of a command runs."""
 
 import argparse
+import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -37,6 +38,62 @@ def add(parser: argparse.ArgumentParser, local: str = "") -> None:
     )
 
 
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that run the work of a model on a Ray cluster."""
+    parser.add_argument(
+        "--engine",
+        choices=engine.NAMES,
+        default="local",
+        help="local: on this machine; ray: on a Ray cluster (default: local)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="HOST:PORT of the cluster, or local (default: $RAY_ADDRESS, or auto)",
+    )
+    parser.add_argument(
+        "--ray-gpus",
+        metavar="X",
+        type=float,
+        help="GPUs per Ray worker, such as 0.25 (default: 1, or 0 if there are none)",
+    )
+
+
+def cluster(flags: argparse.Namespace, workers: int | None = None) -> engine.Ray | None:
+    """Returns the Ray cluster that the flags choose; None without one.
+
+    Keeps this process off the GPUs, which the workers of the cluster need. Call it before jax looks
+    for devices.
+
+    Args:
+        flags: with the flags of :func:`add_ray`.
+        workers: most workers; None uses the complete cluster.
+
+    Raises:
+        InputError: the flags contradict each other.
+    """
+    if flags.engine == "local":
+        for flag in ("ray_address", "ray_gpus"):
+            value = getattr(flags, flag)
+            if value is not None:
+                raise InputError(f"--{flag.replace('_', '-')} {value} requires --engine ray")
+        return None
+    if getattr(flags, "share", False):
+        raise InputError("--share is for commands without Ray: omit it, or --engine ray")
+    if flags.ray_gpus is not None and not 0 <= flags.ray_gpus < math.inf:
+        raise InputError(f"--ray-gpus {flags.ray_gpus}: use 0 or more")
+    if flags.ray_gpus is not None and flags.ray_gpus > 1 and flags.ray_gpus % 1:
+        raise InputError(f"--ray-gpus {flags.ray_gpus}: above 1, use a whole number")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    return engine.Ray(_address(flags), workers, flags.ray_gpus)
+
+
+def _address(flags: argparse.Namespace) -> str:
+    return str(flags.ray_address or os.environ.get("RAY_ADDRESS") or "auto")
+
+
 def chosen(flags: argparse.Namespace) -> engine.Engine:
     """Returns the engine that the flags choose.
 
@@ -46,8 +103,7 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
     if flags.workers is not None and flags.workers < 1:
         raise InputError(f"--workers {flags.workers}: use at least 1")
     if flags.engine == "ray":
-        address = flags.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
-        return engine.Ray(address, flags.workers)
+        return engine.Ray(_address(flags), flags.workers)
     if flags.ray_address is not None:
         raise InputError(f"--ray-address {flags.ray_address} requires --engine ray")
     return engine.Local(flags.workers or worker_count.cores())

@@ -5,6 +5,7 @@ runs the teacher. To resume after a stop, repeat the command.
 """
 
 import dataclasses
+import functools
 import json
 import os
 
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> int:
     )
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
     engine_flags.add_share(parser)
+    engine_flags.add_ray(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -66,6 +68,7 @@ def main(arguments: list[str]) -> int:
 def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
+    cluster = engine_flags.cluster(flags)
     from jaxtrain.data import cache, worker_count
     from jaxtrain.data.video import latents
     from jaxtrain.distributed import process_group
@@ -75,13 +78,14 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         terminal.say(message)
 
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
-    teacher = teachers.load(
+    load = functools.partial(
+        teachers.load,
         flags.teacher,
         scaling=flags.teacher_scaling,
         sample_seed=flags.teacher_sample,
         model=run.model,
-        say=say,
     )
+    teacher = load(say=say)
     data = dataclasses.replace(
         run.data, windows="fixed", clips_per_video=1, clips_per_group=None, teacher=None
     )
@@ -89,19 +93,32 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     say(sources.summary)
     devices = jax.device_count()
     target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
-    shared = engine_flags.share(flags)
+    splits = (sources.train, sources.val)
+    shared = None if cluster is not None else engine_flags.share(flags)
     if shared is not None:
         say(f"sharing {target.folder} with other commands: {shared[1]}")
     try:
-        made = latents.prepare(
-            (sources.train, sources.val),
-            teacher,
-            target,
-            batch_size=-(-flags.batch // devices) * devices,
-            threads=worker_count.cores() if data.workers is None else max(1, data.workers),
-            say=say,
-            share=None if shared is None else shared[0],
-        )
+        if cluster is not None:
+            say(f"encoding on {cluster.where}")
+            made = latents.prepare_on(
+                cluster,
+                splits,
+                functools.partial(load, say=_silent),
+                target,
+                batch_size=flags.batch,
+                threads=data.workers or None,
+                say=say,
+            )
+        else:
+            made = latents.prepare(
+                splits,
+                teacher,
+                target,
+                batch_size=-(-flags.batch // devices) * devices,
+                threads=worker_count.cores() if data.workers is None else max(1, data.workers),
+                say=say,
+                share=None if shared is None else shared[0],
+            )
     except OSError as error:
         raise InputError(
             f"cannot write to {target.folder} ({error.strerror}): free space there, or choose "
@@ -121,3 +138,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     return 0
+
+
+def _silent(message: str) -> None:
+    """Prints nothing: only this process prints about the teacher."""

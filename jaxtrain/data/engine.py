@@ -5,6 +5,7 @@ result must not depend on where or how often its item was processed: a Ray task 
 node is lost. Ray is an extra, and is imported only if it is chosen.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -36,6 +37,9 @@ _MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
+_MODELS = ("jax", "jaxlib")  # packages that determine what a model computes
+# Of the memory of a GPU that several workers share, for all of them together.
+_GPU_MEMORY = 0.9
 
 
 class Engine(Protocol):
@@ -206,10 +210,13 @@ class Ray:
         address: as for ``ray.init``: HOST:PORT, ``ray://HOST:PORT``, "auto" for the cluster of this
             machine, or "local" to start one here.
         workers: most tasks at a time; None uses all CPUs.
+        gpus: GPUs of each worker that holds a model, such as 0.25; None is 1, or 0 if the cluster
+            has none.
     """
 
     address: str
     workers: int | None = None
+    gpus: float | None = None
 
     @property
     def where(self) -> str:
@@ -224,9 +231,36 @@ class Ray:
         died: Callable[[Item], Result],
     ) -> Iterator[tuple[Item, Result]]:
         """Implements :meth:`Engine.as_finished`."""
+        yield from self._connected(self._in_tasks, work, items, fixed, died)
+
+    def with_models(
+        self,
+        begin: Callable[..., Callable[[Item], Result]],
+        items: Iterable[Item],
+        *fixed: Any,
+        died: Callable[[Item], Result],
+    ) -> Iterator[tuple[Item, Result]]:
+        """Yields (item, ``begin(cpus, *fixed)(item)``) in the order in which items are finished.
+
+        Each worker calls ``begin`` once, which may take long, for example to load a model. A
+        worker is a Ray actor with :attr:`gpus` and an equal part of a node's CPUs, or with one CPU.
+
+        Args:
+            begin: a module-level function; receives the number of CPUs of its worker.
+            items, fixed, died: see :meth:`Engine.as_finished`.
+
+        Raises:
+            Exception: the first one that a worker raises; results after it are lost.
+            InputError: the cluster has too few GPUs, or jax does not see them.
+            RunAgain: the cluster is unavailable, or no worker can start.
+        """
+        yield from self._connected(self._in_actors, begin, items, fixed, died)
+
+    def _connected(self, run: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
+        """Connects to the cluster while results are read."""
         ray = _connected(self.address)
         try:
-            yield from self._on(ray, work, items, fixed, died)
+            yield from run(ray, *arguments)
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise RunAgain(
                 f"the Ray cluster {self.address} failed ({first_line(error)}): check it with `ray "
@@ -235,7 +269,7 @@ class Ray:
         finally:
             ray.shutdown()  # ends this job's tasks, too
 
-    def _on(
+    def _in_tasks(
         self,
         ray: Any,
         work: Callable[..., Result],
@@ -277,6 +311,152 @@ class Ray:
                     raise error
                 yield item, result
 
+    def _in_actors(
+        self,
+        ray: Any,
+        begin: Callable[..., Callable[[Item], Result]],
+        items: Iterable[Item],
+        fixed: tuple[Any, ...],
+        died: Callable[[Item], Result],
+    ) -> Iterator[tuple[Item, Result]]:
+        """See :meth:`with_models`.
+
+        Ray could restart a lost actor by itself, but would keep its item waiting while other actors
+        hold all CPUs that are left. So another actor takes over the item.
+        """
+        gpus, cpus = self._of_each_actor(ray)
+        holder = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Holder)
+        shared = ray.put((begin, (cpus, *fixed), _stamp(*_MODELS)))
+        lost = (
+            ray.exceptions.RayActorError,
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.OutOfMemoryError,
+        )
+        waiting = iter(items)
+        ahead: collections.deque[tuple[Item, int]] = collections.deque()  # and how often it died
+        starting: dict[Any, Any] = {}  # reference -> actor
+        running: dict[Any, tuple[Any, Item, int]] = {}
+        idle: list[Any] = []
+        room, read, failed_starts = 0, float("-inf"), 0
+        while True:
+            if len(ahead) < max(1, room):
+                ahead.extend((item, 0) for item in itertools.islice(waiting, 1))
+            if not ahead:
+                idle.clear()  # ends these actors, so that others can use their devices
+                if not running:
+                    return
+            elif idle:
+                actor = idle.pop()
+                item, deaths = ahead.popleft()
+                running[actor.process.remote(item)] = actor, item, deaths
+                continue
+            if time.monotonic() - read > _RESIZE_S:
+                read, room = time.monotonic(), self._actors(ray, gpus, cpus)
+            if len(starting) < len(ahead) and len(starting) + len(running) < room:
+                actor = holder.remote()
+                starting[actor.begin.remote([shared], gpus)] = actor
+                continue
+            refs = [*starting, *running]
+            done, _ = ray.wait(refs, num_returns=1, timeout=_RESIZE_S)
+            for ref in done:
+                if ref in starting:
+                    actor = starting.pop(ref)
+                    try:
+                        error = ray.get(ref)
+                    except lost as problem:
+                        failed_starts += 1
+                        if failed_starts > _RETRIES:
+                            raise RunAgain(
+                                f"workers of the Ray cluster {self.address} end while they start "
+                                f"({first_line(problem)}): check its nodes' memory, and start again"
+                            ) from problem
+                        continue
+                    if error is not None:
+                        raise error
+                    idle.append(actor)
+                    failed_starts = 0
+                    continue
+                actor, item, deaths = running.pop(ref)
+                try:
+                    result, error = ray.get(ref)
+                except lost:
+                    if deaths < _RETRIES:
+                        ahead.appendleft((item, deaths + 1))
+                    else:
+                        yield item, died(item)
+                    read = float("-inf")
+                    continue
+                if error is not None:
+                    raise error
+                idle.append(actor)
+                yield item, result
+
+    def _of_each_actor(self, ray: Any) -> tuple[float, int]:
+        """Returns the GPUs and CPUs that a worker with a model reserves."""
+        nodes = _nodes(ray)
+        there = sum(node.get("GPU", 0) for node in nodes)
+        gpus = (1 if there else 0) if self.gpus is None else self.gpus
+        if gpus > there:
+            raise InputError(
+                f"--ray-gpus {gpus:g}: the Ray cluster {self.address} has {there:g} GPUs: start "
+                "its nodes on machines with GPUs, or pass --ray-gpus 0 to use CPUs"
+            )
+        parts = [
+            int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU", 0)
+        ]
+        return gpus, max(1, min(parts)) if gpus else 1
+
+    def _actors(self, ray: Any, gpus: float, cpus: int) -> int:
+        """Returns how many workers with models the cluster has room for."""
+        room = 0
+        for node in _nodes(ray):
+            fit = int(node.get("CPU", 0) / cpus)
+            room += min(fit, int(node.get("GPU", 0) / gpus)) if gpus else fit
+        return max(1, room if self.workers is None else min(room, self.workers))
+
+
+def _nodes(ray: Any) -> list[dict[str, float]]:
+    """Returns the resources of each node."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+class _Holder:
+    """Holds a model in a Ray actor. Its methods return errors, which Ray would wrap."""
+
+    def begin(self, shared: list[Any], gpus: float) -> Exception | None:
+        """Loads the model; returns an error or None."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        if not gpus:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        elif gpus < 1:
+            os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", f"{_GPU_MEMORY * gpus:.3f}")
+        begin, fixed, stamp = _fetched(shared[0])
+        try:
+            _check_stamp(stamp, _stamp(*_MODELS))
+            if gpus:
+                _check_gpu()
+            self._process = begin(*fixed)
+        except Exception as error:
+            return error
+        return None
+
+    def process(self, item: Any) -> tuple[Any, Exception | None]:
+        """Processes an item; returns its result, or an error."""
+        try:
+            return self._process(item), None
+        except Exception as error:
+            return None, error
+
+
+def _check_gpu() -> None:
+    import jax
+
+    if jax.default_backend() == "cpu":
+        raise InputError(
+            f"jax sees only the CPU on the Ray node {socket.gethostname()}, which has GPUs: "
+            f"{versions.install('cuda12')} there, or pass --ray-gpus 0 to use CPUs"
+        )
+
 
 def _connected(address: str) -> Any:
     """Imports Ray and connects to a cluster."""
@@ -315,22 +495,26 @@ def _in_task(item: Any, shared: list[Any]) -> tuple[Any, Exception | None]:
     os.environ["JAX_PLATFORMS"] = "cpu"  # this task has no accelerator
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already use all cores
     work, fixed, stamp = _fetched(shared[0])
-    if stamp != _stamp():
-        return None, InputError(
-            f"the Ray node {socket.gethostname()} has {_stamp()}, but this command has {stamp}: "
-            "install the same versions, because they determine the results"
-        )
     try:
+        _check_stamp(stamp, _stamp())
         return work(item, *fixed), None
     except Exception as error:
         return None, error
 
 
+def _check_stamp(wanted: str, found: str) -> None:
+    if wanted != found:
+        raise InputError(
+            f"the Ray node {socket.gethostname()} has {found}, but this command has {wanted}: "
+            "install the same versions, because they determine the results"
+        )
+
+
 @functools.cache
-def _stamp() -> str:
-    """Returns the versions that determine the results."""
+def _stamp(*more: str) -> str:
+    """Returns the versions that determine the results, also of further packages."""
     found = {}
-    for name in ("jaxtrain", "av", "numpy", "tokenizers"):
+    for name in ("jaxtrain", "av", "numpy", "tokenizers", *more):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # jaxtrain, run from a checkout

@@ -145,6 +145,22 @@ def test_wrong_flags_of_an_engine(
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--ray-gpus", 1), "--ray-gpus 1.0 requires --engine ray"),
+        (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1.0: use 0 or more"),
+        (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
+        (("--engine", "ray", "--share"), "--share is for commands without Ray"),
+    ],
+)
+def test_wrong_flags_of_a_cluster(
+    flags: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main("prepare", "latents", "--config", "demo", "--teacher", "x", *flags) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("variables", "number"),
     [
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "3"),

@@ -4,19 +4,26 @@ Needs the extra ``ray``, so it is not part of the default suite: pass the file. 
 processes on this machine.
 """
 
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import sample_videos as sample
 from launch.hosts import wait_for
+
+from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
+from jaxtrain.training.state import ModelDefinition
 
 # Ray's workers have niceness 15, so on a busy machine they would wait for all other processes.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -50,6 +57,48 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(first, folder / f"{number}.mp4")
     (folder / "broken.mp4").write_bytes(first.read_bytes()[:5000])
     return folder
+
+
+MODEL = """
+import dataclasses
+from jaxtrain import config
+from jaxtrain.models import video_ae
+base = config.named("demo")
+run = dataclasses.replace(
+    base,
+    model=video_ae.Config.tiny(),
+    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
+)
+"""
+SHORT = 40
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Different short videos, of which one is broken, a config, and weights of its model."""
+    folder = tmp_path_factory.mktemp("short")
+    for number in range(SHORT):
+        sample.write(folder / f"videos/{number}.mp4", sample.busy(26, number, height=32, width=32))
+    (folder / "videos/broken.mp4").write_bytes(b"no video" * 99)
+    (folder / "tiny.py").write_text(MODEL)
+    tiny = video_ae.Config.tiny()
+    params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
+    arrays = {name: np.asarray(array) for name, array in params.items()}
+    weights.save(folder / "weights.safetensors", tiny, arrays)
+    return folder
+
+
+def on(cluster: Any) -> tuple[str, ...]:
+    return ("--engine", "ray", "--ray-address", cluster.address)
+
+
+def kill_a_node(cluster: Any, finished: Callable[[], int], least: int, total: int) -> None:
+    """Kills a node once some of the work is finished, and not all of it."""
+    wait_for(lambda: finished() >= least, "the first files", seconds=180)
+    (victim, *_) = cluster.worker_nodes
+    before = finished()
+    cluster.remove_node(victim, allow_graceful=False)
+    assert before < total, "the node was killed too late"
 
 
 def prepare(source: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
@@ -173,3 +222,32 @@ def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
         }
     assert made["cluster"] == made["alone"]
     assert len(made["alone"]["train.tokens"]) > 10_000
+
+
+def _latents(root: Path) -> int:
+    return len(list(root.glob("latents/*/*/*/*.npy")))
+
+
+@pytest.mark.timeout(400)
+def test_latents_are_those_of_one_process(short: Path, tmp_path: Path, cluster: Any) -> None:
+    made = {}
+    for name in ("alone", "cluster"):
+        root = tmp_path / name
+        data = ("--config", short / "tiny.py", "--data.path", short / "videos")
+        data += ("--data.cache_dir", root, "--data.max_bad_share", 0.1)
+        teacher = ("--teacher", short / "weights.safetensors", "--batch", 2)
+        process = run(
+            "prepare", "latents", *data, *teacher, *(on(cluster) if root.name == "cluster" else ())
+        )
+        if name == "cluster":
+            kill_a_node(cluster, functools.partial(_latents, root), 3, SHORT)
+        said = output(process)
+        assert f"latents of {SHORT} videos" in said
+        assert f"{SHORT} of them new" in said
+        made[name] = {
+            path.relative_to(root).as_posix(): path.read_bytes()
+            for path in root.glob("latents/**/*")
+            if path.is_file() and path.name != ".token"
+        }
+    assert len(made["alone"]) == SHORT + 1  # and the description of the teacher
+    assert made["cluster"] == made["alone"]

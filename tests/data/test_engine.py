@@ -4,8 +4,10 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -92,6 +94,119 @@ def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
         )
     assert found == {0: 0, 1: 1, 2: -2, 3: 3}
     assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
+
+
+class _LostError(Exception):
+    """Ray's RayActorError."""
+
+
+class _Reference(tuple):  # type: ignore[type-arg]
+    """Can be a key whatever it contains."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+class _Cluster:
+    """Stands in for the module ray: two nodes, whose actors run here.
+
+    Item 2 kills its actor in each try, and item 3 in the first one.
+    """
+
+    exceptions = types.SimpleNamespace(
+        RayError=_LostError,
+        RayActorError=_LostError,
+        WorkerCrashedError=_LostError,
+        OutOfMemoryError=_LostError,
+    )
+
+    def __init__(self, **resources: float) -> None:
+        self.resources, self.options = resources, dict[str, float]()
+        self.tries: list[int] = []
+        self.actors = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": self.resources}] * 2
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, **options: float) -> Any:
+        self.options = options
+
+        def start(holder: type) -> Any:
+            return types.SimpleNamespace(remote=lambda: self.actor(holder()))
+
+        return start
+
+    def actor(self, made: Any) -> Any:
+        self.actors += 1
+
+        def process(item: int) -> Any:
+            self.tries.append(item)
+            dies = item == 2 or (item == 3 and self.tries.count(3) == 1)
+            return _Reference((len(self.tries), None if dies else made.process(item)))
+
+        begin = types.SimpleNamespace(remote=lambda *a: _Reference((-1, [made.begin(*a)])))
+        return types.SimpleNamespace(begin=begin, process=types.SimpleNamespace(remote=process))
+
+    def wait(self, references: list[Any], **limits: float) -> Any:
+        return references[:1], references[1:]
+
+    def get(self, reference: tuple[int, Any]) -> Any:
+        if reference[1] is None:
+            raise _LostError
+        return reference[1][0] if reference[0] < 0 else reference[1]
+
+    def shutdown(self) -> None:
+        pass
+
+
+def _begin(cpus: int, plus: int) -> Callable[[int], int]:
+    return lambda item: item * item + plus + 1000 * cpus
+
+
+def _with_models(
+    monkeypatch: pytest.MonkeyPatch, cluster: _Cluster, gpus: float | None = None
+) -> dict[int, int]:
+    monkeypatch.setattr(engine, "_connected", lambda address: cluster)
+    monkeypatch.setattr(engine, "_fetched", lambda shared: shared)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    found = engine.Ray("auto", gpus=gpus).with_models(_begin, range(5), 7, died=lambda item: -item)
+    return dict(found)
+
+
+def test_an_item_moves_to_another_worker_if_its_own_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = _Cluster(CPU=3)
+    assert _with_models(monkeypatch, cluster) == {0: 1007, 1: 1008, 2: -2, 3: 1016, 4: 1023}
+    assert cluster.options == {"num_cpus": 1, "num_gpus": 0}
+    assert [cluster.tries.count(item) for item in range(5)] == [1, 1, 4, 2, 1]
+    assert cluster.actors <= 5 + 5  # one for each of the first items, and for each that was lost
+
+
+def test_workers_divide_the_processors_of_a_node_by_its_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "_check_gpu", lambda: None)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    cluster = _Cluster(CPU=26, GPU=4)
+    assert _with_models(monkeypatch, cluster)[1] == 6008
+    assert cluster.options == {"num_cpus": 6, "num_gpus": 1}
+    _with_models(monkeypatch, cluster, 0.25)
+    assert cluster.options == {"num_cpus": 1, "num_gpus": 0.25}
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.225"
+    with pytest.raises(InputError, match=r"--ray-gpus 1: .* has 0 GPUs: .* or pass --ray-gpus 0"):
+        _with_models(monkeypatch, _Cluster(CPU=3), 1)
+
+
+def test_a_worker_on_a_machine_whose_gpu_jax_does_not_see_ends_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InputError, match="jax sees only the CPU on the Ray node"):
+        _with_models(monkeypatch, _Cluster(CPU=1, GPU=1))
 
 
 def test_a_task_rejects_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,10 @@ class Clips:
         """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
         return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
 
+    def without_entries(self) -> "Clips":
+        """Returns the same without files, for other processes, which receive some of them."""
+        return dataclasses.replace(self, entries=())
+
     def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
         numbers = window * self.frames + np.arange(self.frames)
         lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)

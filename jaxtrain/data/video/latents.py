@@ -10,25 +10,29 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import io
 import itertools
 import json
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxtrain.config import invocation
-from jaxtrain.data import cache
+from jaxtrain.data import cache, engine, shared_folder
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import atomic, disks, lock
+from jaxtrain.telemetry import progress_bar
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
-_REPORT_EVERY_S = 10.0
+_KILLS = "kills the worker that reads it"
+_BATCHES = 4  # that a group of videos fills at least, for a worker of a cluster
 
 Shape = tuple[int, ...]
 
@@ -60,6 +64,9 @@ class Windows(Protocol):
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
         """Returns a window, uint8 [T, H, W, 3]; raises BadExample if it cannot be decoded."""
+
+    def without_entries(self) -> "Windows":
+        """Returns the same without files, for other processes, which receive some of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +198,15 @@ class Made(NamedTuple):
     windows: int
     bad: tuple[BadExample, ...]
 
+    def plus(self, part: "Made") -> "Made":
+        """Returns this with what a part of the work added."""
+        return Made(
+            self.videos + part.videos,
+            self.fresh + part.fresh,
+            self.windows + part.windows,
+            (*self.bad, *part.bad),
+        )
+
 
 class _Job:
     """A video whose latents are being computed."""
@@ -233,54 +249,191 @@ def prepare(
         InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large.
         OSError: the latents cannot be written. Finished files are kept.
     """
-    everything = [(split, entry) for split in splits for entry in split.entries]
-    todo = [one for one in everything if not target.has(one[1], one[0].windows(one[1]))]
-    total = sum(split.windows(entry) for split, entry in todo)
-    say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
+    everything, todo = _open_videos(splits, target, say)
+    total = _windows(todo)
     if share is not None:
         todo.sort(key=lambda one: lock.order(share, one[1].name))
     target.folder.mkdir(parents=True, exist_ok=True)
-    bad: list[BadExample] = []
-    began = reported = time.monotonic()
-    done = fresh = 0
-    described = False
-    while todo:
-        busy: list[tuple[Windows, Entry]] = []
-        with contextlib.ExitStack() as held:
-            mine = todo if share is None else _claimed(todo, target, busy, held)
-            decoded = _decode(mine, target.shape, threads, batch_size + threads)
-            while batch := list(itertools.islice(decoded, batch_size)):
-                clips = [
-                    (job, window, clip)
-                    for job, window, clip in batch
-                    if isinstance(clip, np.ndarray)
-                ]
-                bad += [clip for _, _, clip in batch if isinstance(clip, BadExample)]
-                if clips:
-                    pixels = [clip for _, _, clip in clips]
-                    found = _encode(teacher, pixels, batch_size, target.shape)
-                    for (job, window, _), latents in zip(clips, found, strict=True):
-                        job.latents[window] = latents
-                if not described:  # only once the teacher's latents are known to fit
-                    about = {"teacher": teacher.about, "shape": list(target.shape)}
-                    atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
-                    described = True
-                for job, _, clip in batch:
-                    job.left -= 1
-                    if isinstance(clip, BadExample) and disks.cure_of(clip.reason):
-                        job.unread = True
-                    if not job.left and not job.unread:
-                        target.save(job.entry, job.latents)
-                        fresh += 1
-                done += len(batch)
-                if time.monotonic() - reported > _REPORT_EVERY_S:
-                    reported = time.monotonic()
-                    left_s = (reported - began) / done * (total - done)
-                    say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min left")
-        todo = busy
-        if todo:
-            time.sleep(lock.POLL_S)
-    return Made(len(everything), fresh, done, tuple(bad))
+    encoder = _Encoder(teacher, target, batch_size, threads)
+    made = Made(everything, 0, 0, ())
+    with progress_bar.counted("encoding", "clips", total, 0, say) as show:
+        while todo:
+            busy: list[tuple[Windows, Entry]] = []
+            with contextlib.ExitStack() as held:
+                mine = todo if share is None else _claimed(todo, target, busy, held)
+                for part in encoder.videos(mine):
+                    made = made.plus(part)
+                    show(made.windows, len(made.bad))
+            todo = busy
+            if todo:
+                time.sleep(lock.POLL_S)
+    return made
+
+
+def prepare_on(
+    cluster: engine.Ray,
+    splits: Sequence[Windows],
+    load: Callable[[], Teacher],
+    target: LatentStore,
+    *,
+    batch_size: int,
+    threads: int | None,
+    say: Callable[[str], None],
+) -> Made:
+    """Does the same as :func:`prepare` on a cluster.
+
+    Each worker loads the teacher once, and processes groups of videos that fill several batches.
+
+    Args:
+        cluster: runs the work.
+        splits: the windows.
+        load: loads the teacher in a worker; can be pickled.
+        target: stores the latents, in a folder that all nodes share.
+        batch_size, say: see :func:`prepare`.
+        threads: decoding threads of each worker; None is one for each of its CPUs.
+
+    Raises:
+        InputError: see :func:`prepare`; or a node does not see the videos or the target.
+        RunAgain: the cluster failed.
+        OSError: the latents cannot be written. Finished files are kept.
+    """
+    everything, todo = _open_videos(splits, target, say)
+    made = Made(everything, 0, 0, ())
+    if not todo:
+        return made
+    target.folder.mkdir(parents=True, exist_ok=True)
+    mark = shared_folder.mark(target.folder, "the cache")
+    numbers = {id(split): number for number, split in enumerate(splits)}
+    bare = [split.without_entries() for split in splits]
+    fixed = (bare, load, target, mark, batch_size, threads)
+    videos = [(numbers[id(split)], entry) for split, entry in todo]
+    groups = _groups(videos, splits, _BATCHES * batch_size)
+    with progress_bar.counted("encoding", "clips", _windows(todo), 0, say) as show:
+        while groups:
+            alone: list[_Group] = []
+            for group, result in cluster.with_models(_begin, groups, *fixed, died=_died):
+                if result is None and len(group) > 1:  # one of the videos is at fault
+                    alone += [(one,) for one in group]
+                    continue
+                part, unseen = result or (_lost(splits, group[0], _KILLS), ())
+                for one in unseen:
+                    shared_folder.check_seen(one)
+                made = made.plus(part)
+                show(made.windows, len(made.bad))
+            groups = alone
+    return made
+
+
+_Group = tuple[tuple[int, Entry], ...]
+"""Videos, each with the number of its split."""
+_Result = tuple[Made, tuple[shared_folder.Unseen, ...]]
+
+
+def _groups(videos: list[tuple[int, Entry]], splits: Sequence[Windows], least: int) -> list[_Group]:
+    """Groups consecutive videos to at least so many windows."""
+    groups, group, windows = [], [], 0
+    for number, entry in videos:
+        group.append((number, entry))
+        windows += splits[number].windows(entry)
+        if windows >= least:
+            groups.append(tuple(group))
+            group, windows = [], 0
+    return [*groups, tuple(group)] if group else groups
+
+
+def _begin(
+    cpus: int,
+    splits: Sequence[Windows],
+    load: Callable[[], Teacher],
+    target: LatentStore,
+    mark: shared_folder.Marked,
+    batch_size: int,
+    threads: int | None,
+) -> Callable[[_Group], _Result]:
+    """Loads the teacher in a worker of a cluster; returns what processes a group."""
+    mark.check()
+    encoder = _Encoder(load(), target, batch_size, threads or cpus)
+
+    def process(group: _Group) -> _Result:
+        made, todo, unseen = Made(0, 0, 0, ()), [], []
+        for number, entry in group:
+            split = splits[number]
+            missing = shared_folder.unseen(entry.path if entry.span is None else entry.span.file)
+            if missing is not None:
+                unseen.append(missing)
+                made = made.plus(_lost(splits, (number, entry), os.strerror(errno.ENOENT)))
+            elif target.has(entry, split.windows(entry)):  # by a worker that was lost since
+                made = made.plus(Made(0, 1, split.windows(entry), ()))
+            else:
+                todo.append((split, entry))
+        for part in encoder.videos(todo):
+            made = made.plus(part)
+        return made, tuple(unseen)
+
+    return process
+
+
+def _lost(splits: Sequence[Windows], video: tuple[int, Entry], reason: str) -> Made:
+    """Returns what a video without latents adds."""
+    number, entry = video
+    return Made(0, 0, splits[number].windows(entry), (BadExample(entry.path, reason),))
+
+
+def _died(group: _Group) -> None:
+    return None
+
+
+def _open_videos(
+    splits: Iterable[Windows], target: LatentStore, say: Callable[[str], None]
+) -> tuple[int, list[tuple[Windows, Entry]]]:
+    """Returns the number of videos, and those without latents."""
+    everything = [(split, entry) for split in splits for entry in split.entries]
+    todo = [one for one in everything if not target.has(one[1], one[0].windows(one[1]))]
+    say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
+    return len(everything), todo
+
+
+def _windows(videos: Iterable[tuple[Windows, Entry]]) -> int:
+    return sum(split.windows(entry) for split, entry in videos)
+
+
+class _Encoder:
+    """Computes and stores the latents of videos, in batches that videos share."""
+
+    def __init__(
+        self, teacher: Teacher, target: LatentStore, batch_size: int, threads: int
+    ) -> None:
+        self._teacher, self._target = teacher, target
+        self._batch_size, self._threads = batch_size, threads
+        self._described = False
+
+    def videos(self, todo: Iterable[tuple[Windows, Entry]]) -> Iterator[Made]:
+        """Yields what each batch adds."""
+        target, size = self._target, self._batch_size
+        decoded = _decode(todo, target.shape, self._threads, size + self._threads)
+        while batch := list(itertools.islice(decoded, size)):
+            clips = [
+                (job, window, clip) for job, window, clip in batch if isinstance(clip, np.ndarray)
+            ]
+            bad = tuple(clip for _, _, clip in batch if isinstance(clip, BadExample))
+            fresh = 0
+            if clips:
+                pixels = [clip for _, _, clip in clips]
+                found = _encode(self._teacher, pixels, size, target.shape)
+                for (job, window, _), latents in zip(clips, found, strict=True):
+                    job.latents[window] = latents
+            if not self._described:  # only once the teacher's latents are known to fit
+                about = {"teacher": self._teacher.about, "shape": list(target.shape)}
+                atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
+                self._described = True
+            for job, _, clip in batch:
+                job.left -= 1
+                if isinstance(clip, BadExample) and disks.cure_of(clip.reason):
+                    job.unread = True
+                if not job.left and not job.unread:
+                    target.save(job.entry, job.latents)
+                    fresh += 1
+            yield Made(0, fresh, len(batch), bad)
 
 
 def _claimed(

@@ -1,0 +1,33 @@
+"""Nodes that do not see the folders of a command are named."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.data import shared_folder
+from jaxtrain.errors import InputError
+
+
+def test_another_folder_under_the_same_path_is_recognized(tmp_path: Path) -> None:
+    mark = shared_folder.mark(tmp_path, "OUT")
+    assert mark == shared_folder.mark(tmp_path, "OUT")
+    mark.check()
+    (tmp_path / ".token").write_text("other")
+    with pytest.raises(
+        InputError, match=rf"OUT {tmp_path} on .* is not the folder of this command"
+    ):
+        mark.check()
+    (tmp_path / ".token").unlink()
+    with pytest.raises(InputError, match="use a folder that all nodes share"):
+        mark.check()
+
+
+def test_a_file_that_only_this_host_sees_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    missing = shared_folder.unseen(path)
+    assert missing is not None
+    shared_folder.check_seen(missing)  # it does not exist here, either
+    path.touch()
+    assert shared_folder.unseen(path) is None
+    with pytest.raises(InputError, match=rf"{path} does not exist on {missing.host}"):
+        shared_folder.check_seen(missing)
