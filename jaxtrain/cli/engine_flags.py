@@ -73,10 +73,12 @@ def cluster(flags: argparse.Namespace, workers: int | None = None) -> engine.Ray
         InputError: the flags contradict each other.
     """
     if flags.engine == "local":
-        for flag in ("ray_address", "ray_gpus"):
-            value = getattr(flags, flag)
+        for flag, value in (
+            ("--ray-address", flags.ray_address),
+            ("--ray-gpus", flags.ray_gpus),
+        ):
             if value is not None:
-                raise InputError(f"--{flag.replace('_', '-')} {value} requires --engine ray")
+                raise InputError(f"{flag} {value} requires --engine ray")
         return None
     if getattr(flags, "share", False):
         raise InputError("--share is for commands without Ray: omit it, or --engine ray")
