@@ -24,6 +24,21 @@ def add(parser: argparse.ArgumentParser, local: str = "") -> None:
         help=f"worker processes (default: {local}{worker_count.cores()}; all CPUs of a Ray "
         "cluster)",
     )
+    _add_engine(parser)
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that run the work of a model on a Ray cluster."""
+    _add_engine(parser)
+    parser.add_argument(
+        "--ray-gpus",
+        metavar="X",
+        type=float,
+        help="GPUs per Ray worker, such as 0.25 (default: 1, or 0 if there are none)",
+    )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         choices=engine.NAMES,
@@ -38,36 +53,14 @@ def add(parser: argparse.ArgumentParser, local: str = "") -> None:
     )
 
 
-def add_ray(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that run the work of a model on a Ray cluster."""
-    parser.add_argument(
-        "--engine",
-        choices=engine.NAMES,
-        default="local",
-        help="local: on this machine; ray: on a Ray cluster (default: local)",
-    )
-    parser.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="HOST:PORT of the cluster, or local (default: $RAY_ADDRESS, or auto)",
-    )
-    parser.add_argument(
-        "--ray-gpus",
-        metavar="X",
-        type=float,
-        help="GPUs per Ray worker, such as 0.25 (default: 1, or 0 if there are none)",
-    )
-
-
-def cluster(flags: argparse.Namespace, workers: int | None = None) -> engine.Ray | None:
+def cluster(flags: argparse.Namespace) -> engine.Ray | None:
     """Returns the Ray cluster that the flags choose; None without one.
 
     Keeps this process off the GPUs, which the workers of the cluster need. Call it before jax looks
     for devices.
 
     Args:
-        flags: with the flags of :func:`add_ray`.
-        workers: most workers; None uses the complete cluster.
+        flags: with those of :func:`add_ray` and :func:`add_share`.
 
     Raises:
         InputError: the flags contradict each other.
@@ -80,8 +73,8 @@ def cluster(flags: argparse.Namespace, workers: int | None = None) -> engine.Ray
             if value is not None:
                 raise InputError(f"{flag} {value} requires --engine ray")
         return None
-    if getattr(flags, "share", False):
-        raise InputError("--share is for commands without Ray: omit it, or --engine ray")
+    if flags.share:
+        raise InputError("--share is for commands without Ray: omit it, or omit --engine ray")
     if flags.ray_gpus is not None and not 0 <= flags.ray_gpus < math.inf:
         raise InputError(f"--ray-gpus {flags.ray_gpus}: use 0 or more")
     if flags.ray_gpus is not None and flags.ray_gpus > 1 and flags.ray_gpus % 1:
@@ -89,7 +82,7 @@ def cluster(flags: argparse.Namespace, workers: int | None = None) -> engine.Ray
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    return engine.Ray(_address(flags), workers, flags.ray_gpus)
+    return engine.Ray(_address(flags), gpus=flags.ray_gpus)
 
 
 def _address(flags: argparse.Namespace) -> str:

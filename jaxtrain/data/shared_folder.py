@@ -13,22 +13,22 @@ from typing import Any
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import create_whole
 
-_TOKEN = ".token"
+_FIX = "use a folder that all nodes share under the same path"
 
 
 @dataclasses.dataclass(frozen=True)
-class Marked:
-    """A folder, and the content of a file in it.
+class Mark:
+    """A file in a folder, by which other nodes recognize the folder.
 
     Attributes:
-        folder: the folder.
-        token: differs from that of all other folders.
-        flag: what sets the folder, for messages.
+        file: the file.
+        token: its content, which differs from that of all other folders.
+        folder: the folder, as messages name it.
     """
 
-    folder: Path
+    file: Path
     token: str
-    flag: str
+    folder: str
 
     def check(self) -> None:
         """Checks that this host sees the folder.
@@ -37,26 +37,24 @@ class Marked:
             InputError: it does not.
         """
         try:
-            same = (self.folder / _TOKEN).read_text() == self.token
+            same = self.file.read_text() == self.token
         except OSError:
             same = False
         if not same:
             raise InputError(
-                f"{self.flag} {self.folder} on {socket.gethostname()} is not the folder of this "
-                "command: use a folder that all nodes share under the same path"
+                f"{self.folder} on {socket.gethostname()} is not the folder of this command: {_FIX}"
             )
 
 
-def mark(folder: Path, flag: str) -> Marked:
-    """Marks a folder, so that other nodes recognize it.
+def mark(file: Path, folder: str) -> Mark:
+    """Writes the file of a mark, if it does not exist yet.
 
     Raises:
         OSError: the folder is not writable.
     """
-    path = folder / _TOKEN
-    if not path.exists():
-        create_whole(path, secrets.token_hex(16))
-    return Marked(folder, path.read_text(), flag)
+    if not file.exists():
+        create_whole(file, secrets.token_hex(16))
+    return Mark(file, file.read_text(), folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,9 @@ def check_seen(result: Any) -> None:
         InputError: the worker does not see a file that this host sees.
     """
     if isinstance(result, Unseen) and os.path.exists(result.path):
-        raise InputError(
-            f"{result.path} does not exist on {result.host}: use a folder that all nodes share "
-            "under the same path"
-        )
+        raise not_seen(result.path, result.host)
+
+
+def not_seen(path: str | Path, host: str | None = None) -> InputError:
+    """Returns the error for a file that other hosts see, and ``host`` (None: this one) does not."""
+    return InputError(f"{path} does not exist on {host or socket.gethostname()}: {_FIX}")

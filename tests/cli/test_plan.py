@@ -75,10 +75,8 @@ def test_former_names_are_accepted() -> None:
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
         (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
-        (
-            ["--config", "h100_16", "--devices", "3x8"],
-            "cannot be split over 24 devices",
-        ),
+        # A former name.
+        (["--config", "h100_16", "--devices", "3x8"], "cannot be split over 24 devices"),
         (["--config", "demo", "--source", "film"], "invalid choice: 'film'"),
         (["--config", "demo", "--gpuss=1x8"], "did you mean --gpus?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),

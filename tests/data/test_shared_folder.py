@@ -9,15 +9,14 @@ from jaxtrain.errors import InputError
 
 
 def test_another_folder_under_the_same_path_is_recognized(tmp_path: Path) -> None:
-    mark = shared_folder.mark(tmp_path, "OUT")
-    assert mark == shared_folder.mark(tmp_path, "OUT")
+    file = tmp_path / "token"
+    mark = shared_folder.mark(file, "OUT x")
+    assert mark == shared_folder.mark(file, "OUT x")
     mark.check()
-    (tmp_path / ".token").write_text("other")
-    with pytest.raises(
-        InputError, match=rf"OUT {tmp_path} on .* is not the folder of this command"
-    ):
+    file.write_text("other")
+    with pytest.raises(InputError, match=r"OUT x on .* is not the folder of this command"):
         mark.check()
-    (tmp_path / ".token").unlink()
+    file.unlink()
     with pytest.raises(InputError, match="use a folder that all nodes share"):
         mark.check()
 

@@ -337,16 +337,20 @@ def test_no_checkpoint_is_complete_before_the_records_of_all_processes(
     assert run.stored == [2]
 
 
+def _second_checkpoint_only_on_disk(runs: Callable[..., Run]) -> Run:
+    run = runs("one", None).begin()
+    for step in (2, 4):
+        run.save(step)
+        run.finish()
+    run.close()
+    run.bucket.delete(["checkpoints/4.json"])
+    return run
+
+
 def test_a_resume_names_a_later_checkpoint_that_a_disk_lost_files_of(
     runs: Callable[..., Run],
 ) -> None:
-    first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
-    first.save(4)
-    first.finish()
-    first.close()
-    first.bucket.delete(["checkpoints/4.json"])
+    first = _second_checkpoint_only_on_disk(runs)
     (first.directory / FOLDER / "4" / "manifest.json").unlink()
     run = runs("one")
     run.said.clear()
@@ -359,13 +363,7 @@ def test_a_resume_names_a_later_checkpoint_that_a_disk_lost_files_of(
 def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
-    first.save(4)
-    first.finish()
-    first.close()
-    first.bucket.delete(["checkpoints/4.json"])
+    first = _second_checkpoint_only_on_disk(runs)
     state = (first.directory / FOLDER / "4" / "state").rglob("*")
     path = max((one for one in state if one.is_file()), key=lambda one: one.stat().st_size)
     content = path.read_bytes()

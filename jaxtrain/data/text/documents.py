@@ -27,7 +27,6 @@ import json
 import multiprocessing
 import os
 import re
-import socket
 import stat
 import sys
 import time
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.data import cache, folders, worker_count, worker_pool
+from jaxtrain.data import cache, folders, shared_folder, worker_count, worker_pool
 from jaxtrain.data.engine import Engine
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
@@ -337,16 +336,8 @@ def _scan_on_node(found: _Fresh, text_field: str | None) -> Scanned:
     """
     scanned = _scan_file(found, text_field)
     if scanned.unread and not found[1].exists():
-        raise unseen(found[1])
+        raise shared_folder.not_seen(found[1])
     return scanned
-
-
-def unseen(path: Path) -> InputError:
-    """Returns the error for a file that does not exist on this node."""
-    return InputError(
-        f"{path} does not exist on {socket.gethostname()}: put the data and --data.cache_dir in a "
-        "folder that all nodes share under the same path"
-    )
 
 
 def _scan_file(found: _Fresh, text_field: str | None) -> Scanned:

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
-from jaxtrain.data import cache, worker_count, worker_pool
+from jaxtrain.data import cache, shared_folder, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
@@ -110,7 +110,7 @@ class Corpus:
             RunAgain: its disk does not respond now.
         """
         if not os.path.exists(self.files[at].path):
-            raise documents.unseen(Path(self.files[at].path))
+            raise shared_folder.not_seen(self.files[at].path)
         return ((side, document) for _, side, document in self._read_file(at, 0, skip))
 
     def _read_file(self, at: int, first: int, start: int) -> Iterator[tuple[int, int, str]]:
@@ -346,7 +346,7 @@ def _encode_file(
     at, skip = item
     path = Path(how[0])
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        raise documents.unseen(path)
+        raise shared_folder.not_seen(path)
     target = _part(folder, at, skip)
     work = Path(tempfile.mkdtemp(dir=folder, prefix=".part-"))
     try:

@@ -302,7 +302,7 @@ def prepare_on(
     if not todo:
         return made
     target.folder.mkdir(parents=True, exist_ok=True)
-    mark = shared_folder.mark(target.folder, "the cache")
+    mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
     numbers = {id(split): number for number, split in enumerate(splits)}
     bare = [split.without_entries() for split in splits]
     fixed = (bare, load, target, mark, batch_size, threads)
@@ -346,7 +346,7 @@ def _begin(
     splits: Sequence[Windows],
     load: Callable[[], Teacher],
     target: LatentStore,
-    mark: shared_folder.Marked,
+    mark: shared_folder.Mark,
     batch_size: int,
     threads: int | None,
 ) -> Callable[[_Group], _Result]:

@@ -18,15 +18,15 @@ import math
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache
+from jaxtrain.data import cache, shared_folder
 from jaxtrain.data.engine import Engine
+from jaxtrain.data.shared_folder import Mark, Unseen
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
@@ -350,42 +350,23 @@ def _cut_all(
     Raises:
         InputError: a node does not see SOURCE or OUT.
     """
-    token = _marked(out)
+    mark = shared_folder.mark(out / WORK / "token", f"OUT {out}")
     for job, result in engine.as_finished(
-        _cut_here, jobs, settings, token, share is not None, died=_died
+        _cut_here, jobs, settings, mark, share is not None, died=_died
     ):
-        if isinstance(result, _Unseen):
-            if _identity(job.found) is not None:
-                raise InputError(
-                    f"{job.found.path} does not exist on {result.host}: put SOURCE and OUT in a "
-                    "folder that all nodes share under the same path"
-                )
+        if isinstance(result, Unseen):
+            shared_folder.check_seen(result)
             result = _dropped(job, "No such file or directory")
         yield job, result
 
 
-@dataclasses.dataclass(frozen=True)
-class _Unseen:
-    """A video that does not exist on a host."""
-
-    host: str
-
-
-def _marked(out: Path) -> str:
-    """Returns a text in a file of ``out``, by which other nodes recognize the folder."""
-    path = out / WORK / "token"
-    if not path.exists():
-        create_whole(path, secrets.token_hex(16))
-    return path.read_text()
-
-
-def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record | _Unseen | None:
+def _cut_here(job: _Job, settings: Settings, mark: Mark, shared: bool) -> Record | Unseen | None:
     """Cuts a video unless another process is cutting it; runs in a worker, maybe elsewhere.
 
     Args:
         job: the video.
         settings: settings of the pieces.
-        token: content of a file in ``out`` (:func:`_marked`).
+        mark: of ``out``.
         shared: whether other commands may have cut the video in the meantime.
 
     Returns:
@@ -395,17 +376,9 @@ def _cut_here(job: _Job, settings: Settings, token: str, shared: bool) -> Record
     Raises:
         InputError: this host does not see ``out``.
     """
-    try:
-        same = (job.out / WORK / "token").read_text() == token
-    except OSError:
-        same = False
-    if not same:
-        raise InputError(
-            f"OUT {job.out} on {socket.gethostname()} is not the folder of this command: put "
-            "SOURCE and OUT in a folder that all nodes share under the same path"
-        )
-    if _identity(job.found) is None:
-        return _Unseen(socket.gethostname())
+    mark.check()
+    if missing := shared_folder.unseen(job.found.file):
+        return missing
     with _claimed(job.out, job.digest[:_CLAIM]) as mine:
         if mine is False and shared:
             return None
