@@ -180,11 +180,12 @@ def test_a_node_without_the_folder_is_named(
     videos: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token differs, as if a node had another folder under the path of OUT."""
-    from jaxtrain.data import engine
+    from jaxtrain.data import engine, shared_folder
     from jaxtrain.data.video import pieces, prepare_clips
     from jaxtrain.errors import InputError
 
-    monkeypatch.setattr(prepare_clips, "_marked", lambda out: "of another folder")
+    other = shared_folder.Mark(tmp_path / "out/.prepare/token", "of another folder", "OUT")
+    monkeypatch.setattr(shared_folder, "mark", lambda file, folder: other)
     with pytest.raises(InputError, match="is not the folder of this command"):
         prepare_clips.run(
             str(videos),
