@@ -13,7 +13,7 @@ from typing import Any
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import create_whole
 
-_FIX = "use a folder that all nodes share under the same path"
+_FIX = ": use a folder that all nodes share under the same path"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Mark:
             same = False
         if not same:
             raise InputError(
-                f"{self.folder} on {socket.gethostname()} is not the folder of this command: {_FIX}"
+                f"{self.folder} on {socket.gethostname()} is not the folder of this command{_FIX}"
             )
 
 
@@ -82,4 +82,4 @@ def check_seen(result: Any) -> None:
 
 def not_seen(path: str | Path, host: str | None = None) -> InputError:
     """Returns the error for a file that other hosts see, and ``host`` (None: this one) does not."""
-    return InputError(f"{path} does not exist on {host or socket.gethostname()}: {_FIX}")
+    return InputError(f"{path} does not exist on {host or socket.gethostname()}{_FIX}")
