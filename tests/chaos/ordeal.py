@@ -19,7 +19,7 @@ from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
 
 from jaxtrain.checkpoint import remote
-from jaxtrain.checkpoint.remote import RemoteCheckpoints
+from jaxtrain.checkpoint.remote import Incomplete, RemoteCheckpoints
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket
 
@@ -409,10 +409,14 @@ class Ordeal:
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
             for step in numbers:
-                checkpoint = stored.read(kind, step)
                 target = copy / "fetched" / kind / str(step)
-                stored.fetch(checkpoint, checkpoint.layout.complete(), copy / "fetched", target)
-                self._compare_arrays(target)
+                try:
+                    checkpoint = stored.read(kind, step)
+                    stored.fetch(checkpoint, checkpoint.layout.complete(), copy / "fetched", target)
+                except Incomplete as why:
+                    self._problems.append(f"{kind}/{step} in the bucket is incomplete: {why}")
+                else:
+                    self._compare_arrays(target)
         for copied in self._copies:
             self._compare_arrays(copied)
         log = (copy / "log.txt").read_text(errors="replace")
