@@ -61,7 +61,7 @@ class SaveFailed(RunAgain):
         self.said = said
 
 
-class Copies(Protocol):
+class CheckpointMirror(Protocol):
     """Copies complete checkpoints to another place, such as a bucket, while training continues."""
 
     def files_of_save(self) -> Mapping[str, bytes]:
@@ -95,7 +95,7 @@ class Checkpoints:
         files: name -> content of further files for each checkpoint.
         own_disk: whether each process has a ``directory`` of its own, on a disk that the others do
             not see. Each then saves all shards that it has.
-        copies: copies complete checkpoints to another place in the background, if any.
+        mirror: copies complete checkpoints to another place in the background, if any.
 
     Raises:
         InputError: ``directory`` cannot be created or read.
@@ -111,7 +111,7 @@ class Checkpoints:
         files: Mapping[str, bytes] = MappingProxyType({}),
         *,
         own_disk: bool = False,
-        copies: Copies | None = None,
+        mirror: CheckpointMirror | None = None,
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
@@ -125,7 +125,7 @@ class Checkpoints:
         self._keep, self._every, self._files = keep, every, files
         self._say = say
         self._owner = own_disk or jax.process_index() == 0  # of the folders
-        self._copies = copies
+        self._mirror = mirror
         if self._owner:
             checkpoint_files.make_folder(self._directory)
         self._home: int | None = None  # descriptor of the directory
@@ -315,9 +315,9 @@ class Checkpoints:
             self._newest = target
             if also_best:
                 self._keep_best(target)
-            if self._copies is not None:
-                problem = self._votes.agree("copy", self._copies.prepare(target))
-                self._copies.begin(target, problem, also_best=also_best)
+            if self._mirror is not None:
+                problem = self._votes.agree("copy", self._mirror.prepare(target))
+                self._mirror.begin(target, problem, also_best=also_best)
             return
         if self._owner:  # a partial checkpoint would only fill the disk
             _failure_of(lambda: checkpoint_files.remove_failed(target))
@@ -352,7 +352,7 @@ class Checkpoints:
             self._say(f"warning: {self._failure}")
 
     def _complete(self, target: Path, keep: int) -> None:
-        more = {} if self._copies is None else self._copies.files_of_save()
+        more = {} if self._mirror is None else self._mirror.files_of_save()
         checkpoint_files.complete(target, {**self._files, **more})
         self._delete_oldest(target, keep)
 

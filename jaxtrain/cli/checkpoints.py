@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import manifest, remote, resume
+from jaxtrain.checkpoint import in_bucket, manifest, resume
 from jaxtrain.checkpoint.layout import (
     BEST,
     CHECKPOINTS,
@@ -86,15 +86,15 @@ def main(arguments: list[str]) -> int:
             f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
         )
     damaged: list[str] = []  # in a bucket
-    given, in_bucket = flags.directory, bucket.is_bucket(str(flags.directory))
-    if in_bucket:
+    given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
+    if stored:
         at_work = lease.holder(Bucket(bucket.normalized(str(given), "DIR")))
-        given = remote.run_to_read(str(given), cache.root(None), terminal.warn, damaged.append)
+        given = in_bucket.run_to_read(str(given), cache.root(None), terminal.warn, damaged.append)
         for line in damaged:
             terminal.warn(f"warning: {line}")
     run = _run_of(given)
     atomic.check_writable("--json", flags.json)
-    if not in_bucket:
+    if not stored:
         at_work = lock.holder(run)
     try:
         found = [
@@ -107,10 +107,10 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(found))
-    if in_bucket:
+    if stored:
         words = words.replace(str(run), bucket.normalized(str(flags.directory), "DIR"))
     # The lease of a run that was killed on another machine looks like that of a live one.
-    which = "holds the lease there" if in_bucket else "is active here"
+    which = "holds the lease there" if stored else "is active here"
     terminal.out(words + (f", after the run that {which} ({at_work}) has ended" if at_work else ""))
     if flags.json:
         content = {

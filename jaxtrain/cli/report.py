@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import remote
+from jaxtrain.checkpoint import in_bucket
 from jaxtrain.cli import command_line
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
@@ -29,13 +29,13 @@ def main(arguments: list[str]) -> int:
     directories, beside = [], len(flags.runs) == 1
     for one in flags.runs:
         given = one
-        if in_bucket := bucket.is_bucket(str(given)):
+        if stored := bucket.is_bucket(str(given)):
             root = cache.root(None)
-            given = remote.run_to_read(str(given), root, terminal.warn)
+            given = in_bucket.run_to_read(str(given), root, terminal.warn)
         directory = given.absolute()
         run_files.check(directory, given)
         directories.append(directory.resolve())
-        beside = beside and not in_bucket
+        beside = beside and not stored
     if flags.animation is not None:
         return _animate(directories, flags)
     out = flags.out

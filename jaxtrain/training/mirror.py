@@ -29,10 +29,10 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import files, layout, manifest, remote
+from jaxtrain.checkpoint import files, in_bucket, layout, manifest
 from jaxtrain.checkpoint import resume as checkpoint_resume
+from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, Part, RemoteCheckpoints, Stored
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS
-from jaxtrain.checkpoint.remote import Incomplete, Layout, Part, RemoteCheckpoints, Stored
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
@@ -168,7 +168,7 @@ class Mirror:
         assert output is not None, "url_of() checks it"
         own = buckets.is_bucket(output)
         if own:
-            directory = remote.stage(url, cache.root(run.data.cache_dir), jax.process_index())
+            directory = in_bucket.stage(url, cache.root(run.data.cache_dir), jax.process_index())
         else:
             directory = expanded(output).absolute()
         made = cls(Bucket(url), directory, staged=own, say=say)
@@ -274,7 +274,7 @@ class Mirror:
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
-    # The interface of saver.Copies.
+    # The interface of saver.CheckpointMirror.
 
     def files_of_save(self) -> dict[str, bytes]:
         """Returns name -> content of the file that describes this process's part, if it is one.
@@ -286,7 +286,7 @@ class Mirror:
             return {}
         self._saves += 1
         name = hashlib.sha256(f"{self._part.save} {self._saves}".encode()).hexdigest()[:12]
-        return {remote.PART: dataclasses.replace(self._part, save=name).to_json()}
+        return {in_bucket.PART: dataclasses.replace(self._part, save=name).to_json()}
 
     def prepare(self, target: Path) -> str:
         """Returns why a checkpoint cannot be uploaded now; "" if it can, which keeps its files."""
@@ -414,7 +414,7 @@ class Mirror:
     def _upload_of(self, target: Path, folders: tuple[str, ...]) -> _Upload | None:
         source = self._link(target)
         try:
-            return _Upload(source, folders, int(target.name), remote.part_of(source))
+            return _Upload(source, folders, int(target.name), in_bucket.part_of(source))
         except (Incomplete, OSError) as error:
             self._say(f"warning: checkpoint {target} is not uploaded ({error})")
             return None
@@ -455,7 +455,7 @@ class Mirror:
             pause_s = 1.0 if self._moved_at > moved_at else min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _upload(self, upload: _Upload) -> None:
-        part, data = upload.part, remote.data_of(upload.step, upload.part)
+        part, data = upload.part, in_bucket.data_of(upload.step, upload.part)
         with self._changed:
             self._sent = 0
         if part.number in part.layout.complete():
@@ -480,7 +480,7 @@ class Mirror:
             self._remote.commit(folder, upload.step, data, part.layout)
             keep, every = (self._keep, self._every) if folder == CHECKPOINTS else (1, 1)
             self._remote.delete_oldest(folder, keep, every)
-        self._remote.collect([remote.data_of(one.step, one.part) for one in self._work])
+        self._remote.collect([in_bucket.data_of(one.step, one.part) for one in self._work])
 
     def _count_sent(self, count: int) -> None:
         with self._changed:
@@ -499,7 +499,7 @@ class Mirror:
         steps = layout.steps(folder) if self._active else []
         for step in steps[-1:]:
             with contextlib.suppress(Incomplete):
-                part = remote.part_of(folder / str(step))
+                part = in_bucket.part_of(folder / str(step))
                 if not self.own_disk or part.number == self._process:
                     own = f"{step} {part.save}"
         held = process_group.gather("best", own)
@@ -650,7 +650,7 @@ class Mirror:
                 unusable[step] = wrong
                 continue
             try:
-                part = remote.part_of(path)
+                part = in_bucket.part_of(path)
             except Incomplete as why:
                 unusable[step] = str(why)
                 continue
@@ -667,7 +667,8 @@ class Mirror:
             if len(saves) == 1 and all(one and one[2] for one in held):
                 on_disk.add(step)
             elif len(saves) == 1 and step not in stored:
-                part = remote.part_of(self.directory / CHECKPOINTS / str(step)) if held[0] else None
+                path = self.directory / CHECKPOINTS / str(step)
+                part = in_bucket.part_of(path) if held[0] else None
                 numbers = {one[1] for one in held if one}
                 if part is not None and numbers.issuperset(part.layout.complete()):
                     to_upload.add(step)
@@ -691,19 +692,19 @@ class Mirror:
                     wrong = manifest.verify(path)
                     if wrong:
                         return wrong
-                    data = remote.data_of(step, part)
+                    data = in_bucket.data_of(step, part)
                     self._remote.upload(path, data, part.number, lambda count: None)
                 return ""
             if how == "disk":
                 return manifest.verify(path)
             found = self._remote.read(CHECKPOINTS, step)
-            same = part is not None and remote.data_of(step, part) == found.data
+            same = part is not None and in_bucket.data_of(step, part) == found.data
             if same and fits and not manifest.verify(path):
                 return ""
             needed = wanted if found.layout.shards == shards else range(found.layout.shards)
             parts = found.layout.parts_with(needed, first=self._process)
             self._get(found, parts, CHECKPOINTS)
-            have[step] = remote.part_of(path), True
+            have[step] = in_bucket.part_of(path), True
             return ""
         except Incomplete as why:
             return str(why)
@@ -715,7 +716,7 @@ class Mirror:
             if not failed:
                 part = have[step][0]
                 try:
-                    data = remote.data_of(step, part)
+                    data = in_bucket.data_of(step, part)
                     self._remote.commit(CHECKPOINTS, step, data, part.layout)
                     return "done"
                 except Incomplete:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import layout, remote
+from jaxtrain.checkpoint import in_bucket, layout
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -407,7 +407,7 @@ _OWN = re.compile(
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
-_HERE = (lock.NAME, UPLOADING, FILES_DUE, remote.FETCHING)
+_HERE = (lock.NAME, UPLOADING, FILES_DUE, in_bucket.FETCHING)
 _FOLDERS = (layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
@@ -447,7 +447,7 @@ def _refuse_links(directory: Path) -> None:
     for entry in own:
         below: list[Path] = []
         if entry.is_dir(follow_symlinks=False):
-            if entry.name in (UPLOADING, remote.FETCHING):  # a run writes at any depth there
+            if entry.name in (UPLOADING, in_bucket.FETCHING):  # a run writes at any depth there
                 below = list(Path(entry.path).rglob("*"))
             else:
                 below = [

@@ -153,9 +153,9 @@ def _train(
         if setup is None:  # nothing left to train
             return DONE, log.directory
         loop.train(setup)
-        if setup.copy is not None:
+        if setup.mirror is not None:
             with log.phases.within("upload", allowance_s=None):
-                setup.copy.finish(watchdog.beat)
+                setup.mirror.finish(watchdog.beat)
         heartbeat.ending()
         return _end(setup, flags), setup.directory
 

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, remote, resume
+from jaxtrain.checkpoint import in_bucket, layout, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
@@ -286,7 +286,7 @@ class TrainSetup:
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
-        copy: of the run directory in a bucket; None without one.
+        mirror: of the run directory in a bucket; None without one.
     """
 
     run: config.Run
@@ -305,12 +305,12 @@ class TrainSetup:
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
-    copy: Mirror | None = None
+    mirror: Mirror | None = None
 
     @property
     def shown(self) -> str | Path:
         """Returns the run directory as ``--output-dir`` and other commands take it."""
-        return self.directory if self.copy is None else self.copy.shown
+        return self.directory if self.mirror is None else self.mirror.shown
 
     def take_state(self) -> State:
         """Returns the first state, once, so that this object does not keep its memory occupied."""
@@ -350,20 +350,20 @@ def open_training(
         with phases.within("start"):  # may read a complete checkpoint
             preflight.check(run, resumes=flags.resume is not None)
             mesh = make_mesh(run.mesh)
-            copy = Mirror.of(run, flags.output_dir, say)
-            if copy is not None:
-                stack.callback(copy.close)
-                copy.claim()
-                flags = dataclasses.replace(flags, output_dir=str(copy.directory))
-            own_disk = copy is not None and copy.own_disk
+            mirror = Mirror.of(run, flags.output_dir, say)
+            if mirror is not None:
+                stack.callback(mirror.close)
+                mirror.claim()
+                flags = dataclasses.replace(flags, output_dir=str(mirror.directory))
+            own_disk = mirror is not None and mirror.own_disk
             # Before a resume writes its lock there.
             before = run_directory.before(run.name, flags.output_dir)
-            if copy is not None:
-                copy.fetch(flags.resume, mesh, run.mesh.shard)
+            if mirror is not None:
+                mirror.fetch(flags.resume, mesh, run.mesh.shard)
             if flags.resume is not None and bucket.is_bucket(flags.resume):
                 source = process_group.process_zero_first(
                     functools.partial(
-                        remote.checkpoint_to_resume,
+                        in_bucket.checkpoint_to_resume,
                         flags.resume,
                         cache.root(run.data.cache_dir),
                         say,
@@ -424,9 +424,9 @@ def open_training(
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             early, last = patience_over(run.loop, meta), max(total, position.done)
-            if copy is not None:  # an earlier start may have ended before its last upload
-                copy.start(run.checkpoint.keep, run.checkpoint.every)
-                copy.finish(still_alive)
+            if mirror is not None:  # an earlier start may have ended before its last upload
+                mirror.start(run.checkpoint.keep, run.checkpoint.every)
+                mirror.finish(still_alive)
             log.ended(DONE, run_summary.ending(run, position.done, last, CONTINUE, early))
             yield None
             return
@@ -457,13 +457,13 @@ def open_training(
             run.checkpoint.every,
             sources.files_to_keep,
             own_disk=own_disk,
-            copies=copy,
+            mirror=mirror,
         )
         stack.callback(checkpoints.close)
-        if copy is not None:
-            copy.start(run.checkpoint.keep, run.checkpoint.every)
+        if mirror is not None:
+            mirror.start(run.checkpoint.keep, run.checkpoint.every)
         constants = step_setup.definition.constants
-        saver = Saver(run, checkpoints, meta, say, _each(link_latest, copy), constants)
+        saver = Saver(run, checkpoints, meta, say, _each(link_latest, mirror), constants)
         replays = None
         if run.loop.replay_every is None:
             replay.forget(directory)
@@ -509,7 +509,7 @@ def open_training(
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
             log=log,
             still_alive=still_alive,
-            copy=copy,
+            mirror=mirror,
         )
         del state
         signals.hold()
@@ -518,13 +518,13 @@ def open_training(
             yield setup
 
 
-def _each(saved: Callable[[], None], copy: Mirror | None) -> Callable[[], None]:
+def _each(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
     """Returns what to do after each complete save."""
 
     def action() -> None:
         saved()
-        if copy is not None:
-            copy.check()
+        if mirror is not None:
+            mirror.check()
 
     return action
 

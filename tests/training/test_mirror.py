@@ -14,7 +14,7 @@ from small_state import make_state, meta_of, save
 from toy import mesh_of
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, manifest, remote
+from jaxtrain.checkpoint import in_bucket, layout, manifest
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
@@ -31,21 +31,23 @@ class Run:
     def __init__(self, store: MemoryStore, directory: Path, resume: str | None = "latest") -> None:
         self.said: list[str] = []
         self.bucket = Bucket("s3://bucket/run", store)
-        self.copy = Mirror(self.bucket, directory, staged=True, say=self.said.append, expires_s=0.4)
+        self.mirror = Mirror(
+            self.bucket, directory, staged=True, say=self.said.append, expires_s=0.4
+        )
         self.directory = directory
-        self.copy.claim()
+        self.mirror.claim()
         self.checkpoints: Checkpoints | None = None
         try:
-            self.copy.fetch(resume, mesh_of(1, 1), "none")
+            self.mirror.fetch(resume, mesh_of(1, 1), "none")
         except BaseException:
             self.close()
             raise
 
     def begin(self, keep: int = 2) -> "Run":
         self.checkpoints = Checkpoints(
-            self.directory / FOLDER, keep, self.said.append, copies=self.copy
+            self.directory / FOLDER, keep, self.said.append, mirror=self.mirror
         )
-        self.copy.start(keep, 1)
+        self.mirror.start(keep, 1)
         return self
 
     def save(self, *steps: int) -> None:
@@ -53,12 +55,12 @@ class Run:
         save(self.checkpoints, *steps)
 
     def finish(self) -> None:
-        self.copy.finish(lambda: None)
+        self.mirror.finish(lambda: None)
 
     def close(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.close()
-        self.copy.close()
+        self.mirror.close()
 
     @property
     def stored(self) -> list[int]:
@@ -317,14 +319,14 @@ def test_no_checkpoint_is_complete_before_the_records_of_all_processes(
     run.save(2)
     run.finish()
     run.bucket.delete(["checkpoints/2.json"])
-    copy, shards = run.copy, remote.Layout(1, ((0,), (0,)))
-    copy.own_disk, copy._count = True, 2
+    uploader, shards = run.mirror, in_bucket.Layout(1, ((0,), (0,)))
+    uploader.own_disk, uploader._count = True, 2
     (run.directory / "examples.1.jsonl").write_text('{"step": 2}\n')
 
     def upload(process: int) -> None:
-        copy._process, copy._first = process, process == 0
-        part = remote.Part("a" * 12, shards, process, (0,))
-        copy._upload(mirror._Upload(run.directory / FOLDER / "2", (FOLDER,), 2, part))
+        uploader._process, uploader._first = process, process == 0
+        part = in_bucket.Part("a" * 12, shards, process, (0,))
+        uploader._upload(mirror._Upload(run.directory / FOLDER / "2", (FOLDER,), 2, part))
 
     first = threading.Thread(target=upload, args=(0,))
     first.start()
@@ -354,8 +356,8 @@ def test_a_resume_names_a_later_checkpoint_that_a_disk_lost_files_of(
     (first.directory / FOLDER / "4" / "manifest.json").unlink()
     run = runs("one")
     run.said.clear()
-    run.copy.own_disk = True  # it ran alone, on a disk of its own
-    run.copy._fetch_parts(None, 1, (0,))
+    run.mirror.own_disk = True  # it ran alone, on a disk of its own
+    run.mirror._fetch_parts(None, 1, (0,))
     assert "warning: checkpoint 4 cannot be used: process 0: " in str(run.said)
     assert run.on_disk == [2]
 
@@ -372,7 +374,7 @@ def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
     monkeypatch.setattr(Mirror, "_decide", lambda *_: next(decisions))
     decisions = iter(["upload 4", "bucket 2"])
     run.said.clear()
-    run.copy._fetch_parts(None, 1, (0,))
+    run.mirror._fetch_parts(None, 1, (0,))
     assert "warning: checkpoint 4 cannot be used: " in str(run.said)
     assert run.on_disk == [2]
 
@@ -380,7 +382,9 @@ def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
 def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
     """A resume that begins with a validation saves its step to best/, then to checkpoints/."""
     run = runs("one", None)
-    run.copy._part = remote.Part("a" * 12, remote.Layout(), 0, (0,))  # as with several processes
+    run.mirror._part = in_bucket.Part(
+        "a" * 12, in_bucket.Layout(), 0, (0,)
+    )  # as with several processes
     run.begin()
     assert run.checkpoints is not None
     run.checkpoints.save_best(make_state(2), meta_of(2))
@@ -388,7 +392,7 @@ def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
     run.finish()
     run.save(2)
     run.finish()
-    stored = remote.RemoteCheckpoints(run.bucket, run.said.append)
+    stored = in_bucket.RemoteCheckpoints(run.bucket, run.said.append)
     found = stored.read(FOLDER, 2)
     assert found.data != stored.read("best", 2).data
     stored.fetch(found, [0], run.directory, run.directory / "fetched")  # verifies it
@@ -405,9 +409,9 @@ def test_a_first_checkpoint_that_another_disk_lacks_is_moved_aside(
     first.close()
     first.bucket.delete(["checkpoints/2.json"])
     run = runs("one")
-    run.copy._every = every
+    run.mirror._every = every
     monkeypatch.setattr(Mirror, "_decide", lambda *_: "")  # as if another process had none
-    run.copy._fetch_parts(None, 1, (0,))
+    run.mirror._fetch_parts(None, 1, (0,))
     assert run.on_disk == left
 
 
@@ -424,7 +428,7 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     run.save(2)
     beats: list[None] = []
     with pytest.raises(RunAgain, match=f"checkpoint 2 is complete in {run.directory}, but not in"):
-        run.copy.finish(lambda: beats.append(None))
+        run.mirror.finish(lambda: beats.append(None))
     assert beats
 
 
@@ -432,10 +436,10 @@ def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
     run = runs("one", None).begin()
     run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
     deadline = time.monotonic() + 10
-    while not run.copy._lease.lost and time.monotonic() < deadline:
+    while not run.mirror._lease.lost and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(lease.Lost, match="another run has taken over"):
-        run.copy.check()
+        run.mirror.check()
     run.save(2)
     time.sleep(0.2)
     assert run.stored == []
@@ -522,11 +526,11 @@ def test_hosts_agree_on_the_newest_checkpoint_that_all_can_have(
     run = runs("one", None).begin()
     run.save(2)
     run.finish()
-    part = remote.Part("a" * 12, remote.Layout(2, ((0,), (1,))), 0, (0,))
+    part = in_bucket.Part("a" * 12, in_bucket.Layout(2, ((0,), (1,))), 0, (0,))
     folder = run.directory / FOLDER / "4"
     folder.mkdir()
-    (folder / remote.PART).write_bytes(part.to_json())
-    assert run.copy._decide(everywhere, only) == expected
+    (folder / in_bucket.PART).write_bytes(part.to_json())
+    assert run.mirror._decide(everywhere, only) == expected
 
 
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
@@ -580,7 +584,7 @@ def test_the_bucket_is_set_in_one_place() -> None:
 
 def test_a_stage_has_the_name_of_the_run(tmp_path: Path) -> None:
     first, second = (
-        remote.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
+        in_bucket.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
     )
     assert first != second
     assert first.name == "run-1"

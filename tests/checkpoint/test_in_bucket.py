@@ -12,8 +12,8 @@ import pytest
 from obstore.store import MemoryStore
 from small_state import make_state, mesh_of, save, target_of
 
-from jaxtrain.checkpoint import manifest, remote
-from jaxtrain.checkpoint.remote import Incomplete, Layout, RemoteCheckpoints
+from jaxtrain.checkpoint import in_bucket, manifest
+from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, RemoteCheckpoints
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
@@ -41,8 +41,8 @@ def store() -> RemoteCheckpoints:
 def upload(saved: Path, store: RemoteCheckpoints) -> Callable[..., str]:
     def action(step: int, *, commit: bool = True) -> str:
         path = saved / FOLDER / str(step)
-        part = remote.part_of(path)
-        data = remote.data_of(step, part)
+        part = in_bucket.part_of(path)
+        data = in_bucket.data_of(step, part)
         store.upload(path, data, 0, lambda count: None)
         if commit:
             store.commit(FOLDER, step, data, part.layout)
@@ -228,8 +228,8 @@ def test_a_forged_manifest_is_refused(
 def test_a_part_is_not_taken_for_a_checkpoint(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
     for shards, complete in (((0, 1), True), ((1,), False)):
-        part = remote.Part("0" * 12, Layout(2, ((0,), (1,))), None, shards)
-        (tmp_path / "4" / remote.PART).write_bytes(part.to_json())
+        part = in_bucket.Part("0" * 12, Layout(2, ((0,), (1,))), None, shards)
+        (tmp_path / "4" / in_bucket.PART).write_bytes(part.to_json())
         manifest.write(tmp_path / "4", 4)
         target = target_of(make_state(4), mesh_of(1))
         if complete:
@@ -257,7 +257,9 @@ def test_parts_that_cannot_be_put_together_are_damaged(
     for number in range(2):
         path = tmp_path / str(number) / "4"
         shutil.copytree(saved / FOLDER / "4", path)
-        (path / remote.PART).write_bytes(remote.Part("0" * 12, layout, number, (number,)).to_json())
+        (path / in_bucket.PART).write_bytes(
+            in_bucket.Part("0" * 12, layout, number, (number,)).to_json()
+        )
         if how == "missing":
             (path / "state" / "manifest.ocdbt").unlink()
         else:
@@ -282,7 +284,7 @@ def stored(
         data = upload(step)
         if step == 2:
             store.commit("best", step, data, Layout())
-    monkeypatch.setattr(remote, "Bucket", lambda url: store.bucket)
+    monkeypatch.setattr(in_bucket, "Bucket", lambda url: store.bucket)
     return store
 
 
@@ -290,7 +292,7 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: RemoteCheckpoints, tmp_
     said: list[str] = []
 
     def resumed(url: str) -> str:
-        return "/".join(remote.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:])
+        return "/".join(in_bucket.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:])
 
     assert resumed("s3://bucket/run") == "checkpoints/6"
     assert resumed("s3://bucket/run/checkpoints/4") == "checkpoints/4"
@@ -307,11 +309,11 @@ def test_a_command_reports_damaged_checkpoints_that_it_skips(
 ) -> None:
     said: list[str] = []
     stored.bucket.put("best/2.json", b"{}")
-    found = remote.model_to_read("s3://bucket/run", "SOURCE", tmp_path, said.append)
+    found = in_bucket.model_to_read("s3://bucket/run", "SOURCE", tmp_path, said.append)
     assert (found.parent.name, found.name) == (FOLDER, "6")
     assert said[0].startswith("warning: checkpoint s3://bucket/run/best/2 is damaged (best/2.json")
     with pytest.raises(InputError, match=r"^SOURCE s3://bucket is not a folder"):
-        remote.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
+        in_bucket.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
 
 
 def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
@@ -321,7 +323,7 @@ def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
     damaged: list[str] = []
     stored.bucket.put("checkpoints/4.json", b"{}")
     stored.bucket.put("is damaged/log.txt", b"1")
-    place = remote.run_to_read("s3://bucket/run", tmp_path, said.append, damaged.append)
+    place = in_bucket.run_to_read("s3://bucket/run", tmp_path, said.append, damaged.append)
     assert sorted(path.name for path in (place / FOLDER).iterdir() if path.is_dir()) == ["2", "6"]
     assert len(damaged) == 1
     assert "checkpoint s3://bucket/run/checkpoints/4 is damaged: checkpoints/4.json" in damaged[0]
@@ -332,9 +334,9 @@ def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     stored: RemoteCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.bucket.put("log.txt", b"1" * 100)
-    monkeypatch.setattr(remote, "free_bytes", lambda folder: 99)
+    monkeypatch.setattr(in_bucket, "free_bytes", lambda folder: 99)
     with pytest.raises(RunAgain, match="have 100 bytes, but only 99 are free"):
-        remote.run_to_read("s3://bucket/run", tmp_path, print)
+        in_bucket.run_to_read("s3://bucket/run", tmp_path, print)
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
@@ -349,15 +351,15 @@ def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
 
 def test_a_damaged_part_file_is_refused(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
-    whole = remote.part_of(tmp_path / "4")
+    whole = in_bucket.part_of(tmp_path / "4")
     assert whole.has(8, range(8))
-    part = remote.Part("0" * 12, Layout(4, ((0, 1), (2, 3))), 1, (2, 3))
-    (tmp_path / "4" / remote.PART).write_bytes(part.to_json())
-    assert remote.part_of(tmp_path / "4") == part
+    part = in_bucket.Part("0" * 12, Layout(4, ((0, 1), (2, 3))), 1, (2, 3))
+    (tmp_path / "4" / in_bucket.PART).write_bytes(part.to_json())
+    assert in_bucket.part_of(tmp_path / "4") == part
     assert part.has(4, [3])
     assert not part.has(4, [0])
     assert not part.has(2, [0])
     for text in ("{}", "[", '{"save": "../x", "layout": {}, "number": 0, "shards": []}'):
-        (tmp_path / "4" / remote.PART).write_text(text)
+        (tmp_path / "4" / in_bucket.PART).write_text(text)
         with pytest.raises(Incomplete, match="is damaged"):
-            remote.part_of(tmp_path / "4")
+            in_bucket.part_of(tmp_path / "4")
