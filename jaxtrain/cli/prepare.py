@@ -1,14 +1,12 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from jaxtrain import terminal
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.storage import disks
 
 _USAGE = """\
 jaxtrain prepare clips SOURCE OUT [flags]
@@ -16,7 +14,6 @@ jaxtrain prepare clips SOURCE OUT [flags]
        jaxtrain prepare latents --config NAME --teacher PATH [flags]
                                 [--section.field VALUE ...]
 """
-_SAMPLE = 16  # videos that --dry-run cuts
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.cli import engine_flags
+    from jaxtrain.cli import engine_flags, estimate
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -99,11 +96,7 @@ def _clips(arguments: list[str]) -> int:
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     engine_flags.add(parser)
     engine_flags.add_share(parser)
-    add(
-        "--dry-run",
-        action="store_true",
-        help=f"only estimate hours and bytes, from {_SAMPLE} videos, and write nothing",
-    )
+    estimate.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -132,10 +125,10 @@ def _clips(arguments: list[str]) -> int:
         terminal.say(message)
 
     if flags.dry_run:
-        found = prepare_clips.estimate(
-            flags.source, flags.out, settings, engine=engine, sample=_SAMPLE, say=say
-        )
-        return _say_estimate(found, flags, say)
+        found = prepare_clips.estimate(flags.source, flags.out, settings, engine=engine, say=say)
+        room = engine.room()
+        estimate.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
+        return 0
     shared = engine_flags.share(flags)
     if shared is not None:
         say(f"sharing {flags.out} with other commands: {shared[1]}")
@@ -160,41 +153,6 @@ def _clips(arguments: list[str]) -> int:
         )
     say(f"train with --data.path {flags.out}")
     return 0
-
-
-def _say_estimate(found: Any, flags: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Prints an estimate of prepare_clips."""
-    if not found.videos:
-        say(f"all videos are already in {flags.out}")
-        return 0
-    from jaxtrain.data import worker_count
-
-    cores = flags.workers or (None if flags.engine == "ray" else worker_count.cores())
-    spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
-    hours = (
-        ""
-        if cores is None
-        else f", {_rounded(found.core_hours / cores)} hours on {_counted(cores, 'core')}"
-    )
-    say(
-        f"estimated from {found.sampled} of {_counted(found.videos, 'video')}{spread}: "
-        f"{_rounded(found.core_hours)} core-hours{hours}; {_rounded(found.out_bytes / 2**30)} GiB "
-        f"of clips from {_rounded(found.in_bytes / 2**30)} GiB of videos"
-    )
-    for one in found.dropped:
-        say(f"would be dropped: {one['source']}: {one['reason']}")
-    out = flags.out.absolute()
-    free = disks.free_bytes(next(path for path in (out, *out.parents) if path.exists()))
-    if found.out_bytes > free:
-        say(
-            f"warning: {flags.out} has only {free / 2**30:,.2f} GiB of free space: free space "
-            "there, or choose another OUT"
-        )
-    return 0
-
-
-def _rounded(value: float) -> str:
-    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _counted(count: int, what: str) -> str:

@@ -24,20 +24,13 @@ MANIFEST = "manifest.json"
 
 
 def root(cache_dir: str | None) -> Path:
-    """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
+    """Returns the cache folder, after creating it if it is missing.
 
     Raises:
         InputError: the folder cannot be created or is not writable.
         RunAgain: its disk is full or unavailable.
     """
-    text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
-    try:
-        folder = expanded(text).absolute()
-    except InputError as error:
-        raise InputError(
-            f"the cache folder {text} needs a home folder, and none was found: set HOME or "
-            "$JAXTRAIN_CACHE, or pass a folder with --data.cache_dir"
-        ) from error
+    folder = place(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -45,6 +38,22 @@ def root(cache_dir: str | None) -> Path:
     except OSError as error:
         raise _trouble(error, folder) from error
     return folder
+
+
+def place(cache_dir: str | None) -> Path:
+    """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
+
+    Raises:
+        InputError: there is no home folder.
+    """
+    text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
+    try:
+        return expanded(text).absolute()
+    except InputError as error:
+        raise InputError(
+            f"the cache folder {text} needs a home folder, and none was found: set HOME or "
+            "$JAXTRAIN_CACHE, or pass a folder with --data.cache_dir"
+        ) from error
 
 
 def digest(*parts: Any) -> str:

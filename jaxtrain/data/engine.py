@@ -53,6 +53,13 @@ class Engine(Protocol):
     def where(self) -> str:
         """Returns where the work runs, for messages."""
 
+    def room(self) -> tuple[int, int]:
+        """Returns how many items are processed at a time, and on how many machines.
+
+        Raises:
+            RunAgain: the cluster is unavailable.
+        """
+
     def as_finished(
         self,
         work: Callable[..., Result],
@@ -90,6 +97,10 @@ class Local:
     def where(self) -> str:
         """Returns the number of processes, for messages."""
         return "one process" if self.workers == 1 else f"{self.workers} processes"
+
+    def room(self) -> tuple[int, int]:
+        """Implements :meth:`Engine.room`."""
+        return self.workers, 1
 
     def as_finished(
         self,
@@ -222,6 +233,11 @@ class Ray:
     def where(self) -> str:
         """Returns the address, for messages."""
         return f"the Ray cluster {self.address}"
+
+    def room(self) -> tuple[int, int]:
+        """Implements :meth:`Engine.room`."""
+        ((cpus, nodes),) = self._connected(_cpus)
+        return cpus if self.workers is None else min(cpus, self.workers), nodes
 
     def as_finished(
         self,
@@ -418,6 +434,12 @@ class Ray:
 def _nodes(ray: Any) -> list[dict[str, float]]:
     """Returns the resources of each node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _cpus(ray: Any) -> Iterator[tuple[int, int]]:
+    """Yields the number of CPUs of the cluster, and of its nodes with any."""
+    found = [int(node.get("CPU", 0)) for node in _nodes(ray)]
+    yield max(1, sum(found)), sum(count > 0 for count in found)
 
 
 class _Holder:

@@ -78,10 +78,15 @@ def moment(seconds_since_1970: float) -> str:
     return when.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def size(number_of_bytes: int) -> str:
-    """``12 KiB``, ``3.4 MiB``."""
+def size(number_of_bytes: float) -> str:
+    """``12 KiB``, ``3.4 MiB``, ``1.7 TiB``."""
+    if number_of_bytes < 2**10:
+        return f"{number_of_bytes:.0f} bytes"
     if number_of_bytes < 2**20:
         return f"{number_of_bytes / 2**10:.0f} KiB"
+    for power, unit in ((40, "TiB"), (30, "GiB")):
+        if number_of_bytes >= 2**power:
+            return f"{number_of_bytes / 2**power:,.1f} {unit}"
     return f"{number_of_bytes / 2**20:.1f} MiB"
 
 

@@ -215,8 +215,8 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
     printed = capsys.readouterr().out
     assert re.search(
-        r"^estimated from 7 of 7 videos \(plus or minus \d+%\): [\d.e-]+ core-hours, [\d.e-]+ "
-        r"hours on 1 core; [\d.e-]+ GiB of clips from [\d.e-]+ GiB of videos$",
+        r"^estimated from 7 of 7 videos \(plus or minus \d+%\): [\dms. ]+ on one core; "
+        r"[\d.]+ KiB of clips from [\d.]+ KiB of videos$",
         printed,
         re.M,
     ), printed
@@ -224,5 +224,5 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     assert not out.exists()
     monkeypatch.setattr(disks, "free_bytes", lambda path: 0)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
-    warning = f"warning: {out} has only 0.00 GiB of free space: free space there, or choose another"
+    warning = f"warning: {out} has only 0 bytes of free space: free space there, or choose another"
     assert warning in capsys.readouterr().out

@@ -14,7 +14,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -26,6 +25,14 @@ from typing import Any
 
 from jaxtrain.data import cache, shared_folder
 from jaxtrain.data.engine import Engine
+from jaxtrain.data.estimate import (
+    SAMPLE,
+    Estimate,
+    Measured,
+    Stopwatch,
+    from_sample,
+    spread,
+)
 from jaxtrain.data.shared_folder import Mark, Unseen
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
@@ -193,41 +200,20 @@ class _Tally:
             self.dropped.append({"source": record["source"], "reason": record["dropped"]})
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What cutting the rest of the videos takes, from a sample that was cut.
-
-    Attributes:
-        videos: number of videos that are not cut yet.
-        sampled: number of those in the sample.
-        core_hours: hours on one core like those that cut the sample.
-        error: standard error of ``core_hours`` and ``out_bytes`` as a fraction of them; None for
-            one video.
-        in_bytes: size of the videos.
-        out_bytes: size of their clips.
-        dropped: sampled videos that would be dropped, with reasons.
-    """
-
-    videos: int
-    sampled: int
-    core_hours: float
-    error: float | None
-    in_bytes: int
-    out_bytes: float
-    dropped: list[Record]
-
-
 def estimate(
-    source: str, out: Path, settings: Settings, *, engine: Engine, sample: int, say: Say
+    source: str,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: Engine,
+    say: Say,
+    most: int = SAMPLE,
 ) -> Estimate:
     """Estimates time and space by cutting a sample in a temporary folder; writes nothing else.
 
-    The sample is spread evenly over the videos by size, and time and space are in proportion to
-    size.
-
     Args:
         source, out, settings, engine, say: see :func:`run`.
-        sample: most videos to cut.
+        most: videos in the sample.
 
     Raises:
         InputError: there are no videos.
@@ -236,25 +222,11 @@ def estimate(
         _Job(one, expanded(out).absolute())
         for one in files.find(source, "SOURCE", cache.root(None), say)
     ]
-    todo = sorted((_size(job.found), job.found.name, job) for job in jobs if job.done() is None)
-    count = min(sample, len(todo))
-    chosen = [todo[(2 * n + 1) * len(todo) // (2 * count)] for n in range(count)]
-    tried = list(engine.as_finished(_try, [job for _, _, job in chosen], settings, died=_try_died))
-    total = sum(size for size, _, _ in todo)
-    sizes = [float(_size(job.found)) for job, _ in tried]
-    seconds = [took for _, (took, _, _) in tried]
-    written = [float(wrote) for _, (_, wrote, _) in tried]
-    scale = total / sum(sizes) if sum(sizes) else 0.0
-    errors = [_ratio_error(parts, sizes) for parts in (seconds, written)] if count > 1 else []
-    return Estimate(
-        videos=len(todo),
-        sampled=count,
-        core_hours=sum(seconds) * scale / 3600,
-        error=max(errors, default=None),
-        in_bytes=total,
-        out_bytes=sum(written) * scale,
-        dropped=[dropped for _, (_, _, dropped) in tried if dropped is not None],
-    )
+    todo = [(_size(job.found), job) for job in jobs if job.done() is None]
+    sample = [job for _, job in spread(todo, lambda one: one[0], most)]
+    tried = engine.as_finished(_try, sample, settings, died=_try_died)
+    total = sum(size for size, _ in todo)
+    return from_sample([measured for _, measured in tried], len(todo), total)
 
 
 def _size(found: Found) -> int:
@@ -262,18 +234,9 @@ def _size(found: Found) -> int:
     return 0 if identity is None else identity[-1] if found.span else identity[0]
 
 
-def _ratio_error(parts: Sequence[float], sizes: Sequence[float]) -> float:
-    """Returns the standard error of sum(parts) / sum(sizes), relative to it (Cochran 1977, 6.4)."""
-    if not sum(parts):
-        return 0.0
-    count, ratio = len(parts), sum(parts) / sum(sizes)
-    squares = sum((part - ratio * size) ** 2 for part, size in zip(parts, sizes, strict=True))
-    return math.sqrt(squares * count / (count - 1)) / sum(parts)
-
-
-def _try(job: _Job, settings: Settings) -> tuple[float, int, Record | None]:
-    """Cuts a video in a temporary folder; returns seconds, bytes, and a reason to drop it."""
-    began, reason = time.process_time(), None
+def _try(job: _Job, settings: Settings) -> Measured:
+    """Cuts a video in a temporary folder."""
+    watch, reason = Stopwatch(), None
     with tempfile.TemporaryDirectory() as folder:
         try:
             pieces.cut(job.found.path, job.found.span, Path(folder), settings)
@@ -282,12 +245,16 @@ def _try(job: _Job, settings: Settings) -> tuple[float, int, Record | None]:
         except Exception as error:
             reason = f"cannot be cut: {type(error).__name__}: {first_line(error)}"
         written = sum(path.stat().st_size for path in Path(folder).iterdir()) if not reason else 0
-    dropped = None if reason is None else {"source": job.found.name, "reason": reason}
-    return time.process_time() - began, written, dropped
+    return _tried(job, watch.seconds(), written, reason)
 
 
-def _try_died(job: _Job) -> tuple[float, int, Record | None]:
-    return 0.0, 0, {"source": job.found.name, "reason": _KILLS}
+def _try_died(job: _Job) -> Measured:
+    return _tried(job, 0.0, 0, _KILLS)
+
+
+def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> Measured:
+    dropped = None if reason is None else BadExample(job.found.name, reason)
+    return Measured(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
 
 
 def _run(

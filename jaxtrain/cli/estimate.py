@@ -1,0 +1,70 @@
+"""Prints what ``--dry-run`` estimates."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxtrain.data.estimate import SAMPLE, Estimate
+from jaxtrain.reporting import formats
+from jaxtrain.storage import disks
+
+
+def add(parser: argparse.ArgumentParser, things: str) -> None:
+    """Adds ``--dry-run``.
+
+    Args:
+        parser: receives the flag.
+        things: what a sample consists of, such as "videos".
+    """
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help=f"only estimate time and bytes, from {SAMPLE} {things}, and write nothing",
+    )
+
+
+def report(
+    found: Estimate,
+    out: Path,
+    things: str,
+    results: str,
+    *,
+    room: tuple[int, int],
+    worker: str,
+    say: Callable[[str], None],
+) -> None:
+    """Prints an estimate, and warns if the results do not fit on their disk.
+
+    Args:
+        found: the estimate.
+        out: the folder of the results.
+        things: what the files are, such as "videos".
+        results: what becomes of them, such as "clips".
+        room: number of workers, and of their machines.
+        worker: what a worker runs on, such as "core".
+        say: prints a line.
+    """
+    if not found.files:
+        say(f"nothing to do: {out} already has the {results}")
+        return
+    workers, nodes = min(room[0], found.files), room[1]
+    spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
+    times = [f"{formats.seconds(found.serial + found.seconds)} on one {worker}"]
+    if workers > 1:
+        of = f" of {nodes} machines" if nodes > 1 else ""
+        parallel = formats.seconds(found.serial + found.seconds / workers)
+        times.append(f"{parallel} on {workers:,} {worker}s{of}")
+    say(
+        f"estimated from {found.sampled} of {found.files:,} {things}{spread}: {', '.join(times)}; "
+        f"{formats.size(found.out_bytes)} of {results} from {formats.size(found.in_bytes)} of "
+        f"{things}"
+    )
+    for one in found.dropped:
+        say(f"would be dropped: {one}")
+    there = out.absolute()
+    free = disks.free_bytes(next(path for path in (there, *there.parents) if path.exists()))
+    if found.out_bytes > free:
+        say(
+            f"warning: {out} has only {formats.size(free)} of free space: free space there, or "
+            "choose another folder"
+        )
