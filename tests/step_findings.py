@@ -13,6 +13,7 @@ def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
     return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
         "temporaries": temporaries,
         "program": 0,
+        "replayed": False,
         "model_flops": 1e15,
         "flops": 1e15,
         "convolutions": False,

@@ -207,7 +207,7 @@ CHOSEN = {
     "cli/import.py _folder": _FLAGS,
     "cli/prepare.py _clips": _FLAGS,
     "config/run.py Muon.__post_init__": _LITERAL,
-    "config/run.py _check_value": "names in its callers and in the table _POSITIVE",
+    "config/run.py _check_value": "names in its callers",
     "config/run.py _exactly_one": "names in _check_sections",
     "config/run.py _fields": _FIELDS,
     "config/files.py _section_at_fault": "a name in a --config file, which is code by design",

@@ -14,7 +14,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import saved_programs, setup
+from jaxtrain.training import replay, saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.xla import hlo, operations
 from jaxtrain.xla.subprocess_worker import Send
@@ -36,11 +36,12 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
-        ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
-        step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
-        ``largest``, ``traffic``, ``attention`` (cuDNN attention calls per step, by direction) and
-        ``work`` (class of operation -> FLOPs, bytes and calls, per step and device) and ``kernels``
-        (:func:`jaxtrain.xla.hlo.kernels`).
+        ``program``: bytes per device; ``replayed``: whether they are those of a step that is
+        computed twice, whose outputs are a second state. ``largest``: temporaries.
+        ``model_flops``, ``flops``: per step, over all devices. ``moved_bytes``: per step and
+        device; None in an estimate, as are ``largest``, ``traffic``, ``attention`` (cuDNN attention
+        calls per step, by direction) and ``work`` (class of operation -> FLOPs, bytes and calls,
+        per step and device) and ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
         that are read from files and not trained), ``elements`` (number of parameters),
@@ -61,16 +62,14 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
-        # A replayed step keeps the state before it: plan for that one, which needs more memory.
-        replays = run.loop.replay_every is not None and request["save"] is None
-        traced = built.trace_step(donate=not replays)
+        traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     if request["save"] is not None:
         _save(request, built, compiled, platform)
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)
     return {
-        **_memory(built, compiled.memory_analysis()),
+        **_larger(_memory(built, compiled.memory_analysis()), _replayed(built, platform)),
         **of_gpu,
         "model_flops": run.model.flops_per_example() * run.data.batch_size,
         "flops": work.product_flops(traced.jaxpr),
@@ -181,7 +180,27 @@ def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
     }
 
 
-def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
+def _replayed(built: setup.StepSetup, platform: str) -> dict[str, Any] | None:
+    """Returns the memory of a step that ``loop.replay_every`` computes twice; None without it."""
+    if built.run.loop.replay_every is None:
+        return None
+    with per_device.tracing(platform=platform):
+        traced = built.trace_step(donate=False, probe=replay.Probe(built.rule.mesh))
+    compiled = traced.lower(lowering_platforms=(platform,)).compile()
+    return _memory(built, compiled.memory_analysis()) | {"replayed": True}
+
+
+def _larger(step: dict[str, Any], replayed: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the memory of the step that needs more; both programs stay on the device."""
+    if replayed is None:
+        return step
+    programs = step["program"] + replayed["program"]
+    changes = ("batch", "temporaries", "outputs")
+    larger = max(step, replayed, key=lambda one: sum(one[name] for name in changes))
+    return larger | {"program": programs}
+
+
+def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, Any]:
     """Returns bytes per device; those computed from shardings add up to the program's arguments."""
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)
@@ -195,4 +214,5 @@ def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
         "temporaries": int(analysis.temp_size_in_bytes),
         "outputs": int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes),
         "program": int(analysis.generated_code_size_in_bytes),
+        "replayed": False,
     }

@@ -106,7 +106,9 @@ def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: in
         gpus_per_node: GPUs in each node.
     """
     names = ("parameters", "optimizer", "batch", "temporaries", "outputs", "program")
-    rows = {name: float(findings[name]) for name in names}
+    outputs = "second state" if findings["replayed"] else "outputs"
+    shown = {"outputs": outputs}
+    rows = {shown.get(name, name): float(findings[name]) for name in names}
     rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0
     where = "one device" if devices == 1 else "one node"
     nccl = NCCL["several nodes" if devices > gpus_per_node else where]

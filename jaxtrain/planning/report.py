@@ -25,6 +25,7 @@ _COUNTS = {
     "batch": "this device's examples, and counters",
     "temporaries": "peak of activations, gradients, gathered params",
     "outputs": "metrics",
+    "second state": "of a step that loop.replay_every computes twice",
     "program": "what the compiler counts; the rest is CUDA's",
     "cuDNN workspaces": "assumed; chosen on the GPU",
 }
@@ -52,8 +53,10 @@ def verdict(plan: Plan) -> str:
         if spare < 0:
             return f"does not fit: needs {-spare:.1f} GiB more on each device"
         return f"fits with {spare:.1f} GiB to spare on each device"
+    second = " second state," if "second state" in memory["rows"] else ""
     certain = (
-        f"parameters, optimizer, and batch take {_certain(plan) / GIB:.1f} of {capacity:.1f} GiB"
+        f"parameters, optimizer,{second} and batch take {_certain(plan) / GIB:.1f} of "
+        f"{capacity:.1f} GiB"
     )
     if fits(plan) is False:
         return f"does not fit: {certain} on each device, without any temporaries"

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from program import TINY_MLM
 
 from jaxtrain.errors import InputError
-from jaxtrain.planning import buffers, input_rate, planner
+from jaxtrain.planning import buffers, cards, input_rate, planner, prediction
 from jaxtrain.xla import subprocess_worker
 
 
@@ -55,6 +56,18 @@ def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     failure = planner.compile_step(asked(), timeout_s=60)["failure"]
     assert failure == "the compiler was ended by SIGKILL (out of host memory?)"
+
+
+@pytest.mark.slow
+def test_a_step_that_is_computed_twice_needs_a_second_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
+    typed = (*TINY_MLM[2:], "--loop.steps", "9", "--loop.replay_every", "120")
+    found = planner.compile_step(asked("demo_mlm", overrides=typed), 300)
+    rows = prediction.memory(found, cards.card("h100"), 1, 8).rows
+    assert "outputs" not in rows
+    assert rows["second state"] >= rows["parameters"] + rows["optimizer"]
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ def findings(**more: Any) -> dict[str, Any]:
         "outputs": 100,
         "temporaries": 3e10,
         "program": 0,
+        "replayed": False,
         "largest": [],
         "model_flops": 8e14,
         "flops": 1e15,
@@ -82,6 +83,16 @@ def test_needed_memory_is_the_sum_of_the_rows_and_counts_gradients_once() -> Non
     memory = prediction.memory(findings(), H100, 16, 8)
     assert memory.needed == sum(memory.rows.values()) == 2e9 + 4e9 + 1e8 + 3e10 + 100
     assert memory.capacity + sum(memory.outside.values()) <= memory.total == H100.memory
+
+
+def test_the_second_state_of_a_replayed_step_is_named() -> None:
+    lines = report.memory(made(outputs=7 * GIB, replayed=True)).split("\n")
+    (second,) = [line for line in lines if "second state" in line]
+    assert second.split()[2] == "7.000"
+    assert "loop.replay_every computes twice" in second
+    estimate = made(outputs=7 * GIB, replayed=True, estimate=True)
+    certain = "parameters, optimizer, second state, and batch take 12.7 of"
+    assert certain in report.verdict(estimate)
 
 
 def test_convolutions_and_more_devices_leave_less_memory() -> None:
