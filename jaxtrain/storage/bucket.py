@@ -6,7 +6,8 @@ what a lock can be built from.
 
 Credentials come only from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
 ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL`` and the others that obstore reads, or
-``GOOGLE_APPLICATION_CREDENTIALS``; without them, from the role of the machine.
+``GOOGLE_APPLICATION_CREDENTIALS``, ``GOOGLE_SERVICE_ACCOUNT_KEY``, or the file that ``gcloud auth
+application-default login`` writes; without them, from the role of the machine.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ _KEYS = {
 _STATUS = re.compile(r"status code: (\d{3}[ \w]*)|<Code>(\w+)</Code>")
 _REJECTED = re.compile(r"ExpiredToken|TokenExpired|InvalidAccessKeyId|SignatureDoesNotMatch")
 _FULL = re.compile(r"Quota\w*|\w*LimitExceeded|EntityTooLarge|InsufficientStorage")
+_BAD_KEY = re.compile(r"service account file|reading pem file", re.IGNORECASE)
 _MACHINE_ROLE = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
 _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist", re.IGNORECASE)
 
@@ -251,8 +253,15 @@ class Bucket:
         """
         if not names:
             return
-        with self._explained("delete objects"), contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._store, names)
+        with self._explained("delete objects"):
+            try:
+                self._obstore.delete(self._store, names)
+            except FileNotFoundError as error:  # Google reports this, and the rest may be left
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                for name in names if len(names) > 1 else ():
+                    with contextlib.suppress(FileNotFoundError):
+                        self._obstore.delete(self._store, [name])
 
     def _check_size(self, name: str, size: int, most: int | None) -> None:
         if most is not None and size > most:
@@ -306,6 +315,11 @@ class Bucket:
         exceptions = self._obstore.exceptions
         if isinstance(error, exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError):
             return InputError(f"{self.url}: cannot {what} ({why}): use another path")
+        if _BAD_KEY.search(text):  # which may repeat a part of the key
+            why = "no such file" if "No such file" in text else "it is not such a key"
+            return InputError(
+                f"{self.url}: cannot read the key of the service account ({why}): {keys}"
+            )
         if _REJECTED.search(text) or isinstance(error, exceptions.UnauthenticatedError):
             return Unavailable(
                 f"{self.url}: cannot {what} ({why}): the credentials are wrong or have expired: "

@@ -48,6 +48,50 @@ def test_of_two_writers_of_the_same_version_one_is_refused(bucket: Bucket) -> No
     assert (found.data, found.version) == (b"3", second)
 
 
+def test_objects_are_deleted_although_one_is_missing(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = obstore.delete
+
+    def as_google(store: Any, names: list[str]) -> None:
+        for name in names:
+            obstore.head(store, name)
+            delete(store, name)
+
+    monkeypatch.setattr(obstore, "delete", as_google)
+    for name in ("a", "b", "c"):
+        bucket.put(name, b"1")
+    bucket.delete(["a", "missing", "b"])
+    bucket.delete(["missing"])
+    assert bucket.sizes() == {"c": 1}
+
+
+_KEY = '{"client_email": "a", "private_key_id": "1", "private_key": "the secret"}'
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        (
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "missing.json",
+            "(no such file): set GOOGLE_APPLICATION",
+        ),
+        ("GOOGLE_APPLICATION_CREDENTIALS", _KEY, "(no such file)"),  # instead of its path
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", _KEY, "(it is not such a key)"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", '"the secret"', "(it is not such a key)"),
+    ],
+)
+def test_a_wrong_key_is_one_line_without_the_key(
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InputError) as caught:
+        Bucket("gs://bucket/run")
+    assert f"cannot read the key of the service account {message}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
 def test_a_download_has_a_checksum_per_piece(bucket: Bucket, tmp_path: Path, size: int) -> None:
     data = bytes(range(size))
