@@ -1,28 +1,34 @@
-"""Names a process that delays the others because of its input or its own program.
+"""Names a process that delays the others, and what it is slow at: input, program, or a device.
 
 All devices wait for each other in every step, so a step takes equally long in all processes. What
 differs is when a process starts it: later if it waited for its input, or if its own program worked
 (or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock
 and gathered from all processes.
 
-A device that computes or communicates slowly looks, from outside of the step, like any other device
-that waits for it: ``doctor`` measures devices one by one.
+A slow device looks, from outside of the step, like any other device that waits for it. So GPUs are
+measured between steps, by themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share
+the cores of the host, and are not measured. A slow link has no one to compare with in a collective
+that all devices join: ``doctor`` measures it.
 """
 
 import collections
 import contextlib
+import math
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxtrain.distributed import process_group
+from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
+from jaxtrain.training import device_rates
+from jaxtrain.training.device_rates import DeviceRates, Measured, Rates
 
 # A process is slow if it starts a step later than the others by more than this fraction of it.
 _FRACTION = 0.1
@@ -30,6 +36,8 @@ _FRACTION = 0.1
 _LEAST_S = 0.05
 # The median of fewer steps would follow a single late one, such as on a busy CPU.
 _LEAST_STEPS = 5
+# Fraction of the time that measurements of the devices may take.
+_BUDGET = 0.01
 
 INPUT, PROGRAM = "input", "program"
 _MEANINGS = {
@@ -38,6 +46,10 @@ _MEANINGS = {
         "works between steps",
         "check for other programs, a CPU limit, or a slow disk on this host",
     ),
+}
+_UNITS = {
+    device_rates.COMPUTE: ("computes matmuls", 1e12, "TFLOP/s"),
+    device_rates.COPIES: ("copies memory", 1e9, "GB/s"),
 }
 
 
@@ -121,6 +133,10 @@ class StepTimes:
         finally:
             self._inside[what] += self._clock() - began
 
+    def __len__(self) -> int:
+        """Returns the number of steps since the last medians."""
+        return len(self._steps)
+
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch."""
         step_s = self._clock() - self._began - self._inside["pause"]
@@ -142,29 +158,78 @@ class StepTimes:
         return found
 
 
+def _of_gpus(mesh: Mesh) -> DeviceRates | None:
+    """Returns what measures the GPUs of this process, if there are others to compare them with."""
+    if mesh.size == 1 or mesh.devices.flat[0].platform == "cpu":
+        return None
+    return DeviceRates(mesh.local_devices)
+
+
+class _Row(NamedTuple):
+    """What is gathered from each device; the same for all devices of a process but their rates.
+
+    Attributes:
+        seconds: of its process.
+        cost_s: seconds that the measurement of the process's devices took; NaN without one.
+        rates: of the device.
+    """
+
+    seconds: Seconds
+    cost_s: float
+    rates: Rates
+
+    def flat(self) -> list[float]:
+        """Returns the numbers in a row."""
+        return [*self.seconds, self.cost_s, *self.rates]
+
+    @classmethod
+    def of(cls, flat: Sequence[float]) -> "_Row":
+        """Returns the row that :meth:`flat` made."""
+        split = len(Seconds._fields)
+        return cls(Seconds(*flat[:split]), flat[split], Rates(*flat[split + 1 :]))
+
+
 class SlowProcesses:
     """Gathers what each process does outside of steps, and prints which one is slow, and at what.
 
     Args:
         mesh: over all devices.
         say: prints a line.
+        build: returns what measures the devices of this process; None if nothing does.
+        clock: monotonic clock, seconds.
 
     Attributes:
         times: receives the steps of this process.
     """
 
-    def __init__(self, mesh: Mesh, say: Callable[[str], None]) -> None:
-        self.times = StepTimes()
-        self._alone = jax.process_count() == 1
-        self._say = say
+    def __init__(
+        self,
+        mesh: Mesh,
+        say: Callable[[str], None],
+        build: Callable[[Mesh], Callable[[], Measured] | None] = _of_gpus,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.times = StepTimes(clock)
+        self._mesh, self._say, self._build = mesh, say, build
+        self._measure: Callable[[], Measured] | None = None
         self._named: set[tuple[int, str]] = set()
-        self._pending: jax.Array | None = None
-        if self._alone:
-            return
-        self._hosts = process_group.gather("host of a process", socket.gethostname())
+        # Devices (their place, and at what they are slow) measured as slow once, and twice.
+        self._suspected: set[tuple[int, str]] = set()
+        self._confirmed: set[tuple[int, str]] = set()
+        # The same in all processes, which measure their devices at the same time.
+        self._step_s = 0.0
+        self._owed_s = 0.0  # seconds of steps until the devices may be measured again
+        self._pending: tuple[int, jax.Array] | None = None
         self._where = batch_sharding(mesh)
-        self._devices = [one.process_index for one in mesh.devices.flat]
+        self._devices = list(mesh.devices.flat)
         self._gather = jax.jit(lambda values: values, out_shardings=replicated(mesh))
+        self._hosts = process_group.gather("host of a process", socket.gethostname())
+
+    def started(self) -> None:
+        """Drops the steps so far, which include the start; prepares to measure the devices."""
+        self.times.forget()
+        with self._reported():
+            self._measure = self._build(self._mesh)
 
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.
@@ -175,23 +240,58 @@ class SlowProcesses:
         if self._pending is None:
             return
         with self.times.inside("devices"):
-            pending, self._pending = np.asarray(self._pending).tolist(), None
-        table = dict(zip(self._devices, pending, strict=True))
-        self._judge([Seconds(*table[process]) for process in range(len(table))])
+            (steps, pending), self._pending = self._pending, None
+            table = [_Row.of(row) for row in np.asarray(pending).tolist()]
+        self._judge(steps, table)
 
     def logged(self) -> None:
         """Contributes this process's steps. All must call it after the same steps."""
+        steps = len(self.times)
         medians = self.times.medians()
-        if self._alone or medians is None:
+        if medians is None or (len(self._hosts) == 1 and self._measure is None):
             return
-        own = np.asarray(medians, np.float32)
-        local = np.broadcast_to(own, (len(self._where.addressable_devices), own.size))
-        shape = (len(self._devices), own.size)
-        values = jax.make_array_from_process_local_data(self._where, local, shape)
-        self._pending = self._gather(values)
+        cost_s, rates = math.nan, dict[jax.Device, Rates]()
+        due = self._suspected or self._owed_s <= steps * self._step_s
+        if self._measure is not None and due:
+            with self._reported():
+                found = self._measure()
+                cost_s = found.cost_s
+                rates = dict(zip(self._mesh.local_devices, found.rates, strict=True))
+        missing = Rates(math.nan, math.nan)
 
-    def _judge(self, table: list[Seconds]) -> None:
-        found = slowest(table)
+        def row(index: Any) -> np.ndarray:
+            device = self._devices[index[0].start or 0]
+            own = _Row(medians, cost_s, rates.get(device, missing))
+            return np.asarray([own.flat()], np.float32)
+
+        shape = (len(self._devices), len(_Row(medians, cost_s, missing).flat()))
+        values = jax.make_array_from_callback(shape, self._where, row)
+        self._pending = steps, self._gather(values)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Measures no devices any longer if the runtime cannot."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            self._measure = None
+            self._say(f"slow devices will not be named: {first_line(error)}")
+
+    def _judge(self, steps: int, table: list[_Row]) -> None:
+        processes = {
+            device.process_index: row.seconds
+            for device, row in zip(self._devices, table, strict=True)
+        }
+        self._judge_processes([processes[process] for process in range(len(processes))])
+        self._step_s = max(row.seconds.step for row in table)
+        self._owed_s -= steps * self._step_s
+        costs = [row.cost_s for row in table if not math.isnan(row.cost_s)]
+        if costs:
+            self._owed_s = max(costs) / _BUDGET
+            self._judge_devices([row.rates for row in table])
+
+    def _judge_processes(self, seconds: list[Seconds]) -> None:
+        found = slowest(seconds) if len(seconds) > 1 else None
         if found is None or (found.process, found.kind) in self._named:
             return
         self._named.add((found.process, found.kind))
@@ -201,3 +301,19 @@ class SlowProcesses:
             f"({found.kind}): it {does} for {found.own_s:.3g} s per step, the others for "
             f"{found.others_s:.3g} s (measured): {advice}"
         )
+
+    def _judge_devices(self, rates: list[Rates]) -> None:
+        """Names the devices that are slow for the second time in a row."""
+        found = {(one.place, one.kind): one for one in device_rates.slow_devices(rates)}
+        for key in sorted(self._suspected & found.keys()):
+            self._confirmed.add(key)
+            one, device = found[key], self._devices[key[0]]
+            does, scale, unit = _UNITS[one.kind]
+            self._say(
+                f"device {device.id} ({device.device_kind}) of process {device.process_index} on "
+                f"host {self._hosts[device.process_index]} slows down the others ({one.kind}): it "
+                f"{does} at {one.own / scale:.3g} {unit}, the others at {one.others / scale:.3g} "
+                "(measured twice): check its temperature, power limit, and other programs with "
+                "nvidia-smi -q"
+            )
+        self._suspected = found.keys() - self._confirmed

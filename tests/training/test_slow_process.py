@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 from program import CHECKOUT, TINY_MLM, two_processes, write_corpus
 
-from jaxtrain.training.slow_process import Seconds, Slow, StepTimes, slowest
+from jaxtrain import config
+from jaxtrain.sharding import make_mesh
+from jaxtrain.training.device_rates import Measured, Rates
+from jaxtrain.training.slow_process import Seconds, Slow, SlowProcesses, StepTimes, slowest
 
 QUICK = Seconds(0.001, 0.01, 0.0, 1.0)
 
@@ -57,6 +61,119 @@ def test_the_medians_of_steps_ignore_pauses_and_single_late_steps() -> None:
     step(0.125)
     assert times.medians() == Seconds(0.25, 0.125, 0.5, 2.875)
     assert times.medians() is None  # each step counts once
+
+
+USUAL, COST_S = Rates(700e12, 2.9e12), 0.5
+
+
+class OneProcess:
+    """A process with several devices, whose rates a test sets; a step takes 1 s.
+
+    Attributes:
+        said: what was printed.
+        rates: that the next measurement finds; an error is raised.
+        measured: the times at which the devices were measured.
+    """
+
+    def __init__(self, devices: int = 8, process: type[SlowProcesses] = SlowProcesses) -> None:
+        self.said: list[str] = []
+        self.rates: list[Rates] | Exception = [USUAL] * devices
+        self.measured: list[float] = []
+        self._clock = Clock()
+        settings = config.Mesh(data=1, fsdp=devices, shard="none")
+        mesh = make_mesh(settings, jax.devices()[:devices])
+        self._slow = process(mesh, self.said.append, lambda _: self._measure, self._clock)
+        self._slow.started()
+
+    def _measure(self) -> Measured:
+        self.measured.append(self._clock.now)
+        if isinstance(self.rates, Exception):
+            raise self.rates
+        return Measured(self.rates, COST_S)
+
+    def log(self, slow: dict[int, Rates] | None = None, steps: int = 10) -> list[str]:
+        """Makes steps until one is logged, and one more; returns what was printed."""
+        if slow is not None:
+            self.rates = [slow.get(place, USUAL) for place in range(8)]
+        before = len(self.said)
+        for _ in range(steps):
+            self._clock.now += 1.0
+            self._slow.stepped(0.0)
+        self._slow.logged()
+        self._clock.now += 1.0
+        self._slow.stepped(0.0)
+        return self.said[before:]
+
+
+def test_a_slow_device_is_named_after_a_second_measurement() -> None:
+    run = OneProcess()
+    slow = {3: USUAL._replace(flops=500e12)}
+    assert run.log(slow) == []
+    (said,) = run.log(slow)
+    device = jax.devices()[3]
+    assert said.startswith(f"device {device.id} (cpu) of process 0 on host ")
+    assert "slows down the others (compute): it computes matmuls at 500 TFLOP/s, the " in said
+    assert "others at 700 (measured twice)" in said
+    assert run.log(slow) == run.log(slow) == []  # named once
+    both = slow | {6: USUAL._replace(copied=2.4e12)}
+    run = OneProcess()
+    assert run.log(both) == []
+    assert [one.partition("others (")[2].partition(")")[0] for one in run.log(both)] == [
+        "compute",
+        "memory copies",
+    ]
+
+
+def test_a_device_that_was_slow_once_is_not_named() -> None:
+    run = OneProcess()
+    slow = [{place: USUAL._replace(flops=500e12)} for place in (3, 4)]
+    for rates in (slow[0], {}, slow[0], slow[1], {}):
+        assert run.log(rates, steps=60) == []
+    # Within the spread of equal devices.
+    for _ in range(3):
+        assert run.log({3: Rates(620e12, 2.6e12)}, steps=60) == []
+
+
+def test_devices_are_measured_for_a_hundredth_of_the_time() -> None:
+    run = OneProcess()
+    for _ in range(20):
+        run.log()
+    # A measurement takes half a second, and a step is logged every 11 s.
+    assert run.measured == [10.0, 65.0, 120.0, 175.0]
+    run.log({0: USUAL._replace(flops=1e12)}, steps=60)
+    before = len(run.measured)
+    run.log()  # a suspicion is confirmed at once
+    run.log()
+    assert len(run.measured) == before + 1
+    assert len(run.said) == 1
+
+
+def test_devices_that_cannot_be_measured_are_not_named() -> None:
+    run = OneProcess()
+    missing = Rates(float("nan"), float("nan"))
+    slow = {1: missing, 2: missing, 3: Rates(1e12, 1e12)}
+    assert run.log(slow) == []
+    assert len(run.log(slow)) == 2  # compared with the others
+    run = OneProcess(devices=1)
+    assert run.log() == run.log(steps=60) == []
+    run.rates = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    assert run.log(steps=60) == [
+        "slow devices will not be named: RESOURCE_EXHAUSTED: Out of memory"
+    ]
+    assert run.log(steps=60) == []
+    assert len(run.measured) == 3
+
+
+def test_virtual_devices_are_not_measured() -> None:
+    said: list[str] = []
+    mesh = make_mesh(config.Mesh(data=1, fsdp=8, shard="none"))
+    slow = SlowProcesses(mesh, said.append)
+    slow.started()
+    for _ in range(10):
+        slow.stepped(0.0)
+    slow.logged()
+    assert len(slow.times) == 0
+    assert said == []
 
 
 def _said(directory: Path, second: dict[str, str]) -> str:

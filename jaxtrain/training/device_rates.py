@@ -1,0 +1,175 @@
+"""Measures how fast each device of this process computes and copies, within a few milliseconds.
+
+All devices of the process compute the same small program at the same time, and each one's time is
+taken. The data is made inside the programs, so that no device memory is held between measurements.
+"""
+
+import concurrent.futures
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+COMPUTE, COPIES = "compute", "memory copies"
+# A device is slow if its rate is lower than the median of the others by more than this fraction.
+_FRACTION = 0.15
+_AXIS = "local"
+
+
+class Rates(NamedTuple):
+    """The measured rates of one device; NaN if they were not measured.
+
+    Attributes:
+        flops: FLOP/s of bfloat16 matmuls.
+        copied: bytes/s that copies read and write.
+    """
+
+    flops: float
+    copied: float
+
+
+class Measured(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        rates: of each device of this process, in the order of the mesh.
+        cost_s: seconds for which the devices computed nothing else.
+    """
+
+    rates: list[Rates]
+    cost_s: float
+
+
+class Sizes(NamedTuple):
+    """The sizes of the programs.
+
+    By the datasheets, matmuls take 3 ms and copies 3 ms on an H100, 26 ms and 14 ms on an A10. The
+    copied array is larger than the cache of any of the cards, 50 MiB at most.
+    """
+
+    side: int = 4096
+    matmuls: int = 24
+    copied_bytes: int = 2**28
+    copies: int = 16
+    times: int = 2
+
+
+SIZES = Sizes()
+
+
+class SlowDevice(NamedTuple):
+    """A slow device.
+
+    Attributes:
+        place: its place among all devices.
+        kind: what it is slow at, ``COMPUTE`` or ``COPIES``.
+        own: its rate.
+        others: the median of the other devices.
+    """
+
+    place: int
+    kind: str
+    own: float
+    others: float
+
+
+def slow_devices(rates: Sequence[Rates]) -> list[SlowDevice]:
+    """Returns the devices whose rates are lower than those of the others."""
+    found = []
+    for kind, each in zip((COMPUTE, COPIES), zip(*rates, strict=True), strict=True):
+        known = {place: rate for place, rate in enumerate(each) if not math.isnan(rate)}
+        for place, own in known.items() if len(known) > 1 else ():
+            others = statistics.median(rate for other, rate in known.items() if other != place)
+            if own < (1 - _FRACTION) * others:
+                found.append(SlowDevice(place, kind, own, others))
+    return found
+
+
+class DeviceRates:
+    """Measures the devices of this process; compiles the programs when it is built.
+
+    Args:
+        devices: of this process.
+        sizes: of the programs.
+        clock: monotonic clock, seconds.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],
+        sizes: Sizes = SIZES,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._devices, self._sizes, self._clock = devices, sizes, clock
+        mesh = Mesh(np.asarray(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        split = PartitionSpec(_AXIS)
+        seeds = np.arange(len(devices), dtype=np.uint32)
+        self._seeds = jax.device_put(seeds, NamedSharding(mesh, split))
+        # One program for all devices, and cuBLAS's own choice of an algorithm: XLA's autotuner
+        # could choose a different one in another process.
+        options: dict[str, str | bool] = {}
+        if devices[0].platform == "gpu":
+            options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+
+        def compiled(local: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+            whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
+            return jax.jit(whole, compiler_options=options).lower(self._seeds).compile()
+
+        self._matmuls, self._copies = compiled(self._multiply), compiled(self._copy)
+
+    def __call__(self) -> Measured:
+        """Measures all devices; first waits until they have computed what is dispatched.
+
+        Raises:
+            jax.errors.JaxRuntimeError: a device has too little memory left, or has failed.
+        """
+        sizes = self._sizes
+        with concurrent.futures.ThreadPoolExecutor(len(self._devices)) as pool:
+            self._seconds(self._matmuls, pool)
+            began = self._clock()
+            matmul_s, copy_s = (
+                [
+                    min(times)
+                    for times in zip(
+                        *(self._seconds(program, pool) for _ in range(sizes.times)), strict=True
+                    )
+                ]
+                for program in (self._matmuls, self._copies)
+            )
+            cost_s = self._clock() - began + max(matmul_s)
+        flop, moved = 2 * sizes.side**3 * sizes.matmuls, 2 * sizes.copied_bytes * sizes.copies
+        return Measured(
+            [Rates(flop / a, moved / b) for a, b in zip(matmul_s, copy_s, strict=True)], cost_s
+        )
+
+    def _seconds(
+        self, program: Callable[..., jax.Array], pool: concurrent.futures.Executor
+    ) -> list[float]:
+        """Runs a program; returns the seconds until each device has completed it."""
+        began = self._clock()
+
+        def wait(shard: jax.Shard) -> tuple[jax.Device, float]:
+            shard.data.block_until_ready()
+            return shard.device, self._clock() - began
+
+        took = dict(pool.map(wait, program(self._seeds).addressable_shards))
+        return [took[device] for device in self._devices]
+
+    def _multiply(self, seed: jax.Array) -> jax.Array:
+        """Multiplies a random matrix by itself; its scale keeps the products finite."""
+        side = self._sizes.side
+        # Zeros would let a GPU clock higher.
+        matrix = jax.random.normal(jax.random.key(seed[0]), (side, side), jnp.bfloat16)
+        matrix /= math.sqrt(side)
+        product = jax.lax.fori_loop(0, self._sizes.matmuls, lambda _, x: x @ matrix, matrix)
+        return product[0, :1]
+
+    def _copy(self, seed: jax.Array) -> jax.Array:
+        start = jnp.broadcast_to(seed.astype(jnp.float32), self._sizes.copied_bytes // 4)
+        return jax.lax.fori_loop(0, self._sizes.copies, lambda _, x: x + 1, start)[:1]
