@@ -44,13 +44,15 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.storage.disks import disk_trouble, free_bytes
+from jaxtrain.storage.disks import disk_trouble, free_bytes, is_temporary
+
+Result = TypeVar("Result")
 
 _AT_ONCE = 8  # files
 _CHUNK_BYTES = 2**20
@@ -93,19 +95,24 @@ class _About(NamedTuple):
     modified: str | None
 
 
-def list_below(address: str, flag: str) -> list[str]:
+def list_below(address: str, flag: str, say: Callable[[str], None]) -> list[str]:
     """Returns all files in a folder at an s3 or gs URL; none if it is not a folder.
 
     Raises:
         InputError: the folder cannot be listed.
+        RunAgain: it cannot be listed after several tries.
     """
     if addresses.split(address).scheme in addresses.HTTP:
         return []
-    with _explained(address, flag):
-        system, inside = _bucket(address, flag)
-        if not system.isdir(inside):
-            return []
-        return [system.unstrip_protocol(path) for path in sorted(system.find(inside))]
+
+    def listed() -> list[str]:
+        with _explained(address, flag):
+            system, inside = _bucket(address, flag)
+            if not system.isdir(inside):
+                return []
+            return [system.unstrip_protocol(path) for path in sorted(system.find(inside))]
+
+    return _retried(listed, address, flag, threading.Event(), say) or []
 
 
 def fetch(
@@ -197,14 +204,24 @@ def _fetch(
     address: str, place: Path, flag: str, stop: threading.Event, say: Callable[[str], None]
 ) -> None:
     """Fetches one file, with retries."""
+    _retried(lambda: _fetch_once(address, place, flag, stop), address, flag, stop, say)
+
+
+def _retried(
+    work: Callable[[], Result],
+    address: str,
+    flag: str,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> Result | None:
+    """Returns the result of a request that is retried when it raises _Again; None if stopped."""
     shown = addresses.public(address)
     for left in reversed(range(_TRIES)):
         try:
-            _fetch_once(address, place, flag, stop)
-            return
+            return work()
         except _Again as failure:
             if stop.is_set():
-                return
+                return None
             if not left:
                 raise RunAgain(
                     f"{flag} {shown} cannot be fetched: {failure} ({_TRIES} tries): check the "
@@ -214,7 +231,8 @@ def _fetch(
             wait_s = max(wait_s, min(failure.wait_s, _LONGEST_WAIT_S))
             say(f"{shown}: {failure}: retrying in {wait_s:.0f} s")
             if stop.wait(wait_s):
-                return
+                return None
+    raise AssertionError("the last try returns or raises")
 
 
 def _fetch_once(address: str, place: Path, flag: str, stop: threading.Event) -> None:
@@ -640,6 +658,9 @@ def _explained(address: str, flag: str) -> Iterator[None]:
         if addresses.is_unknown_host(error):
             raise _unknown_host(address, flag) from None
         temporary = isinstance(error, ConnectionError | TimeoutError)
+        # s3fs turns HTTP 5xx into errors of the operating system; those of gcsfs have the code.
+        temporary |= isinstance(error, OSError) and is_temporary(error)
+        temporary |= str(getattr(error, "code", "")) in map(str, _TO_RETRY)
         if temporary or "Timeout" in kind or "Connect" in kind:
             raise _Again(f"{kind}: {line}") from None
         shown = addresses.public(address)

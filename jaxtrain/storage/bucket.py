@@ -313,7 +313,9 @@ class Bucket:
         if _NO_BUCKET.search(text):
             return InputError(f"{self.url}: the bucket {bucket} does not exist: create it")
         exceptions = self._obstore.exceptions
-        if isinstance(error, exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError):
+        invalid = exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError
+        # obstore raises ValueError for a name such as "a//b".
+        if isinstance(error, invalid) or type(error) is ValueError:
             return InputError(f"{self.url}: cannot {what} ({why}): use another path")
         if _BAD_KEY.search(text):  # which may repeat a part of the key
             why = "no such file" if "No such file" in text else "it is not such a key"

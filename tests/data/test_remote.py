@@ -2,6 +2,7 @@
 
 import base64
 import builtins
+import errno
 import json
 import tarfile
 import time
@@ -115,6 +116,42 @@ def test_a_truncated_object_is_not_kept(
     ):
         _find("s3://bucket/0.mp4", tmp_path)
     assert not _kept(tmp_path)
+
+
+class _GoogleError(Exception):
+    """Like gcsfs's error of an HTTP status."""
+
+    code = 503
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("isdir", OSError(errno.EBUSY, "Reduce your request rate")),  # s3fs for HTTP 503
+        ("find", OSError(errno.EREMOTEIO, "We encountered an internal error")),  # and for 500
+        ("find", ConnectionError("reset")),
+        ("open", _GoogleError("unavailable")),
+    ],
+    ids=str,
+)
+def test_a_busy_bucket_is_asked_again(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    real, failures = getattr(type(store), method), [error] * 2
+
+    def fail_twice(self: Any, *arguments: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(type(store), method, fail_twice)
+    found, said = _find("s3://bucket", tmp_path / "cache")
+    assert [one.name for one in found] == NAMES
+    assert sum("retrying in" in line for line in said) == 2
+
+    failures = [error] * 99
+    with pytest.raises(RunAgain, match=r"--data\.path s3://bucket.*cannot be fetched: .*4 tries"):
+        _find("s3://bucket", tmp_path / "other")
 
 
 def test_wrong_addresses_give_one_line(

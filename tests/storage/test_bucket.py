@@ -162,6 +162,11 @@ def test_other_urls_are_refused(url: str, message: str) -> None:
     assert "secret@" not in str(caught.value)
 
 
+def test_an_invalid_name_is_not_a_problem_of_the_network(bucket: Bucket) -> None:
+    with pytest.raises(InputError, match=r"cannot write a//b .*empty path segment.*: use another"):
+        bucket.put("a//b", b"1")
+
+
 def _answer(code: str, status: str) -> str:
     return (
         f"Generic S3 error: Error performing PUT http://host/bucket/run/a in 4.1ms, after 4 "

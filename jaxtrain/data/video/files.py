@@ -107,7 +107,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
 
     top = expanded(path).absolute()
     if addresses.is_address(path):
-        named = _remote(path, flag, local)
+        named = _remote(path, flag, local, say)
         cure = "pass a video, a .tar, a list, or a folder that can be listed"
     elif os.path.isdir(top):
         named = list(_walk(top))
@@ -299,7 +299,12 @@ def _item(item: Any, where: str) -> dict[str, str]:
     return keys
 
 
-def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
+def _remote(
+    address: str,
+    flag: str,
+    local: Callable[[list[str]], dict[str, str]],
+    say: Callable[[str], None],
+) -> list[Found]:
     """Returns the files at a URL: of a list, a folder, or a pattern, or one file."""
     ending = _ending(address)
     if ending in LISTS:
@@ -307,7 +312,7 @@ def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]
     several = list(tar_members.expand(address))
     known = SUFFIXES | {tar_members.SUFFIX}
     if ending not in known:
-        several = [one for one in remote.list_below(address, flag) if _ending(one) in known]
+        several = [one for one in remote.list_below(address, flag, say) if _ending(one) in known]
     return [Found(addresses.name_of(one), one) for one in several]
 
 
