@@ -24,6 +24,7 @@ from jaxtrain.storage.bucket import Bucket, Found, Unavailable
 NAME = ".lease"
 EXPIRES_S = 45.0
 _RENEWALS = 4  # until it would expire
+_PAUSES_S = (0.0, 0.5, 1.0)  # before each attempt to release it
 
 
 class Lost(RunAgain):
@@ -110,11 +111,16 @@ class Lease:
         self._over.set()
         if self._thread is not None:
             self._thread.join(self._expires_s)
-        with self._lock, contextlib.suppress(RunAgain, InputError):
-            if self._version is not None and not self._lost:
-                self._version = None
-                if self._is_mine(self._bucket.get(NAME)):
-                    self._bucket.delete([NAME])
+        with self._lock:
+            if self._version is None or self._lost:
+                return
+            self._version = None
+            for pause_s in _PAUSES_S:  # credentials may be renewed at this moment
+                time.sleep(pause_s)
+                with contextlib.suppress(RunAgain, InputError):
+                    if self._is_mine(self._bucket.get(NAME)):
+                        self._bucket.delete([NAME])
+                    return
 
     def _renew(self) -> None:
         while not self._over.wait(self._expires_s / _RENEWALS):

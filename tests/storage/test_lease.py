@@ -121,6 +121,25 @@ def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[[
     one.check()
 
 
+def test_a_release_that_fails_once_is_attempted_again(
+    bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with credentials that expired a moment ago is refused."""
+    one, delete, calls = held(), bucket.delete, list[int]()
+
+    def refuse_first(names: list[str]) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise Unavailable("ExpiredToken")
+        delete(names)
+
+    monkeypatch.setattr(bucket, "delete", refuse_first)
+    monkeypatch.setattr(lease, "_PAUSES_S", (0.0, 0.0, 0.0))
+    one.release()
+    assert bucket.get(lease.NAME) is None
+    assert len(calls) == 2
+
+
 def test_an_unavailable_store_does_not_lose_the_lease(
     bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
