@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import in_bucket, manifest, resume
+from jaxtrain.checkpoint import in_bucket, manifest, own_files, resume
 from jaxtrain.checkpoint.layout import (
     BEST,
     CHECKPOINTS,
@@ -173,6 +173,9 @@ def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, st
             raise _Unknown(finding)
         return finding.why
 
+    if (link := next(own_files.links(run), None)) is not None:
+        shown = link.relative_to(run).as_posix()
+        return None, f"--resume latest would be refused: {shown} is a symbolic link: remove it"
     try:
         latest = resume.latest_of(run, _every(run), verify)
     except _Unknown as unknown:
@@ -222,7 +225,7 @@ def _step(path: Path) -> int:
 
 def _finding(run: Path, path: Path) -> Finding:
     place = path.parent.parent.name
-    verdict, why = _verdict(path)
+    verdict, why = _verdict(run, path)
     if place == DAMAGED:
         verdict, why = "damaged", _told(path) or why or "moved"
     elif place == UNCERTIFIED:
@@ -238,7 +241,11 @@ def _finding(run: Path, path: Path) -> Finding:
     )
 
 
-def _verdict(path: Path) -> tuple[Verdict, str]:
+def _verdict(run: Path, path: Path) -> tuple[Verdict, str]:
+    name = path.relative_to(run)
+    for one in (name, *name.parents[:-1]):
+        if (run / one).is_symlink():
+            return "unknown", f"{one} is a symbolic link"
     try:
         wrong = manifest.verify(path)
     except OSError as error:

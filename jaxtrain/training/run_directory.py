@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import json
 import os
-import re
 import secrets
 import socket
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import in_bucket, layout
+from jaxtrain.checkpoint import own_files
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -68,8 +67,6 @@ FILES = {
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
-UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
-FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
@@ -339,7 +336,7 @@ class Before:
     def of(cls, directory: Path, *, named: bool = True) -> Self:
         """Inspects a directory."""
         missing = (path for path in (directory, *directory.parents) if not os.path.exists(path))
-        return cls(tuple(missing), not _entries(directory), named)
+        return cls(tuple(missing), not own_files.entries(directory), named)
 
 
 def before(name: str, output_dir: str | None, root: Path = ROOT) -> Before:
@@ -400,20 +397,6 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
                 path.rmdir()
 
 
-# Names that a run, its launcher or its report may write in the run directory, and in its folders.
-_OWN = re.compile(
-    r"checkpoints|best|superseded|damaged|uncertified|samples|tensorboard|profile|trackers|wandb"
-    r"|report\.html|certified\.txt|\.lock"
-    r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
-)
-# Of this machine: never copied to a bucket or from one.
-_HERE = (lock.NAME, UPLOADING, FILES_DUE, in_bucket.FETCHING)
-_FOLDERS = (layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED)
-_OWN_BELOW = re.compile(
-    r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
-)
-
-
 def take(directory: Path, say: Callable[[str], None]) -> None:
     """Locks the run directory, and checks that the run writes nothing outside it.
 
@@ -429,47 +412,19 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
     lock.hold(directory, say)
 
 
-def is_own_file(name: str) -> bool:
-    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
-    first = name.partition("/")[0]
-    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, *_HERE)
-
-
 def _refuse_links(directory: Path) -> None:
     """Rejects symbolic links: in another person's run directory they could point to your files.
 
     Raises:
         InputError: a link has the name of a file or folder that the run would write.
     """
-    own = [
-        entry for entry in _entries(directory) if _OWN.fullmatch(entry.name) or entry.name in _HERE
-    ]
-    for entry in own:
-        below: list[Path] = []
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name in (UPLOADING, in_bucket.FETCHING):  # a run writes at any depth there
-                below = list(Path(entry.path).rglob("*"))
-            else:
-                below = [
-                    Path(one) for one in _entries(Path(entry)) if _OWN_BELOW.fullmatch(one.name)
-                ]
-        for one in (Path(entry), *below):
-            if one.is_symlink():
-                raise InputError(
-                    f"the run directory {directory} contains a symbolic link, "
-                    f"{one.relative_to(directory)}, and a run must not write outside "
-                    "its directory: remove the link; to use another disk, set --output-dir to a "
-                    "folder there"
-                )
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    """Lists a folder; returns [] if it cannot be read, which its later use reports."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []
+    for one in own_files.links(directory):
+        raise InputError(
+            f"the run directory {directory} contains a symbolic link, "
+            f"{one.relative_to(directory)}, and a run must not write outside "
+            "its directory: remove the link; to use another disk, set --output-dir to a "
+            "folder there"
+        )
 
 
 def link_latest(

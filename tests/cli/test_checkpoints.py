@@ -18,6 +18,7 @@ from jaxtrain import main
 from jaxtrain.checkpoint import manifest, resume, saver
 from jaxtrain.cli import checkpoints as command
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training import run_directory
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +183,25 @@ def resumed(run: Path) -> str:
     except (RunAgain, InputError) as error:
         return type(error).__name__
     return "none" if found is None else found.relative_to(run).as_posix()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/9", "samples"])
+def test_a_link_that_a_run_refuses_is_named(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "samples").mkdir()
+    link = run / name
+    link.rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    code, verdicts, last = last_line(run, capsys)
+    assert last == f"--resume latest would be refused: {name} is a symbolic link: remove it"
+    with pytest.raises(InputError, match=f"contains a symbolic link, {name}, "):
+        run_directory.take(run, print)
+    of_link = {one for one in verdicts if one == name or one.startswith(f"{name}/")}
+    assert {verdicts.pop(one) for one in of_link} <= {f"UNKNOWN: {name} is a symbolic link"}
+    assert len(of_link) == {"checkpoints": 2, "checkpoints/9": 1, "samples": 0}[name]
+    assert set(verdicts.values()) == {"verified"}
+    assert code == (1 if of_link else 0)
 
 
 @pytest.mark.parametrize("folder", ["checkpoints/9", "best/4"])
