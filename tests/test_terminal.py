@@ -384,7 +384,7 @@ def test_a_count_shows_rate_rest_and_failures(monkeypatch: pytest.MonkeyPatch) -
     with progress_bar.counted("cutting", "videos", 1000, 38, said.append, "dropped") as show:
         show(100, 2)
         show(110, 2)  # too soon
-    assert said == ["cutting: 100 of 1,000 videos, 2.0/s, about 7.5 min left, 2 dropped"]
+    assert said == ["cutting: 100 of 1,000 videos, 2.0/s, about 7m30s left, 2 dropped"]
 
 
 HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f\u2028"

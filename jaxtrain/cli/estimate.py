@@ -1,12 +1,14 @@
 """Prints what ``--dry-run`` estimates."""
 
 import argparse
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.data.estimate import SAMPLE, Estimate
 from jaxtrain.reporting import formats
-from jaxtrain.storage import disks
+from jaxtrain.storage import atomic, disks
 
 
 def add(parser: argparse.ArgumentParser, things: str) -> None:
@@ -21,6 +23,11 @@ def add(parser: argparse.ArgumentParser, things: str) -> None:
         action="store_true",
         help=f"only estimate time and bytes, from {SAMPLE} {things}, and write nothing",
     )
+
+
+def write(found: Estimate, file: Path) -> None:
+    """Writes an estimate as JSON."""
+    atomic.write_whole(file, json.dumps(dataclasses.asdict(found), indent=1, default=str) + "\n")
 
 
 def report(

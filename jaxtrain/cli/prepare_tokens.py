@@ -9,7 +9,7 @@ stop, repeat the command.
 import json
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line, engine_flags
+from jaxtrain.cli import command_line, engine_flags, estimate
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -20,9 +20,10 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or data that a run would refuse.
     """
-    usage = "jaxtrain prepare tokens --config NAME [--section.field VALUE ...]"
+    usage = "jaxtrain prepare tokens --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
     engine_flags.add(parser, "up to ")
+    estimate.add(parser, "text files")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> int:
 
     from jaxtrain.data import cache, text
     from jaxtrain.data.quarantine import too_many
+    from jaxtrain.data.text import estimate as sampled
+    from jaxtrain.data.text import tokens
     from jaxtrain.interop import hub
 
     if not isinstance(run.data, text.Masked | text.Causal):
@@ -42,6 +45,15 @@ def main(arguments: list[str]) -> int:
         terminal.say(message)
 
     model = hub.with_local_tokenizer(run.model, say)
+    if flags.dry_run:
+        found = sampled.estimate(run.data, model, engine=engine, say=say)
+        if flags.json:
+            estimate.write(found, flags.json)
+        local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
+        room = engine.room() if flags.engine == "ray" else local
+        out = cache.place(run.data.cache_dir)
+        estimate.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
+        return 0
     if flags.engine != "local" or flags.workers is not None:
         # The same caches as those that `open` looks for.
         run.data.with_tokenizer_of(model, lambda line: None).prepare(

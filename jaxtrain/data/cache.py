@@ -123,7 +123,7 @@ def make_folder(
                 shutil.rmtree(left, ignore_errors=True)
         # Without locks, several processes may build at once, each in its own folder.
         resuming = resumable and alone
-        work = folder.with_name(folder.name + ".building") if resuming else _beside(folder)
+        work = unfinished(folder) if resuming else _beside(folder)
         worth_keeping = False
         try:
             with _explained(folder.parent):
@@ -149,6 +149,11 @@ def make_folder(
         finally:
             if not worth_keeping:
                 shutil.rmtree(work, ignore_errors=True)
+
+
+def unfinished(folder: Path) -> Path:
+    """Returns the folder in which a resumable :func:`make_folder` builds ``folder``."""
+    return folder.with_name(folder.name + ".building")
 
 
 @contextlib.contextmanager

@@ -62,10 +62,9 @@ def metered(
         if now - printed >= SAY_EVERY_S:
             printed = now
             rate = (done - done_mb) / (now - began)
-            left_min = max(0.0, total_mb - done) / rate / 60 if rate > 0 else float("inf")
             say(
                 f"{what}: {done:,.0f} of {total_mb:,.0f} MB, {rate:.1f} MB/s, "
-                f"about {left_min:.0f} min left"
+                f"{_left(total_mb - done, rate)}"
             )
 
     yield update
@@ -95,7 +94,7 @@ def counted(
     def line(done: int, failed: int, now: float) -> str:
         passed = now - began
         rate = (done - before) / passed if passed > 0 else 0.0
-        left = f"about {(total - done) / rate / 60:.1f} min left" if rate > 0 else "no rate yet"
+        left = _left(total - done, rate)
         return (
             f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}, {failed:,} {failing}"
         )
@@ -122,3 +121,10 @@ def counted(
             say(line(done, failed, now))
 
     yield update
+
+
+def _left(remaining: float, rate: float) -> str:
+    """Returns how long the rest takes at a rate per second."""
+    from jaxtrain.telemetry.console import duration  # with rich, which workers do not need
+
+    return f"about {duration(max(0.0, remaining) / rate)} left" if rate > 0 else "no rate yet"

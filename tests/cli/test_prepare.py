@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import sample_videos as sample
+import small_text
 
 from jaxtrain import main
 from jaxtrain.cli import engine_flags
@@ -226,3 +227,27 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
     warning = f"warning: {out} has only 0 bytes of free space: free space there, or choose another"
     assert warning in capsys.readouterr().out
+
+
+def test_an_estimate_of_tokens_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    small_text.write(tmp_path / "texts")
+    cache = tmp_path / "cache"
+    data = ("--config", "demo_mlm", "--data.path", tmp_path / "texts", "--data.cache_dir", cache)
+    flags = ("--dry-run", "--json", tmp_path / "found.json")
+    assert _main("prepare", "tokens", *data, *flags) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^estimated from 6 of 6 text files \(plus or minus \d+%\): [\dms. ]+ on one core; "
+        r"\d+ KiB of tokens from 12 KiB of text files$",
+        printed,
+        re.M,
+    ), printed
+    assert not cache.exists()
+    assert json.loads((tmp_path / "found.json").read_text())["files"] == 6
+    assert _main("prepare", "tokens", *data) == 0
+    capsys.readouterr()
+    assert _main("prepare", "tokens", *data, "--dry-run") == 0
+    assert f"nothing to do: {cache} already has the tokens" in capsys.readouterr().out

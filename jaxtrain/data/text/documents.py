@@ -72,7 +72,8 @@ _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time 
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
 
-_Fresh = tuple[int, Path, str, int, int]  # number, path, name, size, and mtime_ns of a file
+Fresh = tuple[int, Path, str, int, int]
+"""Number, path, name, size, and mtime_ns of a file that must be read."""
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
@@ -201,7 +202,24 @@ def scan(
         InputError: see :func:`find`; or a node of the engine does not see a file.
         RunAgain: the engine failed.
     """
-    files = find(pattern, flag, say)
+    record, result, fresh = look_up(pattern, text_field, folder, flag, say)
+    if fresh:
+        say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
+        _scan_fresh(fresh, result, record, text_field, say, engine, processes)
+    return [file for file in result if file]
+
+
+def look_up(
+    pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
+) -> tuple[Path, list[Scanned | None], list[Fresh]]:
+    """Finds the files, and what the record of earlier scans has about each.
+
+    Returns:
+        The path of the record; for each file, its scan, or None; and those that must be read.
+
+    Raises:
+        InputError: see :func:`find`.
+    """
     key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
     record = folder / f"scan-{key[:16]}.json"
     try:
@@ -211,20 +229,17 @@ def scan(
         known = {}  # no record, or one of another version: read all files
     result: list[Scanned | None] = []
     fresh = []
-    for at, (path, name) in enumerate(files):
+    for at, (path, name) in enumerate(find(pattern, flag, say)):
         size, mtime_ns = _size_and_time(path)
         old = known.get((str(path), size, mtime_ns))
         result.append(dataclasses.replace(old, name=name) if old else None)
         if old is None:
             fresh.append((at, path, name, size, mtime_ns))
-    if fresh:
-        say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
-        _scan_fresh(fresh, result, record, text_field, say, engine, processes)
-    return [file for file in result if file]
+    return record, result, fresh
 
 
 def _scan_fresh(
-    fresh: list[_Fresh],
+    fresh: list[Fresh],
     result: list[Scanned | None],
     record: Path,
     text_field: str | None,
@@ -237,22 +252,22 @@ def _scan_fresh(
         one[1] for one in fresh if one[1].suffix.lower() == ".parquet" and one[1].is_file()
     ):
         (crashing,) = (one for one in fresh if one[1] == path)
-        result[crashing[0]] = _bad(crashing[1:], "broken parquet: it crashes the reader")
+        result[crashing[0]] = bad(crashing[1:], "broken parquet: it crashes the reader")
         fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
     processes = min(most or worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
-        scanned: Iterable[tuple[_Fresh, Scanned]]
+        scanned: Iterable[tuple[Fresh, Scanned]]
         if engine is None:
             scanned = zip(
                 fresh,
-                worker_pool.in_order(_scan_file, fresh, text_field, processes=processes),
+                worker_pool.in_order(scan_file, fresh, text_field, processes=processes),
                 strict=True,
             )
         else:
             scanned = engine.as_finished(
-                _scan_on_node, fresh, text_field, died=lambda one: _bad(one[1:], "kills its reader")
+                _scan_on_node, fresh, text_field, died=lambda one: bad(one[1:], "kills its reader")
             )
         for count, ((at, *_), one) in enumerate(scanned, 1):
             result[at] = one
@@ -302,7 +317,8 @@ def _silence_stderr() -> None:
     os.close(nowhere)
 
 
-def _bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
+def bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
+    """Returns the scan of a file (path, name, size, and mtime_ns) that cannot be used."""
     path, name, size, mtime_ns = found
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -328,19 +344,20 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _scan_on_node(found: _Fresh, text_field: str | None) -> Scanned:
+def _scan_on_node(found: Fresh, text_field: str | None) -> Scanned:
     """Scans a file on a node of a cluster.
 
     Raises:
         InputError: the file is not there.
     """
-    scanned = _scan_file(found, text_field)
+    scanned = scan_file(found, text_field)
     if scanned.unread and not found[1].exists():
         raise shared_folder.not_seen(found[1])
     return scanned
 
 
-def _scan_file(found: _Fresh, text_field: str | None) -> Scanned:
+def scan_file(found: Fresh, text_field: str | None) -> Scanned:
+    """Reads a file once; returns its contents in numbers, or why it is bad."""
     _, path, name, size, mtime_ns = found
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0

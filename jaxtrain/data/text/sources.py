@@ -187,23 +187,10 @@ class Text:
         path = self.path
         if path is None:
             path = str(stdlib_corpus.prepare(root, say) / "*.txt")
-        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
-        found = [self._find(path, flag, folder, say, engine, processes) for flag, path in named]
-        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
-        quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
-        corpora = [
-            self._corpus(files, path, quota)
-            for files, (_, path), quota in zip(good, named, quotas, strict=True)
+        found = [
+            self._find(one, flag, folder, say, engine, processes) for flag, one in self.inputs(path)
         ]
-        if self.val_path is not None:
-            found.append(
-                self._find(self.val_path, "--data.val_path", folder, say, engine, processes)
-            )
-            files = self._good(found[-1], "--data.val_path", self.val_path, say)
-            split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
-            corpora.append(
-                tokens.Corpus(files=files, split=split, text_field=self._field(self.val_path))
-            )
+        corpora = self.corpora(found, path, say)
         tokenizer_path = vocabulary.prepare(
             corpora,
             vocab_size=vocab_size,
@@ -240,6 +227,43 @@ class Text:
             files=len(everything),
             bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
         )
+
+    def inputs(self, path: str) -> list[tuple[str, str]]:
+        """Returns flag and path of each source of text; that for validation is last.
+
+        Args:
+            path: :attr:`path`, or that of the demonstration corpus.
+        """
+        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
+        return named if self.val_path is None else [*named, ("--data.val_path", self.val_path)]
+
+    def corpora(
+        self, found: list[list[documents.Scanned]], path: str, say: Callable[[str], None]
+    ) -> list[tokens.Corpus]:
+        """Selects and splits the documents.
+
+        Args:
+            found: the files of each of :meth:`inputs`.
+            path: see :meth:`inputs`.
+            say: prints a line on the console.
+
+        Raises:
+            InputError: no usable text in one of the inputs.
+        """
+        named = self.inputs(path)
+        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
+        training = good if self.val_path is None else good[:-1]
+        quotas = self._quotas([sum(file.documents for file in files) for files in training], say)
+        made = [
+            self._corpus(files, where, quota)
+            for files, (_, where), quota in zip(training, named, quotas, strict=False)
+        ]
+        if self.val_path is not None:
+            counts = [file.documents for file in good[-1]]
+            split = splitting.assign_all(counts, splitting.VAL, None)
+            field = self._field(self.val_path)
+            made.append(tokens.Corpus(files=good[-1], split=split, text_field=field))
+        return made
 
     def sources(
         self, prepared: Prepared, parts: Mapping[str, list[Source]], summary: str

@@ -15,6 +15,7 @@ after a kill, tokenizing resumes there. The tokens do not depend on kills or on 
 processes.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -164,12 +165,6 @@ def prepare(
             kept.
     """
     content = tokenizer_path.read_bytes()
-    key = cache.digest(
-        corpus.key(),
-        hashlib.sha256(content).hexdigest(),
-        # Without the form for "sentences": caches from before there were two forms stay valid.
-        *(() if form == "sentences" else (form,)),
-    )
 
     def build(work: Path) -> dict[str, Any]:
         write_whole(work / tokenizer.NAME, content)
@@ -179,8 +174,46 @@ def prepare(
             **_write(corpus, work, form, say, processes, engine),
         }
 
-    target = folder / f"tokens-{key[:20]}"
+    target = place(corpus, content, form, folder)
     return target, cache.make_folder(target, build, say, resumable=True)
+
+
+def place(corpus: Corpus, content: bytes, form: Form, folder: Path) -> Path:
+    """Returns the folder of a token cache, whether or not it exists.
+
+    Args:
+        corpus, form, folder: see :func:`prepare`.
+        content: of the ``tokenizer.json``.
+    """
+    key = cache.digest(
+        corpus.key(),
+        hashlib.sha256(content).hexdigest(),
+        # Without the form for "sentences": caches from before there were two forms stay valid.
+        *(() if form == "sentences" else (form,)),
+    )
+    return folder / f"tokens-{key[:20]}"
+
+
+def left_mb(corpus: Corpus, target: Path) -> float:
+    """Estimates the megabytes of text that :func:`prepare` would still tokenize.
+
+    Args:
+        corpus: the files.
+        target: the folder of their token cache.
+    """
+    if cache.read_manifest(target) is not None:
+        return 0.0
+    work = cache.unfinished(target)
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))["facts"]
+        done = sum(of_split["bytes"] for of_split in facts) / 1e6
+        return max(0.0, corpus.megabytes() - done)
+    return corpus.megabytes()
+
+
+def processes_for(megabytes: float) -> int:
+    """Returns the default number of tokenizing processes for so much text."""
+    return max(1, min(worker_count.cores(), int(megabytes / _MIN_MB_PER_PROCESS)))
 
 
 def _chunks(corpus: Corpus, start: int) -> Iterator[Chunk]:
@@ -219,7 +252,7 @@ def _write(
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
     if processes is None:
-        processes = min(worker_count.cores(), int(total_mb / _MIN_MB_PER_PROCESS))
+        processes = processes_for(total_mb)
     streams = _Streams(work, dtype)
     before_mb = streams.megabytes()
     if streams.documents:

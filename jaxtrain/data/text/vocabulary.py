@@ -15,7 +15,8 @@ from jaxtrain.telemetry.progress_bar import Say
 
 # Change with any rule that affects training. Since 2, [MASK] includes the space before it.
 _VERSIONS = {"wordpiece": 1, "bpe": 2, "word": 1, "byte_bpe": 1}
-_CHARACTERS = 256_000_000  # text to train on; more changes little
+MOST_CHARACTERS = 256_000_000
+"""Text to train on; more changes little."""
 
 
 def prepare(
@@ -50,7 +51,6 @@ def prepare(
         tokenizer.load(given, vocab_size, form)
         return given
     version = _VERSIONS[kind]
-    key = cache.digest(version, [corpus.key() for corpus in corpora], vocab_size, kind)
 
     def build(work: Path) -> dict[str, Any]:
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
@@ -59,9 +59,15 @@ def prepare(
         trained.save(str(work / tokenizer.NAME))
         return {"version": version}
 
-    target = folder / f"vocabulary-{key[:20]}"
+    target = place(corpora, vocab_size, kind, folder)
     cache.make_folder(target, build, say)
     return target / tokenizer.NAME
+
+
+def place(corpora: Sequence[Corpus], vocab_size: int, kind: tokenizer.Kind, folder: Path) -> Path:
+    """Returns the folder of a trained tokenizer, whether or not it exists; see :func:`prepare`."""
+    key = cache.digest(_VERSIONS[kind], [corpus.key() for corpus in corpora], vocab_size, kind)
+    return folder / f"vocabulary-{key[:20]}"
 
 
 def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
@@ -77,7 +83,7 @@ def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
 
 def _fraction(corpora: Sequence[Corpus]) -> float:
     """Returns the fraction of the training documents to train on."""
-    return min(1.0, _CHARACTERS / sum(corpus.characters() for corpus in corpora))
+    return min(1.0, MOST_CHARACTERS / sum(corpus.characters() for corpus in corpora))
 
 
 @dataclasses.dataclass(frozen=True)

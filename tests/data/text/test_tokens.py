@@ -135,7 +135,7 @@ def test_an_engine_gives_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form, most: int | None
 ) -> None:
     """By files, in any order, with a sample of the text, and with documents skipped."""
-    monkeypatch.setattr(vocabulary, "_CHARACTERS", 12_000)
+    monkeypatch.setattr(vocabulary, "MOST_CHARACTERS", 12_000)
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     folder = make(tmp_path / "in", files=6)
     (folder / "3.jsonl").write_text('{"text": "One document only."}')
