@@ -190,6 +190,11 @@ class Loop:
     steps. 120 costs about 1% of the time. After a difference the run names the device and exits
     with code 75, and resumes from the newest checkpoint before the last check. GPUs require
     deterministic. None turns it off."""
+    find_nan: bool = False
+    """At the first bad step with NaN/Inf of each start, compute the step again, one operation at a
+    time, to find the operation, the line of the model, the parameter, and the examples in which the
+    NaN/Inf began. It takes seconds to minutes, and more device memory than the step. Only in runs
+    with one process."""
     max_hours: float | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the

@@ -286,12 +286,13 @@ def problems(runs: Sequence[RecordedRun]) -> Html:
             )
             parts.append(table(["input", "found in", "why"], rows, class_="words"))
         if run.bad_steps:
+            fields = ("step", "position", "loss", "grad_norm", "origin")
             rows = [
-                [str(one.get(name, NOTHING)) for name in ("step", "position", "loss", "grad_norm")]
+                [NOTHING if one.get(name) is None else str(one[name]) for name in fields]
                 for one in run.bad_steps[:_MAX_ROWS]
             ]
             parts.append(element("p", _counted(len(run.bad_steps), "step that was skipped")))
-            heads = ["after step", "first example", "loss", "gradient norm"]
+            heads = ["after step", "first example", "loss", "gradient norm", "NaN/Inf began"]
             parts.append(table(heads, rows))
     if not parts:
         parts = [element("p", "None: all input was read and no step was skipped.", class_="none")]

@@ -145,6 +145,7 @@ class BadStep:
         position: examples seen before it, over all processes.
         loss, grad_norm: as text, since JSON has no NaN.
         ids: this process's examples in the step.
+        origin: where its NaN/Inf began, in words; None without ``loop.find_nan``.
     """
 
     step: int
@@ -152,6 +153,7 @@ class BadStep:
     loss: str
     grad_norm: str
     ids: Sequence[int]
+    origin: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

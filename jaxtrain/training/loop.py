@@ -32,6 +32,8 @@ def train(setup: TrainSetup) -> None:
                 state, metrics = setup.replay(progress.done, state, batch)
             else:
                 state, metrics = setup.step(state, batch)
+        if setup.find_nan:
+            setup.find_nan.watch(progress.seen, state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
         progress.push(metrics, setup.batches.ids)
 
@@ -86,4 +88,6 @@ def _roll_back(setup: TrainSetup, state: State) -> State:
         setup.progress.rewind(position)
         if setup.replay:
             setup.replay.rewound(position)
+        if setup.find_nan:
+            setup.find_nan.forget()
     return state

@@ -21,6 +21,7 @@ from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sampl
 from jaxtrain.telemetry.labels import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
+from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.run_summary import Results
 from jaxtrain.training.slow_process import SlowProcesses
 from jaxtrain.training.step import BAD_IN_A_ROW
@@ -64,6 +65,7 @@ class Progress:
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
         faster: advice on making the data cheaper to read; may be empty.
+        find_nan: finds where the NaN/Inf of a bad step began.
 
     Attributes:
         results: metrics for the end-of-run summary.
@@ -83,9 +85,10 @@ class Progress:
         bad_in_a_row: int = 0,
         waits: bool = False,
         faster: str = "",
+        find_nan: FindNan | None = None,
     ) -> None:
         self._run = run
-        self._waits, self._faster = waits, faster
+        self._waits, self._faster, self._find_nan = waits, faster, find_nan
         self._log = log
         self._phases = phases
         self._total = total
@@ -117,6 +120,11 @@ class Progress:
     def done(self) -> int:
         """The number of completed steps, if the step pushed last is good."""
         return self._done + (self._pending is not None)
+
+    @property
+    def seen(self) -> int:
+        """The number of examples seen before the next step that is pushed."""
+        return self._seen
 
     def position(self) -> run_length.Position:
         """Returns the position of the run; waits for the step pushed last."""
@@ -250,18 +258,33 @@ class Progress:
             f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
             f"rate {values['train/learning_rate']:.3g}, examples {pending.position} to {last})"
         )
-        self._log.emit(BadStep(self._done, pending.position, str(loss), str(norm), ids=pending.ids))
+        origin = self._origin(pending, values)
+        if origin:
+            what = f"{what}; {origin}"
+        self._log.emit(
+            BadStep(self._done, pending.position, str(loss), str(norm), pending.ids, origin)
+        )
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
             self._report_bad_count()
             raise InputError(
                 f"{what}; see bad_steps.jsonl: resume from the newest checkpoint with --resume "
-                "latest and a lower --optim.peak_lr, or find the cause with --debug"
+                "latest and a lower --optim.peak_lr, or find the cause with --loop.find_nan True"
             )
         if self.bad_in_a_row == 1:
             self.say(f"{what}: skipped; see bad_steps.jsonl")
         else:
             self._unreported += 1
+
+    def _origin(self, pending: "_Pending", values: Mapping[str, float]) -> str | None:
+        """Returns where the NaN/Inf of a bad step began; None if that is not known."""
+        own = [value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))]
+        if self._find_nan is None or all(map(math.isfinite, own)):
+            return None
+        # Without an allowance: it reports each operation.
+        times = self._slow.times
+        with self._phases.within("find_nan", 0.0), self._window.paused(), times.inside("pause"):
+            return self._find_nan(self._done, pending.position, pending.ids)
 
     def _report_bad_count(self) -> None:
         """Prints how many bad steps followed the first one in a row."""

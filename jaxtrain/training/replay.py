@@ -113,15 +113,17 @@ def evaluate(
         return atom.val if isinstance(atom, jax.extend.core.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
-        how = equation.primitive.get_bind_params(equation.params)
-        with equation.ctx.manager:
-            results = equation.primitive.bind(*map(read, equation.invars), **how)
-        several = equation.primitive.multiple_results
-        for variable, value in zip(
-            equation.outvars, tap(equation, list(results) if several else [results]), strict=True
-        ):
-            values[variable] = value
+        results = tap(equation, bind(equation, [read(atom) for atom in equation.invars]))
+        values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluates one equation of a jaxpr."""
+    how = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*inputs, **how)
+    return list(results) if equation.primitive.multiple_results else [results]
 
 
 def checksums(array: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:

@@ -52,6 +52,7 @@ from jaxtrain.training import (
     skip_step,
 )
 from jaxtrain.training.mirror import Mirror
+from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
@@ -76,7 +77,12 @@ from jaxtrain.training.state import (
     saved_part,
     with_values,
 )
-from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
+from jaxtrain.training.step import (
+    TrainStep,
+    build_gradients,
+    build_train_step,
+    jit_train_step,
+)
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import operations
@@ -283,6 +289,7 @@ class TrainSetup:
         saver: saves checkpoints, and keeps track of the best validation.
         rollback: restores a checkpoint after too many bad steps.
         replay: computes a step twice; None without ``loop.replay_every``.
+        find_nan: finds where the NaN/Inf of a bad step began; None without ``loop.find_nan``.
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
@@ -302,6 +309,7 @@ class TrainSetup:
     saver: Saver
     rollback: Rollback
     replay: replay.Replay | None
+    find_nan: FindNan | None
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
@@ -470,6 +478,7 @@ def open_training(
         else:
             with phases.within("compile"), explained():
                 replays = _replay(step_setup, directory, position.done, saver.settle, say)
+        find_nan = _find_nan(step_setup, signals, still_alive, say)
         progress = Progress(
             run,
             log,
@@ -481,6 +490,7 @@ def open_training(
             bad_in_a_row=int(state.guard["bad_in_a_row"]),
             waits=flags.debug,
             faster=sources.faster,
+            find_nan=find_nan,
         )
         stack.callback(progress.close)
         step, before_step = stack.enter_context(
@@ -506,6 +516,7 @@ def open_training(
             saver=saver,
             rollback=Rollback(directory, run.checkpoint.every, step_setup.saved, say),
             replay=replays,
+            find_nan=find_nan,
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
             log=log,
             still_alive=still_alive,
@@ -772,6 +783,29 @@ def _replay(
     devices = replay.described(setup.rule.mesh)
     process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
     return replay.Replay(step, names, copies, devices, directory, done, settle, say)
+
+
+def _find_nan(
+    setup: StepSetup, signals: StopSignals, still_alive: Callable[[], None], say: Say
+) -> FindNan | None:
+    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off."""
+    run = setup.run
+    if run.loop.find_nan and jax.process_count() > 1:
+        say(
+            f"loop.find_nan is off: this run has {jax.process_count()} processes, which would wait "
+            "for each other forever if it failed in one of them"
+        )
+    elif run.loop.find_nan:
+        gradients = build_gradients(
+            setup.definition,
+            setup.rule,
+            precision=run.precision,
+            accumulate=run.optim.accumulate,
+            seed=run.seed,
+            receive=run.received,
+        )
+        return FindNan(gradients, run.optim.accumulate, still_alive, lambda: signals.requested, say)
+    return None
 
 
 def _moved_bytes(step: jax.stages.Compiled) -> float | None:

@@ -4,7 +4,8 @@
 composed when the step is built; the step itself has no flags. Only the model reads the contents of
 a batch.
 
-Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
+Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_gradients`. The rest
+is small.
 """
 
 import dataclasses
@@ -132,30 +133,27 @@ def build_train_step(
         receive: :meth:`jaxtrain.config.Run.received`.
         probe: makes the step return checksums of its values, too, uint32 [values, devices].
     """
-    view = parameter_views(definition, rule, precision)
-
-    def loss(
-        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
-        module = view.module(params, extras)
-        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
-        total, weight, metrics = module.loss(receive(batch), keys_B)
-        return total, (LossSums(total, weight, metrics), definition.extras_of(module))
-
-    gradients = _gradients(loss, view, definition, rule.mesh, accumulate, probe)
+    gradients = build_gradients(
+        definition,
+        rule,
+        precision=precision,
+        accumulate=accumulate,
+        seed=seed,
+        receive=receive,
+        probe=probe,
+    )
 
     def train_step(state: State, batch: Batch) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
-        positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
-        grads, sums, extras, checks = gradients(state.params, state.extras, batch, positions_B)
+        grads, sums, extras, checks = gradients(
+            state.params, state.extras, batch, state.examples_seen
+        )
         if probe is not None:
             stored = definition.trained(definition.stored(rule))
             grads, of_grads = probe.arrays("gradients", grads, stored)
-        share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
-        grads = jax.tree.map(lambda grad: grad * share, grads)
+        loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         updates, opt = optimizer.update(grads, state.opt, trained)
-        loss = sums.loss / sums.weight
         bad, guarded, norms = detect(state.guard, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
@@ -186,6 +184,49 @@ def build_train_step(
         return following, metrics, jnp.concatenate([each, total, of_results])
 
     return train_step
+
+
+def build_gradients(
+    definition: ModelDefinition,
+    rule: ShardingRule,
+    *,
+    precision: config.Precision,
+    accumulate: int,
+    seed: int,
+    receive: Receive,
+    probe: replay.Probe | None = None,
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays, Any]]:
+    """Builds the first part of a step, with the arguments of :func:`build_train_step`.
+
+    Returns:
+        A pure function: (params, extras, batch, examples seen) -> gradients of the summed loss,
+        sums, the following extras, and the probe's checksums.
+    """
+    view = parameter_views(definition, rule, precision)
+
+    def loss(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+        module = view.module(params, extras)
+        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
+        total, weight, metrics = module.loss(receive(batch), keys_B)
+        return total, (LossSums(total, weight, metrics), definition.extras_of(module))
+
+    of_positions = _gradients(loss, view, definition, rule.mesh, accumulate, probe)
+
+    def gradients(
+        params: Arrays, extras: Arrays, batch: Batch, seen: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays, Any]:
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        return of_positions(params, extras, batch, seen + jnp.arange(rows, dtype=jnp.uint32))
+
+    return gradients
+
+
+def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
+    """Returns the mean loss and its gradients, from those of the summed loss."""
+    share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
+    return sums.loss / sums.weight, jax.tree.map(lambda grad: grad * share, grads)
 
 
 def build_eval_step(

@@ -190,6 +190,7 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(
         "loss": "2.0",
         "grad_norm": "inf",
         "ids": list(range(16, 24)),
+        "origin": None,
     }
     (spoken,) = [line for line in said() if "is bad" in line]
     assert "step 2 is bad: loss 2, gradient norm inf" in spoken

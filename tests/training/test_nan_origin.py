@@ -1,0 +1,403 @@
+"""Where a NaN/Inf began: the operation, its line, the parameter, and the examples."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from flax import nnx
+from program import TINY_MLM, environment, write_corpus
+
+from jaxtrain import config
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
+from jaxtrain.training import setup
+from jaxtrain.training.nan_origin import FindNan
+from jaxtrain.training.state import ModelDefinition, State
+from jaxtrain.training.step import build_gradients
+
+LAYERS, WIDTH, ROWS = 4, 8, 16
+IDS = range(100, 100 + ROWS)
+
+
+class Faulty(nnx.Module):
+    """A linear model with a fault of some kind, in the examples that the batch marks as bad."""
+
+    def __init__(self, kind: str, rngs: nnx.Rngs) -> None:
+        self.kind = kind
+        self.first = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.layers_LHH = nnx.Param(jnp.stack([jnp.eye(WIDTH)] * LAYERS))
+        self.scale = nnx.Param(jnp.ones((1, WIDTH)))
+
+    def loss(self, batch: dict[str, jax.Array], keys_B: jax.Array) -> Any:
+        del keys_B
+        x_BH, bad_B1 = self.first(batch["x"]), batch["bad"][:, None].astype(self.scale.dtype)
+        x_BH = getattr(self, self.kind)(x_BH, bad_B1) * self.scale
+        error_B = jnp.square(x_BH).mean(-1)
+        return error_B.sum(), jnp.float32(ROWS), {}
+
+    def fine(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        return x_BH
+
+    def forward(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        return x_BH * ((1 - bad_B1) / (1 - bad_B1))  # in forward
+
+    def within(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        @jax.jit
+        def inside(x_BH: jax.Array) -> jax.Array:
+            return jnp.log(x_BH * 0 + 1 - 2 * bad_B1)  # in within
+
+        return inside(x_BH)
+
+    def backward(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        return x_BH + jnp.sqrt(x_BH * 0 + 1 - bad_B1)  # in backward
+
+    def scanned(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        def layer(x_BH: jax.Array, of_layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            number, weight_HH = of_layer
+            x_BH = x_BH @ weight_HH
+            return x_BH / (1 - bad_B1 * (number == 2)), None  # in scanned
+
+        return jax.lax.scan(layer, x_BH, (jnp.arange(LAYERS), self.layers_LHH[...]))[0]
+
+    def looped(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        stopped_BH = jax.lax.stop_gradient(x_BH)
+        return (
+            x_BH
+            + jax.lax.while_loop(
+                lambda of: of[0] < 5,
+                lambda of: (of[0] + 1, of[1] / (1 - bad_B1 * (of[0] == 3))),  # in looped
+                (0, stopped_BH),
+            )[1]
+        )
+
+    def branch(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        return jax.lax.cond(
+            bad_B1.sum() > 0,
+            lambda x_BH: x_BH / (1 - bad_B1),  # in branch
+            lambda x_BH: x_BH,
+            x_BH,
+        )
+
+    def overflow(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        x_BH = x_BH * jnp.exp(200 * bad_B1)  # in overflow
+        return jax.nn.softmax(x_BH)  # Inf - Inf, where it becomes NaN
+
+    def mask(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        hidden_H = jnp.arange(WIDTH)[None] > 5
+        x_BH = jnp.where(hidden_H, -jnp.inf, x_BH) + jnp.log(1.0 - hidden_H)
+        return jax.nn.softmax(x_BH / 1.5) / (1 - bad_B1)  # in mask
+
+    def masked(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        hidden_BH = (jnp.arange(WIDTH)[None] > 5) | (bad_B1 > 0)
+        x_BH = jnp.where(hidden_BH, -jnp.inf, x_BH)
+        return jax.nn.softmax(x_BH)  # in masked
+
+    def where(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        never_BH = jnp.log(jax.lax.stop_gradient(x_BH) * 0 - 1)  # NaN, but unused
+        return jnp.where(bad_B1 > 5, never_BH, x_BH) / (1 - bad_B1)  # in where
+
+    def large(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        return jnp.square(x_BH) * 1e15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The model's config."""
+
+    kind: str
+    freeze: tuple[str, ...] = ()
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return Faulty(self.kind, rngs)
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            "x": jax.ShapeDtypeStruct((batch_size, WIDTH), jnp.float32),
+            "bad": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+        }
+
+
+class Examined:
+    """The second pass over a step of a faulty model, and what it prints."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        data: int = 1,
+        fsdp: int = 1,
+        accumulate: int = 1,
+        precision: Any = "float32",
+        still_alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.said: list[str] = []
+        self.stopping = False
+        self.mesh = toy.mesh_of(data, fsdp)
+        settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
+        self.rule = ShardingRule(self.mesh, settings)
+        self.definition = ModelDefinition(Config(kind=kind).build)
+        gradients = build_gradients(
+            self.definition,
+            self.rule,
+            precision=precision,
+            accumulate=accumulate,
+            seed=1,
+            receive=lambda batch: batch,
+        )
+        self.find = FindNan(
+            gradients, accumulate, still_alive, lambda: self.stopping, self.said.append
+        )
+
+    def watch(self, bad: tuple[int, ...], step: int = 0, seen: int = 48, **changed: Any) -> None:
+        """Passes a step with the examples ``bad``, and changed parameters or arrays."""
+        params, extras = self.definition.init(jax.random.key(0))
+        batch: dict[str, Any] = {
+            "x": np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32),
+            "bad": np.isin(np.arange(ROWS), bad).astype(np.float32),
+        }
+        for name, change in changed.items():
+            arrays = batch if name in batch else params
+            arrays[name.replace("__", ".")] = change(arrays[name.replace("__", ".")])
+        whole = replicated(self.mesh)
+        state = State(
+            step=jnp.uint32(step),
+            examples_seen=jax.device_put(jnp.uint32(64), whole),
+            params=jax.device_put(params, self.definition.stored(self.rule)),
+            extras=jax.device_put(extras, whole),
+            opt=(),
+            guard={},
+        )
+        self.find.watch(seen, state, jax.device_put(batch, batch_sharding(self.mesh)))
+
+    def __call__(self, bad: tuple[int, ...] = (), **changed: Any) -> str:
+        self.watch(bad, **changed)
+        found = self.find(0, 48, IDS)
+        assert found is not None, self.said
+        assert not self.said
+        return found
+
+
+def line(kind: str) -> str:
+    """Returns the place of a marked line of this file, as it is printed."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [at for at, text in enumerate(lines, 1) if text.endswith(f"# in {kind}")]
+    return f"tests/training/{Path(__file__).name}:{number}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("forward", "NaN begins in the forward pass at {} (div)"),
+        ("within", "NaN begins in the forward pass at {} (log) after the parameter first.bias"),
+        (
+            "scanned",
+            "Inf begins in the forward pass at {} (div, iteration 2) after the parameter "
+            "layers_LHH",
+        ),
+        (
+            "looped",
+            "Inf begins in the forward pass at {} (div, iteration 3) after the parameter "
+            "first.bias",
+        ),
+        ("branch", "Inf begins in the forward pass at {} (div) after the parameter first.bias"),
+        ("overflow", "Inf begins in the forward pass at {} (exp)"),
+        # Not the -inf of the masks, which are legal, nor the NaN that is not used.
+        ("mask", "NaN begins in the forward pass at {} (div) after the parameter first.bias"),
+        ("where", "Inf begins in the forward pass at {} (div) after the parameter first.bias"),
+        # But a row in which everything is masked is not: Inf - Inf.
+        ("masked", "NaN begins in the forward pass at {} (sub) after the parameter first.bias"),
+    ],
+)
+def test_the_first_operation_is_named(kind: str, expected: str) -> None:
+    found = Examined(kind)((3, 7))
+    assert found == expected.format(line(kind)) + (
+        ", in the examples 103 (position 51), 107 (position 55)"
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"data": 2, "fsdp": 2},
+        {"accumulate": 4},
+        {"data": 1, "fsdp": 2, "accumulate": 2, "precision": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_the_examples_are_named_on_any_mesh_with_any_accumulation(how: Any) -> None:
+    found = Examined("overflow", **how)((6,))
+    assert found.startswith(f"Inf begins in the forward pass at {line('overflow')} (exp")
+    if "accumulate" in how:
+        assert f"(exp, microbatch {6 % how['accumulate']})" in found
+    assert found.endswith(", in the example 106 (position 54)")
+
+
+def test_a_gradient_with_inf() -> None:
+    """The derivative of sqrt is infinite at 0."""
+    assert Examined("backward")((3,)) == (
+        f"Inf begins in the backward pass at {line('backward')} (div) after the parameter "
+        "first.bias, in the example 103 (position 51); the loss is finite, and the gradient of "
+        "first.bias, first.kernel is not"
+    )
+
+
+def test_a_norm_that_overflows() -> None:
+    found = Examined("large")()
+    assert found.startswith(
+        "the gradients are finite, but their norm is not: the gradient of first."
+    )
+
+
+def test_a_parameter_with_nan() -> None:
+    found = Examined("fine")(scale=lambda array: array.at[0, 2].set(jnp.nan))
+    assert found.startswith("NaN in the parameter scale before the step: an earlier step computed")
+
+
+def test_the_number_of_parameters_with_inf() -> None:
+    def inf(array: jax.Array) -> jax.Array:
+        return array / 0
+
+    found = Examined("fine")(scale=inf, layers_LHH=inf, first__bias=inf, first__kernel=inf)
+    assert "parameter first.bias, first.kernel, layers_LHH and 1 more before the step" in found
+
+
+def test_an_example_with_nan() -> None:
+    def planted(x_BH: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x_BH).astype(np.float32)
+
+    assert Examined("fine")(x=planted) == (
+        "NaN is in the batch's 'x', in the example 105 (position 53)"
+    )
+
+
+def test_every_example_is_bad() -> None:
+    assert Examined("forward")(tuple(range(ROWS))).endswith(", in all 16 examples of the batch")
+
+
+def test_only_finite_values() -> None:
+    assert Examined("fine")((3,)).startswith("not reproduced: a second computation of the step")
+
+
+def test_the_step_after_it_was_good() -> None:
+    """It is reported while the next step is computed, whose state replaces that before it."""
+    examined = Examined("forward")
+    examined.watch((3,))
+    examined.watch((9,), step=1, seen=64)
+    found = examined.find(0, 48, IDS)
+    assert found is not None
+    assert "in the example 103 (position 51); computed with the parameters after the next" in found
+
+
+def test_once_per_start() -> None:
+    examined = Examined("fine")
+    examined()
+    examined.watch((3,))
+    assert examined.find(0, 48, IDS) is None
+    assert not examined.said
+
+
+def test_a_failure_is_one_line() -> None:
+    def broken() -> None:
+        raise MemoryError("no memory\nis left")
+
+    examined = Examined("forward", still_alive=broken)
+    examined.watch((3,))
+    assert examined.find(6, 48, IDS) is None
+    assert examined.said == [
+        "warning: loop.find_nan failed at step 7: MemoryError: no memory is left"
+    ]
+
+
+def test_a_stop_ends_it() -> None:
+    examined = Examined("forward")
+    examined.stopping = True
+    examined.watch((3,))
+    assert examined.find(6, 48, IDS) is None
+    assert examined.said == [
+        "warning: loop.find_nan failed at step 7: RuntimeError: the run must stop"
+    ]
+
+
+def test_it_is_off_with_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config.load("demo_mlm", ["--loop.find_nan", "True"])
+    parts: Any = setup.build_without_data(run, toy.mesh_of(1, 1))
+    said: list[str] = []
+    signals = StopSignals()
+    assert setup._find_nan(parts, signals, lambda: None, said.append) is not None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert setup._find_nan(parts, signals, lambda: None, said.append) is None
+    (spoken,) = said
+    assert spoken.startswith("loop.find_nan is off: this run has 2 processes")
+
+
+# An example with many equal tokens in a row makes the loss 0/0.
+PLANTED = """
+import jax.numpy as jnp
+from jaxtrain import main
+from jaxtrain.models import mlm
+
+inherited = mlm.MaskedLanguageModel.logits_at
+
+def logits_at(self, tokens_BS, *arguments):
+    logits_BMV = inherited(self, tokens_BS, *arguments)
+    equal_BS = (tokens_BS[:, 1:] == tokens_BS[:, :-1]) & (tokens_BS[:, 1:] != self.pad_id)
+    fine_B11 = (equal_BS.sum(1) < 8).astype(logits_BMV.dtype)[:, None, None]
+    return logits_BMV * (fine_B11 / fine_B11)
+
+mlm.MaskedLanguageModel.logits_at = logits_at
+main.console()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    (tmp_path / "corpus/text9.txt").write_text(" ".join(["z"] * 24) + ".")
+    (tmp_path / "planted.py").write_text(PLANTED)
+    arguments = [*TINY_MLM, "--data.path", "corpus", "--loop.find_nan", "True"]
+    arguments += ["--loop.steps", "None", "--loop.epochs", "2", "--checkpoint.every", "50"]
+
+    def started(policy: str) -> subprocess.CompletedProcess[str]:
+        each = ["--optim.bad_updates", policy, "--output-dir", policy]
+        return subprocess.run(
+            [sys.executable, "planted.py", *arguments, *each],
+            cwd=tmp_path,
+            env=environment(tmp_path, XLA_FLAGS="--xla_backend_optimization_level=0"),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    ended = started("skip")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    bad = [
+        json.loads(text) for text in (tmp_path / "skip/bad_steps.jsonl").read_text().splitlines()
+    ]
+    assert len(bad) == 2  # once per epoch, and no second pass
+    assert bad[1]["origin"] is None
+    (example,) = set(bad[0]["ids"]) & set(bad[1]["ids"])
+    position = bad[0]["position"] + bad[0]["ids"].index(example)
+    origin = bad[0]["origin"]
+    assert origin.startswith(
+        "NaN begins in the forward pass at planted.py:12 (div), in the example"
+    )
+    assert f"in the example {example} (position {position})" in origin
+    assert f"); {origin}: skipped; see bad_steps.jsonl" in ended.stdout
+    # And in the error of a run that ends.
+    ended = started("off")
+    assert ended.returncode == 2
+    (error,) = [text for text in ended.stderr.splitlines() if text.startswith("error: ")]
+    assert (
+        f"NaN begins in the forward pass at planted.py:12 (div), in the example {example}" in error
+    )
