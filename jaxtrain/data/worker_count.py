@@ -95,6 +95,23 @@ def memory(
     return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
 
 
+def throttled_s(groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float:
+    """Returns for how many seconds the CPU limits of its cgroups have stopped this process.
+
+    The kernel sums the time over the cores that the process would have used. It is 0 without limit.
+
+    Args:
+        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        own: the kernel's file that names the cgroups of this process.
+    """
+    found = [0.0]
+    for folder, version in _cgroup_folders(groups, own, "cpu"):
+        name, unit_s = ("throttled_usec", 1e-6) if version == 2 else ("throttled_time", 1e-9)
+        if count := re.search(rf"^{name} (\d+)$", _text(folder / "cpu.stat"), re.MULTILINE):
+            found.append(int(count[1]) * unit_s)
+    return max(found)
+
+
 def threads() -> int:
     """Returns how many videos to process at once: one per core, if they fit into memory."""
     return max(1, min(cores(), int(min(_SHARE_OF_MEMORY * memory()[0] / WORKER_BYTES, 2**20))))

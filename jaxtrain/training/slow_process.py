@@ -1,9 +1,10 @@
-"""Names a process that delays the others, and what it is slow at: input, program, or a device.
+"""Names a process or a device that delays the others, and what it is slow at.
 
 All devices wait for each other in every step, so a step takes equally long in all processes. What
 differs is when a process starts it: later if it waited for its input, or if its own program worked
 (or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock
-and gathered from all processes.
+and gathered from all processes. A limit on a process's CPU also slows down what it does inside of
+a step; the kernel counts for how long it stopped the process.
 
 A slow device looks, from outside of the step, like any other device that waits for it. So GPUs are
 measured between steps, by themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share
@@ -24,6 +25,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
@@ -39,12 +41,16 @@ _LEAST_STEPS = 5
 # Fraction of the time that measurements of the devices may take.
 _BUDGET = 0.01
 
-INPUT, PROGRAM = "input", "program"
+INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
 _MEANINGS = {
     INPUT: ("waits for its data", "raise --data.workers, or check its disk and network"),
     PROGRAM: (
         "works between steps",
-        "check for other programs, a CPU limit, or a slow disk on this host",
+        "check for other programs, or a slow disk on this host",
+    ),
+    LIMIT: (
+        "is stopped by its CPU limit",
+        "raise the limit of its container (docker run --cpus, a pod's limits) or cgroup (cpu.max)",
     ),
 }
 _UNITS = {
@@ -54,7 +60,7 @@ _UNITS = {
 
 
 class Seconds(NamedTuple):
-    """Seconds per step of one process, each the lower median over the same steps.
+    """Seconds per step of one process, over the same steps: lower medians, and the mean of one.
 
     Attributes:
         input: waiting for its batch.
@@ -62,12 +68,14 @@ class Seconds(NamedTuple):
         ahead: waiting for a step while the next one is already dispatched: the devices had work,
             so the process delayed no others between steps.
         step: all of it, without pauses.
+        limited: stopped by a limit on its CPU, at most ``step``; a mean.
     """
 
     input: float
     program: float
     ahead: float
     step: float
+    limited: float = 0.0
 
 
 class Slow(NamedTuple):
@@ -75,7 +83,7 @@ class Slow(NamedTuple):
 
     Attributes:
         process: its number.
-        kind: what it is slow at, ``INPUT`` or ``PROGRAM``.
+        kind: what it is slow at, ``INPUT``, ``PROGRAM``, or ``LIMIT``.
         own_s: seconds per step for which it does that.
         others_s: the median of the other processes.
     """
@@ -86,12 +94,22 @@ class Slow(NamedTuple):
     others_s: float
 
 
-def slowest(processes: Sequence[Seconds]) -> Slow | None:
-    """Returns the process that delays the others most; None if none does."""
+def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | None:
+    """Returns the process that delays the others most; None if none does.
+
+    Args:
+        processes: what each process does, by its number.
+        on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
+    """
     least_s = max(_FRACTION * max(own.step for own in processes), _LEAST_S)
     found: list[tuple[float, Slow]] = []
     for process, own in enumerate(processes):
         others = [*processes[:process], *processes[process + 1 :]]
+        others_limited_s = statistics.median(other.limited for other in others)
+        limited_s = own.limited - others_limited_s
+        if limited_s > least_s and (on_cpu or own.ahead <= least_s):
+            found.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
+            continue
         late_s = (
             own.input
             + own.program
@@ -197,6 +215,7 @@ class SlowProcesses:
         say: prints a line.
         build: returns what measures the devices of this process; None if nothing does.
         clock: monotonic clock, seconds.
+        throttled: for how many seconds a CPU limit has stopped this process so far.
 
     Attributes:
         times: receives the steps of this process.
@@ -208,8 +227,11 @@ class SlowProcesses:
         say: Callable[[str], None],
         build: Callable[[Mesh], Callable[[], Measured] | None] = _of_gpus,
         clock: Callable[[], float] = time.monotonic,
+        throttled: Callable[[], float] = worker_count.throttled_s,
     ) -> None:
         self.times = StepTimes(clock)
+        self._throttled, self._throttled_s = throttled, throttled()
+        self._on_cpu = mesh.devices.flat[0].platform == "cpu"
         self._mesh, self._say, self._build = mesh, say, build
         self._measure: Callable[[], Measured] | None = None
         self._named: set[tuple[int, str]] = set()
@@ -228,6 +250,7 @@ class SlowProcesses:
     def started(self) -> None:
         """Drops the steps so far, which include the start; prepares to measure the devices."""
         self.times.forget()
+        self._throttled_s = self._throttled()
         with self._reported():
             self._measure = self._build(self._mesh)
 
@@ -250,6 +273,9 @@ class SlowProcesses:
         medians = self.times.medians()
         if medians is None or (len(self._hosts) == 1 and self._measure is None):
             return
+        before_s, self._throttled_s = self._throttled_s, self._throttled()
+        limited_s = (self._throttled_s - before_s) / steps
+        medians = medians._replace(limited=min(limited_s, medians.step))
         cost_s, rates = math.nan, dict[jax.Device, Rates]()
         due = self._suspected or self._owed_s <= steps * self._step_s
         if self._measure is not None and due:
@@ -291,7 +317,7 @@ class SlowProcesses:
             self._judge_devices([row.rates for row in table])
 
     def _judge_processes(self, seconds: list[Seconds]) -> None:
-        found = slowest(seconds) if len(seconds) > 1 else None
+        found = slowest(seconds, on_cpu=self._on_cpu) if len(seconds) > 1 else None
         if found is None or (found.process, found.kind) in self._named:
             return
         self._named.add((found.process, found.kind))

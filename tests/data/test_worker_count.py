@@ -155,6 +155,36 @@ def test_a_system_without_these_files_has_unknown_memory(tmp_path: Path) -> None
     assert worker_count.memory(none, none, none) == (math.inf, False)
 
 
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.stat": "usage_usec 9\nnr_throttled 4\nthrottled_usec 2500000\n"}, 2.5),
+        # The limit of a group that contains this one holds, too.
+        (
+            "0::/a/b\n",
+            {"a/cpu.stat": "throttled_usec 3000000\n", "a/b/cpu.stat": "throttled_usec 0\n"},
+            3.0,
+        ),
+        (
+            "4:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.stat": "nr_throttled 2\nthrottled_time 1500000000\n"},
+            1.5,
+        ),
+        ("0::/\n", {"cpu.stat": "usage_usec 9\n"}, 0.0),
+        ("", {}, 0.0),
+    ],
+)
+def test_the_time_for_which_limits_stopped_the_process(
+    tmp_path: Path, own: str, files: dict[str, str], expected: float
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "own").write_text(own)
+    assert worker_count.throttled_s(tmp_path / "cgroup", tmp_path / "own") == expected
+
+
 VIDEO = config.load("h100_8").data
 
 

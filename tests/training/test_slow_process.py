@@ -1,5 +1,7 @@
 """A process that delays the others is named, with what it is slow at."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -33,6 +35,17 @@ def test_a_process_that_delays_no_others_is_not_slow() -> None:
     assert slowest([QUICK._replace(input=0.5), QUICK._replace(program=0.5)]) is None
     # The device had a step to compute meanwhile, for which the process then waited.
     assert slowest([QUICK, QUICK._replace(program=0.6, ahead=0.3)]) is None
+
+
+def test_a_process_that_its_cpu_limit_stops_is_slow() -> None:
+    limited = QUICK._replace(limited=0.5, program=0.6)
+    assert slowest([QUICK, limited]) == Slow(1, "CPU limit", 0.5, 0.0)
+    # All have the same limit.
+    assert slowest([QUICK._replace(limited=0.5), QUICK._replace(limited=0.58)]) is None
+    # GPUs had a step to compute meanwhile; CPUs computed it within the limit.
+    ahead = QUICK._replace(limited=0.5, ahead=0.4)
+    assert slowest([QUICK, ahead]) is None
+    assert slowest([QUICK, ahead], on_cpu=True) == Slow(1, "CPU limit", 0.5, 0.0)
 
 
 class Clock:
@@ -176,13 +189,16 @@ def test_virtual_devices_are_not_measured() -> None:
     assert said == []
 
 
-def _said(directory: Path, second: dict[str, str]) -> str:
-    """Returns what process 0 of a run of two processes prints."""
+def _flags(directory: Path, steps: int, log_every: int) -> tuple[object, ...]:
     write_corpus(directory)
     mesh = ("--simulate-devices", 2, "--mesh.fsdp", 2, "--output-dir", "run")
-    length = ("--loop.steps", 20, "--loop.log_every", 6, "--checkpoint.every", 20)
-    flags = (*TINY_MLM, *mesh, *length, "--data.path", "corpus")
-    with two_processes(directory, *flags, second=second) as started:
+    length = ("--loop.steps", steps, "--loop.log_every", log_every, "--checkpoint.every", steps)
+    return (*TINY_MLM, *mesh, *length, "--data.path", "corpus")
+
+
+def _said(directory: Path, second: dict[str, str]) -> str:
+    """Returns what process 0 of a run of two processes prints."""
+    with two_processes(directory, *_flags(directory, 20, 6), second=second) as started:
         outputs = [process.communicate(timeout=280)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     return outputs[0]
@@ -220,6 +236,52 @@ def test_a_slow_process_is_named_within_two_logging_intervals(tmp_path: Path, ki
     assert "process 1 on host " in named[0]
     assert f"({kind})" in named[0]
     assert "step 12/20" not in said[: said.index(named[0])], said  # logged: 1, 6, 12, 18, 20
+
+
+@contextlib.contextmanager
+def _cpu_limit(process: int) -> Iterator[Callable[[float], None]]:
+    """Puts a process into a cgroup of its own; yields a function that sets its limit, in cores."""
+    version_2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    groups = Path("/sys/fs/cgroup" if version_2 else "/sys/fs/cgroup/cpu")
+    own = groups / f"jaxtrain-test-{process}"
+    if version_2:
+        (groups / "cgroup.subtree_control").write_text("+cpu")
+    own.mkdir()
+
+    def limit(cores: float) -> None:
+        quota = f"{100_000 * cores:.0f}"
+        if version_2:
+            (own / "cpu.max").write_text(f"{quota} 100000")
+        else:
+            (own / "cpu.cfs_quota_us").write_text(quota)
+
+    try:
+        (own / "cgroup.procs").write_text(str(process))
+        yield limit
+    finally:
+        for each in (own / "cgroup.procs").read_text().split():
+            (groups / "cgroup.procs").write_text(each)
+        own.rmdir()
+
+
+@pytest.mark.long
+def test_a_process_with_a_cpu_limit_is_named_within_two_logging_intervals(tmp_path: Path) -> None:
+    flags = _flags(tmp_path, steps=2000, log_every=20)
+    lines: list[str] = []
+    logged = 0
+    with two_processes(tmp_path, *flags) as (first, second), _cpu_limit(second.pid) as limit:
+        assert first.stdout is not None
+        for line in first.stdout:
+            lines.append(line)
+            if "slows down the others" in line or logged == 3:
+                break
+            if line.startswith("step 20/"):
+                limit(0.05)  # also much less than a busy machine gives it
+            # The limit holds from a moment within the first interval.
+            logged += line.startswith("step ") and not line.startswith(("step 1/", "step 20/"))
+    assert lines[-1].startswith("process 1 on host "), "".join(lines)
+    assert "(CPU limit): it is stopped by its CPU limit for " in lines[-1]
+    assert logged <= 2, "".join(lines)
 
 
 @pytest.mark.long
