@@ -34,7 +34,7 @@ from typing import Any, Self
 
 from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.checkpoint import manifest
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED, listed
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED, others
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import parse_json, read_json
@@ -517,30 +517,31 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     folder = folder or CHECKPOINTS
     found = RemoteCheckpoints(Bucket(url), say)
     with _reading(url, cache_root, say) as place, _of_disk(url):
-        there = found.steps(folder)
-        step = max(there, default=-1) if only is None else only
-        others = listed([one for one in there if one != step])
-        if step not in there:
+        there = {name: found.steps(name) for name in (CHECKPOINTS, BEST)}
+        step = max(there[folder], default=-1) if only is None else only
+        if step not in there[folder]:
             missing = "no complete checkpoint" if only is None else f"no checkpoint {step}"
-            raise InputError(f"--resume {text}: {missing} found there; {folder}/ has: {others}")
+            raise InputError(f"--resume {text}: {missing} found there; {others(there, step)}")
         try:
             return _fetch_to_read(found, folder, step, place)
         except Incomplete as why:
             raise InputError(
                 f"--resume {text}: {url}/{folder}/{step} is not a complete checkpoint ({why}); "
-                f"others in the same folder: {others}"
+                f"{others(there, step)}"
             ) from None
 
 
-def run_to_read(text: str, cache_root: Path, say: Say, damaged: Say | None = None) -> Path:
+def run_to_read(
+    text: str, cache_root: Path, say: Say, damaged: dict[str, str] | None = None
+) -> Path:
     """Fetches the files of a run for a command that reads them, and returns their folder.
 
     Args:
         text: the URL of the run.
         cache_root: the cache folder.
         say: prints what is fetched.
-        damaged: if given, all checkpoints are fetched, too, which verifies them; receives a line
-            for each damaged one.
+        damaged: if given, all checkpoints are fetched, too, which verifies them; receives the path
+            of each damaged one -> the damage. Its folder is empty.
 
     Raises:
         InputError: nothing is there.
@@ -566,16 +567,19 @@ def run_to_read(text: str, cache_root: Path, say: Say, damaged: Say | None = Non
         for name in names:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             found.bucket.download(name, place / name)
-        places = ("", f"{SUPERSEDED}/")
-        folders = [f"{where}{one}" for where in places for one in (CHECKPOINTS, BEST)]
-        for folder in folders if damaged is not None else ():
+        places = _PLACES if damaged is not None else ()
+        for folder in [f"{where}{one}" for where in places for one in (CHECKPOINTS, BEST)]:
             there = found.steps(folder)
             for step in there:
                 try:
+                    if folder.startswith(DAMAGED):
+                        raise Incomplete("a resume has found this")
                     _fetch_to_read(found, folder, step, place)
                 except Incomplete as why:
                     assert damaged is not None, "see above"
-                    damaged(f"checkpoint {url}/{folder}/{step} is damaged: {why}")
+                    damaged[f"{folder}/{step}"] = str(why)
+                    shutil.rmtree(place / folder / str(step), ignore_errors=True)
+                    (place / folder / str(step)).mkdir(parents=True)
             for path in (place / folder).glob("*"):  # deleted in the bucket since
                 if path.name.isdecimal() and int(path.name) not in there:
                     shutil.rmtree(path)

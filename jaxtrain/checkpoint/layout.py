@@ -173,6 +173,12 @@ def listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
+def others(there: Mapping[str, list[int]], step: int) -> str:
+    """Formats the steps in ``checkpoints/`` and ``best/`` for a message, without a damaged one."""
+    found = {name: [one for one in numbers if one != step] for name, numbers in there.items()}
+    return "; ".join(f"{name}/ has: {listed(numbers)}" for name, numbers in found.items())
+
+
 def numbered(folder: Path) -> list[int]:
     """Returns the steps of all checkpoint folders, complete or not, ascending."""
     if not folder.is_dir():

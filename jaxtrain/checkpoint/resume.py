@@ -60,6 +60,7 @@ from jaxtrain.checkpoint.layout import (
     latest_in,
     listed,
     numbered,
+    others,
     steps,
 )
 from jaxtrain.config import invocation
@@ -330,10 +331,13 @@ def _path(path: Path) -> Path:
         raise InputError(f"--resume {path}: no complete checkpoint found there")
     wrong = manifest.verify(checkpoint)
     if wrong:
-        beside = [step for step in steps(checkpoint.parent) if str(step) != checkpoint.name]
+        beside = checkpoint.parent
+        names = (CHECKPOINTS, BEST) if beside.name in (CHECKPOINTS, BEST) else (beside.name,)
+        found = {name: steps(beside.parent / name) for name in names}
+        step = int(checkpoint.name) if checkpoint.name.isdecimal() else -1
         raise InputError(
-            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); complete ones "
-            f"in the same folder: {listed(beside)}"
+            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); "
+            f"{others(found, step)}"
         )
     return checkpoint
 

@@ -85,14 +85,14 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
         )
-    damaged: list[str] = []  # in a bucket
+    damaged: dict[str, str] = {}  # in a bucket
     given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
+    shown = str(given)
     if stored:
-        at_work = lease.holder(Bucket(bucket.normalized(str(given), "DIR")))
-        given = in_bucket.run_to_read(str(given), cache.root(None), terminal.warn, damaged.append)
-        for line in damaged:
-            terminal.warn(f"warning: {line}")
-    run = _run_of(given)
+        shown = bucket.normalized(shown, "DIR")
+        at_work = lease.holder(Bucket(shown))
+        given = in_bucket.run_to_read(shown, cache.root(None), terminal.warn, damaged)
+    run = _run_of(given, shown)
     atomic.check_writable("--json", flags.json)
     if not stored:
         at_work = lock.holder(run)
@@ -101,14 +101,14 @@ def main(arguments: list[str]) -> int:
             one
             for place in ("", SUPERSEDED, DAMAGED, UNCERTIFIED)
             for folder in (CHECKPOINTS, BEST)
-            for one in _findings(run, run / place / folder, bool(at_work))
+            for one in _findings(run, run / place / folder, damaged, bool(at_work))
         ]
         taken, words = _resume(run, {one.path: one for one in found})
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(found))
     if stored:
-        words = words.replace(str(run), bucket.normalized(str(flags.directory), "DIR"))
+        words = words.replace(str(run), shown)
     # The lease of a run that was killed on another machine looks like that of a live one.
     which = "holds the lease there" if stored else "is active here"
     terminal.out(words + (f", after the run that {which} ({at_work}) has ended" if at_work else ""))
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
     aside = tuple(f"{place}/" for place in (DAMAGED, UNCERTIFIED, SUPERSEDED))
     now = [one for one in found if not one.path.startswith(aside)]
-    return 1 if damaged or any(one.verdict in ("damaged", "unknown") for one in now) else 0
+    return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,16 +142,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_of(given: Path) -> Path:
+def _run_of(given: Path, shown: str) -> Path:
     run = atomic.expanded(given).absolute()
     if not run.is_dir():
-        raise InputError(f"checkpoints {given}: no such folder; pass a run directory")
+        raise InputError(f"checkpoints {shown}: no such folder; pass a run directory")
     if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED, UNCERTIFIED)):
         above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
+        this = "this run" if bucket.is_bucket(shown) else f"this run ({run.resolve()})"
         raise InputError(
-            f"checkpoints {given}: "
+            f"checkpoints {shown}: "
             + (
-                f"this run ({run.resolve()}) has not saved a checkpoint yet"
+                f"{this} has not saved a checkpoint yet"
                 if (run / "config.json").is_file()
                 else f"this folder has no {CHECKPOINTS}/; pass a run directory"
             )
@@ -195,12 +196,15 @@ class _Unknown(Exception):
         self.finding = finding
 
 
-def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
+def _findings(
+    run: Path, folder: Path, damaged: Mapping[str, str], at_work: bool
+) -> Iterator[Finding]:
     """Yields the checkpoints in a folder, oldest first; ``12.2`` is a second one of step 12.
 
     Args:
         run: the run directory.
         folder: the folder of checkpoints.
+        damaged: path of a checkpoint that could not be fetched from a bucket -> its damage.
         at_work: whether a run is active, which may save and delete meanwhile.
     """
     paths = [
@@ -211,10 +215,13 @@ def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
     paths.sort(key=lambda path: [int(one) for one in re.findall(r"\d+", path.name)])
     for path in paths:
         one = _finding(run, path)
+        if one.path in damaged:
+            one = dataclasses.replace(one, verdict="damaged", why=damaged[one.path])
         if at_work and not path.exists():
             continue
         newest = folder == run / CHECKPOINTS and path.name == str(_step(paths[-1]))
-        if at_work and newest and not (path / manifest.NAME).exists():
+        unfinished = at_work and newest and one.path not in damaged
+        if unfinished and not (path / manifest.NAME).exists():
             one = dataclasses.replace(one, verdict="saving", why="by the run that is active here")
         yield one
 

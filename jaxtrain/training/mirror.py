@@ -32,7 +32,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import files, in_bucket, layout, manifest, own_files
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, Part, RemoteCheckpoints, Stored
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
@@ -537,18 +537,54 @@ class Mirror:
         if only is not None or on_disk is None:
             stored += [(BEST, step) for step in self._remote.steps(BEST)]
         newest = -1 if on_disk is None else int(on_disk.name)
+        damaged: list[tuple[str, int, str]] = []
+        fetched = False
         for folder, step in stored:
             if step > newest and only in (None, step):
                 try:
                     found = self._remote.read(folder, step)
                     self._get(found, found.layout.complete(), folder)
+                    fetched = True
+                    break
                 except Incomplete as why:
-                    self._remote.set_aside(folder, step, str(why))
-                    continue
-                return ""
+                    damaged.append((folder, step, str(why)))
+        if not fetched and on_disk is None:
+            self._refuse_loss(only, damaged)
+        for folder, step, wrong in damaged:
+            self._remote.set_aside(folder, step, wrong)
+        if fetched:
+            return ""
         committed = on_disk is not None and (on_disk.parent.name, newest) in stored
         if on_disk is not None and not committed and on_disk.parent.name == CHECKPOINTS:
             self._uploads_first = on_disk
+        return ""
+
+    def _refuse_loss(self, only: int | None, damaged: list[tuple[str, int, str]]) -> str:
+        """Refuses to start fresh if checkpoints exist but none is intact, as a run on disk does.
+
+        Args:
+            only: the step to resume from; None for the newest.
+            damaged: folder, step, and damage of checkpoints in the bucket.
+
+        Raises:
+            InputError: the step is missing, or more steps would be lost than between two saves.
+        """
+        there = {name: self._remote.steps(name) for name in (CHECKPOINTS, BEST)}
+        wrong = "".join(f" ({folder}/{step}: {why})" for folder, step, why in damaged[:1])
+        if only is not None:
+            raise InputError(
+                f"--resume {only}: {self.url} has no complete checkpoint {only}{wrong}; "
+                f"{layout.others(there, only)}; pass one of these steps, or --resume latest"
+            )
+        aside = [self._remote.steps(f"{DAMAGED}/{name}") for name in there]
+        if max((step for steps in (*there.values(), *aside) for step in steps), default=0) > (
+            self._every
+        ):
+            raise InputError(
+                f"--resume latest: no checkpoint in {self.url} can be used{wrong}, and more than "
+                f"{self._every} steps would be lost: to start from scratch, choose another "
+                "--output-dir"
+            )
         return ""
 
     def _on_disk(self, only: int | None) -> Path | None:
@@ -577,6 +613,7 @@ class Mirror:
         """Makes each process have its part of the same checkpoint, the newest that all can have."""
         have, unusable = self._parts_on_disk(shards, wanted)
         gathered = process_group.gather("unusable", json.dumps(unusable))
+        damaged: list[tuple[str, int, str]] = []
         for _ in range(1000):  # each time, a checkpoint turned out to be damaged
             own = {step: (one.save, one.number, fits) for step, (one, fits) in have.items()}
             everywhere = [
@@ -588,8 +625,10 @@ class Mirror:
             )
             if not decision:
                 self._say_unusable(gathered, -1, only)
-                if only is None:
-                    self._start_fresh()
+                process_group.process_zero_decides(
+                    functools.partial(self._refuse_loss, only, damaged)
+                )
+                self._start_fresh()
                 return
             how, step = decision.split()
             wrong = self._make_there(how, int(step), have, shards, wanted)
@@ -604,6 +643,8 @@ class Mirror:
                 break
             have.pop(int(step), None)
             self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
+            if how == "bucket":
+                damaged.append((CHECKPOINTS, int(step), failed[0]))
             if how == "bucket" and self._first:
                 self._remote.set_aside(CHECKPOINTS, int(step), failed[0])
         self._say_unusable(gathered, int(step), only)

@@ -297,10 +297,13 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: RemoteCheckpoints, tmp_
     assert resumed("s3://bucket/run") == "checkpoints/6"
     assert resumed("s3://bucket/run/checkpoints/4") == "checkpoints/4"
     assert resumed("s3://bucket/run/best/2") == "best/2"
-    with pytest.raises(InputError, match=r"no checkpoint 3 found there; checkpoints/ has: 2, 4, 6"):
+    with pytest.raises(
+        InputError, match=r"no checkpoint 3 found there; checkpoints/ has: 2, 4, 6; best"
+    ):
         resumed("s3://bucket/run/checkpoints/3")
     stored.bucket.put("checkpoints/6.json", b"{}")
-    with pytest.raises(InputError, match=r"--resume s3://bucket/run: .*/6 is not a .*: 2, 4$"):
+    there = r"checkpoints/ has: 2, 4; best/ has: 2$"
+    with pytest.raises(InputError, match=rf"--resume s3://bucket/run: .*/6 is not a .*; {there}"):
         resumed("s3://bucket/run")
 
 
@@ -320,13 +323,15 @@ def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
     stored: RemoteCheckpoints, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    damaged: list[str] = []
+    damaged: dict[str, str] = {}
+    stored.set_aside(FOLDER, 6, "it is wrong")
     stored.bucket.put("checkpoints/4.json", b"{}")
     stored.bucket.put("is damaged/log.txt", b"1")
-    place = in_bucket.run_to_read("s3://bucket/run", tmp_path, said.append, damaged.append)
-    assert sorted(path.name for path in (place / FOLDER).iterdir() if path.is_dir()) == ["2", "6"]
-    assert len(damaged) == 1
-    assert "checkpoint s3://bucket/run/checkpoints/4 is damaged: checkpoints/4.json" in damaged[0]
+    place = in_bucket.run_to_read("s3://bucket/run", tmp_path, said.append, damaged)
+    found = {path.name: any(path.iterdir()) for path in (place / FOLDER).glob("[0-9]*")}
+    assert found == {"2": True, "4": False}
+    assert damaged.pop("checkpoints/4").startswith("checkpoints/4.json is damaged")
+    assert damaged == {"damaged/checkpoints/6": "a resume has found this"}
     assert not any("is damaged" in line for line in said)
 
 

@@ -54,7 +54,9 @@ def test_an_incomplete_checkpoint_is_never_used(saved: Path, tmp_path: Path, los
         InputError, match=r"no complete checkpoint 9 \(.*\); complete checkpoints: 4"
     ):
         resume.choose("9", run, tmp_path)
-    with pytest.raises(InputError, match=r"not a complete checkpoint .*in the same folder: 4"):
+    with pytest.raises(
+        InputError, match=r"is not a complete checkpoint .*; checkpoints/ has: 4; best"
+    ):
         resume.choose(str(run / "checkpoints" / "9"), None, tmp_path)
     with pytest.raises(InputError, match="not a complete checkpoint"):
         layout.read_meta(run / "checkpoints" / "9")

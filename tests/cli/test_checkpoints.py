@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 from small_state import make_state, meta_of, save
 
 from jaxtrain import main
-from jaxtrain.checkpoint import manifest, resume, saver
+from jaxtrain.checkpoint import in_bucket, manifest, resume, saver
 from jaxtrain.cli import checkpoints as command
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.training import run_directory
 
 
@@ -130,6 +132,44 @@ def test_without_an_intact_checkpoint_a_resume_is_refused(
     (run / "checkpoints").mkdir()
     shutil.rmtree(run / "best")
     assert command.main([str(run)]) == 0
+
+
+def test_a_bucket_with_only_damaged_checkpoints(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = "s3://bucket/run"
+    held = Bucket(url, MemoryStore())
+    for module in (command, in_bucket):
+        monkeypatch.setattr(module, "Bucket", lambda url: held)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    held.put("config.json", b'{"checkpoint": {"every": 8}}')
+    with pytest.raises(InputError, match=f"checkpoints {url}: this run has not saved a checkpoint"):
+        command.main([url])
+    store = in_bucket.RemoteCheckpoints(held, print)
+    path = run / "checkpoints" / "9"
+    data = in_bucket.data_of(9, in_bucket.part_of(path))
+    store.upload(path, data, 0, lambda count: None)
+    store.commit("checkpoints", 9, data, in_bucket.Layout())
+    assert command.main([url]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"--resume latest would resume from {url}/checkpoints/9"
+    )
+    held.put(f"{data}/0/meta/metadata", b"damaged")
+    held.put(f"{data}/0/{manifest.NAME}", b"damaged")
+    shutil.rmtree(tmp_path / "cache")
+    for sentence in ("be refused", "start from scratch"):
+        assert command.main([url]) == 1
+        (_, row, last) = capsys.readouterr().out.splitlines()
+        assert re.match("checkpoints/9 .* DAMAGED: .* its checksum is wrong", row)
+        assert last == f"--resume latest would {sentence}: no checkpoint can be used"
+        held.put("config.json", b'{"checkpoint": {"every": 9}}')
+    store.set_aside("checkpoints", 9, "it is wrong")
+    assert command.main([url]) == 0
+    row = capsys.readouterr().out.splitlines()[-2]
+    assert re.match("damaged/checkpoints/9 .* moved, damaged: a resume has found this", row)
 
 
 def test_wrong_use(run: Path, tmp_path: Path) -> None:

@@ -195,6 +195,31 @@ def test_a_damaged_checkpoint_is_not_used(runs: Callable[..., Run]) -> None:
     assert runs_again(runs, second) == [4]
 
 
+def test_a_fresh_start_that_would_lose_many_steps_is_refused(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(1)
+    first.finish()
+    first.save(4)
+    first.finish()
+    first.close()
+    for name in first.bucket.sizes("data"):
+        if "/meta/" in name:
+            first.bucket.put(name, b"damaged")
+    there = r"checkpoints/ has: 1; best/ has: none; pass one"
+    with pytest.raises(InputError, match=rf"no complete checkpoint 4 \(checkpoints/4: .*{there}"):
+        runs("two", "4")
+    refused = r"no checkpoint in s3://bucket/run can be used \(checkpoints/4: .*than 1 steps"
+    for _ in range(2):
+        with pytest.raises(InputError, match=refused):
+            runs("two")
+        assert first.stored == [1, 4]  # nothing has moved
+    first.bucket.delete(["checkpoints/4.json"])
+    third = runs("three")
+    assert third.on_disk == []
+    assert third.stored == []
+    assert set(third.bucket.sizes("damaged")) == {"damaged/checkpoints/1.json"}
+
+
 def runs_again(runs: Callable[..., Run], before: Run) -> list[int]:
     before.close()
     return runs("three").on_disk
