@@ -10,7 +10,7 @@ import json
 import os
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line, engine_flags
+from jaxtrain.cli import command_line, engine_flags, estimate
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> int:
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
+    estimate.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -56,6 +57,11 @@ def main(arguments: list[str]) -> int:
         raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
+    if flags.dry_run and flags.engine == "ray":
+        raise InputError(
+            "--dry-run measures this machine's devices: omit --engine ray, and divide the time on "
+            "one device by the number of workers"
+        )
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):
@@ -89,9 +95,25 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     data = dataclasses.replace(
         run.data, windows="fixed", clips_per_video=1, clips_per_group=None, teacher=None
     )
-    sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
-    say(sources.summary)
+    model = dataclasses.replace(run.model, teacher=None)
     devices = jax.device_count()
+    batch_size = -(-flags.batch // devices) * devices
+    threads = worker_count.cores() if data.workers is None else max(1, data.workers)
+    if flags.dry_run:
+        from jaxtrain.data.video import estimate as sampled
+
+        found = sampled.estimate(
+            data, model, teacher, batch_size=batch_size, threads=threads, say=say
+        )
+        found = dataclasses.replace(found, seconds=found.seconds * devices)
+        if flags.json:
+            estimate.write(found, flags.json)
+        out = cache.place(data.cache_dir)
+        room = (devices, 1)
+        estimate.report(found, out, "videos", "latents", room=room, worker="device", say=say)
+        return 0
+    sources = data.open(model, seed=run.seed, say=say)
+    say(sources.summary)
     target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
     splits = (sources.train, sources.val)
     shared = None if cluster is not None else engine_flags.share(flags)
@@ -114,8 +136,8 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
                 splits,
                 teacher,
                 target,
-                batch_size=-(-flags.batch // devices) * devices,
-                threads=worker_count.cores() if data.workers is None else max(1, data.workers),
+                batch_size=batch_size,
+                threads=threads,
                 say=say,
                 share=None if shared is None else shared[0],
             )

@@ -80,6 +80,15 @@ def test_clips_then_latents_then_training(
     assert " prepare latents`, this run's --config" in complaint
     assert "and --teacher SPEC" in complaint
 
+    assert _main("prepare", "latents", *data, "--teacher", teacher, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^estimated from 12 of 12 videos \(plus or minus \d+%\): [\dms. ]+ on one device, "
+        r"[\dms. ]+ on 8 devices; \d+ KiB of latents from [\d.]+ [KM]iB of videos$",
+        printed,
+        re.M,
+    ), printed
+    assert not list((tmp_path / "cache").glob("latents"))
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
     assert "12 of them new (36 clips)" in printed
@@ -152,6 +161,7 @@ def test_wrong_flags_of_an_engine(
         (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1.0: use 0 or more"),
         (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
         (("--engine", "ray", "--share"), "--share is for commands without Ray"),
+        (("--engine", "ray", "--dry-run"), "--dry-run measures this machine's devices: omit"),
     ],
 )
 def test_wrong_flags_of_a_cluster(

@@ -303,8 +303,8 @@ class Config:
         _report_skipped(bad + known, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
         good = files - len(bad) - len(known)
-        train_clips = self._clips(model, train, folder, train=True)
-        val_clips = self._clips(model, val, val_folder, train=False)
+        train_clips = self.clips(model, train, folder, train=True)
+        val_clips = self.clips(model, val, val_folder, train=False)
         if taught:
             found = latents.find(root, model, self.teacher, (train_clips, val_clips))
             say(f"latents of teacher {found.teacher}")
@@ -331,7 +331,8 @@ class Config:
             f"{model.width}; then --data.path OUT"
         )
 
-    def _clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> Clips:
+    def clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> Clips:
+        """Returns the clips of one split; see :class:`Clips`."""
         return Clips(
             config=self,
             frames=model.frames,
@@ -353,7 +354,7 @@ class Config:
         entries = index.build(found, folder, decode_all=self.verify == "index", say=say)
         usable, bad = [], []
         for entry in entries:
-            reason = self._unusable(entry, model.frames)
+            reason = self.unusable(entry, model.frames)
             if reason is None:
                 usable.append(entry)
             else:
@@ -371,7 +372,7 @@ class Config:
             )
         return usable, bad, folder
 
-    def _unusable(self, entry: Entry, frames: int) -> str | None:
+    def unusable(self, entry: Entry, frames: int) -> str | None:
         """Returns why no clip can be cut from a file, or None."""
         if entry.info is None:
             return entry.reason

@@ -31,6 +31,7 @@ from jaxtrain.storage.atomic import expanded
 
 _FORMAT = 2  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
+_NAME = "index.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ def build(
         decode_all: whether to decode every file that is not verified yet, to find damage inside it.
         say: prints a message.
     """
-    file = folder / "index.jsonl"
+    file = folder / _NAME
     old, markers = _load(file, say), _load_verdicts(folder)
     todo = sum(one.name not in old for one in found)
     if todo > 1:
@@ -114,6 +115,29 @@ def build(
     for name in markers:  # they are in the index now
         verdict_file(folder, name).unlink(missing_ok=True)
     return entries
+
+
+def look_up(
+    found: list[video_files.Found], folder: Path, say: Callable[[str], None]
+) -> list[tuple[int, Entry | None]]:
+    """Returns the size of each video, and its cached entry if that can be reused.
+
+    Args:
+        found, folder, say: see :func:`build`.
+    """
+    old = _load(folder / _NAME, say)
+    known: list[tuple[int, Entry | None]] = []
+    for one in found:
+        try:
+            status = os.stat(one.file)
+        except OSError:
+            known.append((0, None))
+            continue
+        size = status.st_size if one.span is None else one.span.size
+        entry = old.get(one.name)
+        same = entry is not None and _is_same(entry, one, size, status.st_mtime_ns)
+        known.append((size, entry if same else None))
+    return known
 
 
 def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
@@ -181,12 +205,7 @@ def _examine(
         )
     size = status.st_size if found.span is None else found.span.size
     mtime_ns = status.st_mtime_ns
-    if (
-        old is not None
-        and old.info is not None
-        and (old.size, old.mtime_ns) == (size, mtime_ns)
-        and _offset(old.span) == _offset(found.span)
-    ):
+    if old is not None and _is_same(old, found, size, mtime_ns):
         entry = dataclasses.replace(old, path=found.path, span=found.span)
     else:
         info, reason = None, None
@@ -215,6 +234,15 @@ def _examine(
         verdict = decode.verify(found.path, entry.info, found.span)
         return dataclasses.replace(entry, verdict=verdict)
     return entry
+
+
+def _is_same(old: Entry, found: video_files.Found, size: int, mtime_ns: int) -> bool:
+    """Returns whether a file that could be read is unchanged."""
+    return (
+        old.info is not None
+        and (old.size, old.mtime_ns) == (size, mtime_ns)
+        and _offset(old.span) == _offset(found.span)
+    )
 
 
 def _offset(span: Span | None) -> int | None:

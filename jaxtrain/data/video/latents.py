@@ -254,7 +254,7 @@ def prepare(
     if share is not None:
         todo.sort(key=lambda one: lock.order(share, one[1].name))
     target.folder.mkdir(parents=True, exist_ok=True)
-    encoder = _Encoder(teacher, target, batch_size, threads)
+    encoder = Encoder(teacher, target, batch_size, threads)
     made = Made(everything, 0, 0, ())
     with progress_bar.counted("encoding", "clips", total, 0, say) as show:
         while todo:
@@ -352,7 +352,7 @@ def _begin(
 ) -> Callable[[_Group], _Result]:
     """Loads the teacher in a worker of a cluster; returns what processes a group."""
     mark.check()
-    encoder = _Encoder(load(), target, batch_size, threads or cpus)
+    encoder = Encoder(load(), target, batch_size, threads or cpus)
 
     def process(group: _Group) -> _Result:
         made, todo, unseen = Made(0, 0, 0, ()), [], []
@@ -397,7 +397,7 @@ def _windows(videos: Iterable[tuple[Windows, Entry]]) -> int:
     return sum(split.windows(entry) for split, entry in videos)
 
 
-class _Encoder:
+class Encoder:
     """Computes and stores the latents of videos, in batches that videos share."""
 
     def __init__(

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import sample_videos as sample
 
 from jaxtrain.data import cache, video
-from jaxtrain.data.video import latents
+from jaxtrain.data.video import estimate, latents
 from jaxtrain.errors import BadExample, InputError
 
 SHAPE = (2, 8, 12, 3)
@@ -123,6 +124,7 @@ def test_a_second_run_computes_only_missing_latents(data: Path, tmp_path: Path) 
 
 CLAIMER = """
 import sys
+import time
 from pathlib import Path
 from jaxtrain.storage import lock
 with lock.claimed(Path(sys.argv[1]), sys.argv[2]):
@@ -340,3 +342,68 @@ def test_latents_belong_to_the_video_not_to_its_path(data: Path, tmp_path: Path)
     store = latents.store(tmp_path, MODEL, Means.name)
     assert not store.has(entry, 2)
     assert _prepare(_open(moved, tmp_path), tmp_path).fresh == 1
+
+
+def _sizes(root: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in root.rglob("*") if path.is_file()}
+
+
+def test_an_estimate_is_close_to_what_encoding_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are measured as CPU time, which does not depend on other processes."""
+    monkeypatch.setattr(time, "monotonic", time.process_time)
+    for number in range(12):
+        sample.write(tmp_path / f"in/{number}.mp4", sample.busy(60, number))
+    root, teacher = tmp_path / "cache", Means()
+
+    def estimated(most: int) -> Any:
+        data = video.Config(
+            path=str(tmp_path / "in"), batch_size=2, cache_dir=str(root), windows="fixed"
+        )
+        return estimate.estimate(
+            data, MODEL, teacher, batch_size=4, threads=1, say=print, most=most
+        )
+
+    found = estimated(4)
+    assert not root.exists()
+    assert (found.files, found.sampled, found.dropped) == (12, 4, ())
+    assert max(teacher.batches) == 4
+    assert sum(teacher.batches) <= 4 * (1 + 4)  # one to compile, and four to measure
+    began = time.process_time()
+    made = _prepare(_open(tmp_path / "in", root), root)
+    took = time.process_time() - began
+    assert made.windows == 12 * 10
+    assert took / 2 < found.seconds < took * 2
+    latent_bytes = sum(size for path, size in _sizes(root).items() if path.suffix == ".npy")
+    assert found.out_bytes == pytest.approx(latent_bytes, rel=0.2)
+    before = _sizes(root)
+    assert estimated(4).files == 0
+    # Of what is left, one video is broken.
+    some = sorted(root.rglob("*.npy"))[:2]
+    for path in some:
+        path.unlink()
+    (tmp_path / "in/broken.mp4").write_bytes(b"no video" * 99)
+    found = estimated(4)
+    assert (found.files, found.sampled) == (3, 3)
+    (dropped,) = found.dropped
+    assert dropped.path.endswith("broken.mp4")
+    assert _sizes(root) == {path: size for path, size in before.items() if path not in some}
+
+
+def test_an_estimate_of_one_video_and_of_none(data: Path, tmp_path: Path) -> None:
+    given = video.Config(path=str(data / "0.mp4"), batch_size=2, cache_dir=str(tmp_path / "cache"))
+    fixed = dataclasses.replace(given, windows="fixed")
+    found = estimate.estimate(fixed, MODEL, Means(), batch_size=4, threads=1, say=print)
+    assert (found.files, found.error) == (1, None)
+    assert found.out_bytes == 2 * np.prod(SHAPE) * 2 + 128
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no video files found"):
+        estimate.estimate(
+            dataclasses.replace(fixed, path=str(tmp_path / "empty")),
+            MODEL,
+            Means(),
+            batch_size=4,
+            threads=1,
+            say=print,
+        )
