@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxtrain.data.estimate import SAMPLE, Estimate
 from jaxtrain.reporting import formats
 from jaxtrain.storage import atomic, disks
+from jaxtrain.storage.bucket import is_bucket
 
 
 def add(parser: argparse.ArgumentParser, things: str) -> None:
@@ -32,7 +33,7 @@ def write(found: Estimate, file: Path) -> None:
 
 def report(
     found: Estimate,
-    out: Path,
+    out: Path | str,
     things: str,
     results: str,
     *,
@@ -44,7 +45,7 @@ def report(
 
     Args:
         found: the estimate.
-        out: the folder of the results.
+        out: the folder of the results, or a URL.
         things: what the files are, such as "videos".
         results: what becomes of them, such as "clips".
         room: number of workers, and of their machines.
@@ -68,7 +69,9 @@ def report(
     )
     for one in found.dropped:
         say(f"would be dropped: {one}")
-    there = out.absolute()
+    if is_bucket(str(out)):
+        return
+    there = Path(out).absolute()
     free = disks.free_bytes(next(path for path in (there, *there.parents) if path.exists()))
     if found.out_bytes > free:
         say(

@@ -1,7 +1,6 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
-from pathlib import Path
 from typing import get_args
 
 from jaxtrain import terminal
@@ -64,8 +63,8 @@ def _clips(arguments: list[str]) -> int:
         "out",
         metavar="OUT",
         nargs="?",
-        type=Path,
-        help="folder of the prepared clips, to be used as --data.path",
+        help="folder of the prepared clips, to be used as --data.path; may be s3://BUCKET/PATH or "
+        "gs://BUCKET/PATH",
     )
     numbers = {
         "height": "height of a training clip, pixels",
@@ -140,7 +139,7 @@ def _clips(arguments: list[str]) -> int:
         say=say,
         share=None if shared is None else shared[0],
     )
-    place = flags.out / prepare_clips.REPORT
+    place = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
     say(
         f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "
         f"from {_counted(report['cut'], 'video')}; dropped "

@@ -95,24 +95,29 @@ class _About(NamedTuple):
     modified: str | None
 
 
-def list_below(address: str, flag: str, say: Callable[[str], None]) -> list[str]:
-    """Returns all files in a folder at an s3 or gs URL; none if it is not a folder.
+def list_below(address: str, flag: str, say: Callable[[str], None]) -> dict[str, tuple[int, str]]:
+    """Returns the size and ETag of all files in a folder at an s3 or gs URL, sorted by URL.
+
+    Returns an empty dictionary for other URLs.
 
     Raises:
         InputError: the folder cannot be listed.
         RunAgain: it cannot be listed after several tries.
     """
     if addresses.split(address).scheme in addresses.HTTP:
-        return []
+        return {}
 
-    def listed() -> list[str]:
+    def listed() -> dict[str, tuple[int, str]]:
         with _explained(address, flag):
             system, inside = _bucket(address, flag)
             if not system.isdir(inside):
-                return []
-            return [system.unstrip_protocol(path) for path in sorted(system.find(inside))]
+                return {}
+            return {
+                system.unstrip_protocol(path): (int(about.get("size") or 0), _etag(about))
+                for path, about in sorted(system.find(inside, detail=True).items())
+            }
 
-    return _retried(listed, address, flag, threading.Event(), say) or []
+    return _retried(listed, address, flag, threading.Event(), say) or {}
 
 
 def fetch(
@@ -627,8 +632,12 @@ def _get_from_bucket(address: str, target: _Target, flag: str) -> _About:
             target.write(chunk)
     if size is not None and target.received != size:
         raise _Again(f"received {target.received:,} of {size:,} bytes")
-    tag, modified = about.get("ETag") or about.get("etag"), about.get("LastModified")
-    return _About(target.received, tag and str(tag), modified and str(modified))
+    modified = about.get("LastModified")
+    return _About(target.received, _etag(about) or None, modified and str(modified))
+
+
+def _etag(about: dict[str, Any]) -> str:
+    return str(about.get("ETag") or about.get("etag") or "")
 
 
 def _bucket(address: str, flag: str) -> tuple[Any, str]:

@@ -53,12 +53,14 @@ class Found(NamedTuple):
         path: the absolute path; in a tar, the tar's path and the member's name. It may not exist.
         span: the place in a tar; None for a separate file.
         fetched: whether the file on disk is the cache's copy of a file at a URL.
+        version: size and ETag of a file in a bucket that is not fetched yet; ``path`` is its URL.
     """
 
     name: str
     path: str
     span: Span | None = None
     fetched: bool = False
+    version: tuple[int, str] | None = None
 
     @property
     def file(self) -> str:
@@ -82,7 +84,14 @@ def absent(flag: str, path: str) -> str:
     )
 
 
-def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> list[Found]:
+def find(
+    path: str,
+    flag: str,
+    cache_root: Path,
+    say: Callable[[str], None],
+    *,
+    fetch_folders: bool = True,
+) -> list[Found]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
@@ -90,6 +99,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
+        fetch_folders: False leaves the videos of a folder in a bucket there, for :func:`fetched`.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -107,7 +117,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
 
     top = expanded(path).absolute()
     if addresses.is_address(path):
-        named = _remote(path, flag, local, say)
+        named = _remote(path, flag, local, say, fetch_folders)
         cure = "pass a video, a .tar, a list, or a folder that can be listed"
     elif os.path.isdir(top):
         named = list(_walk(top))
@@ -137,7 +147,8 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
             f"({', '.join(sorted(LISTS))}); pass a folder, a video, or a list of videos"
         )
     named = list(dict.fromkeys(named))  # so that each is opened once
-    places = local([one.path for one in named if addresses.is_address(one.path)])
+    wanted = [one for one in named if addresses.is_address(one.path) and one.version is None]
+    places = local([one.path for one in wanted])
     named = [
         one._replace(path=places[one.path], fetched=True) if one.path in places else one
         for one in named
@@ -146,6 +157,16 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     if not found:
         raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(found, flag, shown).values(), key=lambda one: one.name)
+
+
+def fetched(found: Found, folder: Path, flag: str) -> Found:
+    """Fetches a video that :func:`find` left in a bucket into a folder.
+
+    Raises:
+        InputError, RunAgain: see :func:`find`.
+    """
+    path = remote.fetch([found.path], folder, flag, lambda line: None)[found.path]
+    return found._replace(path=path)
 
 
 def split(names: list[str], train_share: float) -> list[bool]:
@@ -304,16 +325,24 @@ def _remote(
     flag: str,
     local: Callable[[list[str]], dict[str, str]],
     say: Callable[[str], None],
+    fetch_folders: bool,
 ) -> list[Found]:
     """Returns the files at a URL: of a list, a folder, or a pattern, or one file."""
     ending = _ending(address)
     if ending in LISTS:
         return _listed(address, flag, Path(local([address])[address]))
-    several = list(tar_members.expand(address))
     known = SUFFIXES | {tar_members.SUFFIX}
-    if ending not in known:
-        several = [one for one in remote.list_below(address, flag, say) if _ending(one) in known]
-    return [Found(addresses.name_of(one), one) for one in several]
+    if ending in known:
+        return [Found(addresses.name_of(one), one) for one in tar_members.expand(address)]
+    return [
+        Found(
+            addresses.name_of(one),
+            one,
+            version=version if _ending(one) in SUFFIXES and not fetch_folders else None,
+        )
+        for one, version in remote.list_below(address, flag, say).items()
+        if _ending(one) in known
+    ]
 
 
 def _ending(address: str) -> str:

@@ -7,23 +7,29 @@ the same files: each attempt works in a folder of its own and renames it.
 
 An engine (:mod:`jaxtrain.data.engine`) runs the cutting, in processes or on a cluster. Several
 commands may also share the work without one, see ``run``.
+
+OUT may be a folder of a bucket: :class:`_InBucket` writes objects with the same names and contents.
 """
 
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from jaxtrain.data import cache, shared_folder
+from jaxtrain.data import bucket_output, cache, shared_folder
+from jaxtrain.data.bucket_output import BucketOutput
 from jaxtrain.data.engine import Engine
 from jaxtrain.data.estimate import (
     SAMPLE,
@@ -37,18 +43,31 @@ from jaxtrain.data.shared_folder import Mark, Unseen
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.storage import disks, lock
-from jaxtrain.storage.atomic import create_whole, expanded, read_json, sync, write_whole
+from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.storage import addresses, disks, lock
+from jaxtrain.storage import bucket as buckets
+from jaxtrain.storage.atomic import (
+    create_whole,
+    expanded,
+    parse_json,
+    read_json,
+    sync,
+    write_whole,
+)
+from jaxtrain.storage.lease import Lease, holder
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 
 REPORT = "report.json"
 WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _SETTINGS = "settings.json"  # in WORK
+_RECORDS = f"{WORK}/records"
+_READERS = 32  # threads that read records from a bucket
+_LONGEST_KEY = 1024  # bytes of the name of an object; the limit of S3 and Google Cloud Storage
 _PUBLISH_TRIES = 10
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _KILLS = "kills the worker that reads it"
+_MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
 Record = dict[str, Any]
@@ -56,7 +75,7 @@ Record = dict[str, Any]
 
 def run(
     source: str,
-    out: Path,
+    out: Path | str,
     settings: Settings,
     *,
     engine: Engine,
@@ -67,7 +86,7 @@ def run(
 
     Args:
         source: a folder, a video, or a list of videos.
-        out: the output folder; created if missing.
+        out: the output folder, created if missing, or the URL of a folder in a bucket.
         settings: settings of the pieces, the same for all pieces of a folder.
         engine: cuts the videos.
         say: prints a message.
@@ -82,9 +101,12 @@ def run(
     Raises:
         InputError: there are no videos, or ``out`` cannot be written or has pieces with other
             settings.
-        RunAgain: another process is working in ``out`` and does not share it.
+        RunAgain: another process is working in ``out`` and does not share it, or a bucket is
+            unavailable.
     """
-    found = files.find(source, "SOURCE", cache.root(None), say)
+    if buckets.is_bucket(str(out)) or addresses.is_address(str(out)):
+        return _run_in_bucket(source, str(out), settings, engine, say, share)
+    found = _find(source, say)
     out = expanded(out).absolute()
     top = expanded(source).absolute()
     if os.path.isdir(top) and out.is_relative_to(top):
@@ -101,7 +123,7 @@ def run(
         lock.hold(out / WORK, say, shared=not alone)
         _keep_settings(out, settings)
         _remove_half_done(out, alone)
-        return _run(jobs, out, settings, engine, say, share)
+        return _run(jobs, _InFolder(out), settings, engine, say, share)
     except OSError as error:
         raise InputError(
             f"cannot write to {out} ({error.strerror or error}): free space there or choose "
@@ -109,6 +131,39 @@ def run(
         ) from error
     finally:
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
+
+
+def _run_in_bucket(
+    source: str, out: str, settings: Settings, engine: Engine, say: Say, share: str | None
+) -> Record:
+    """Does what :func:`run` does for the URL of a folder in a bucket."""
+    url = buckets.normalized(out, "OUT")
+    if addresses.is_address(source) and f"{url}/".startswith(f"{source.strip().rstrip('/')}/"):
+        raise InputError(
+            f"OUT {url} is inside SOURCE {source}, so its clips would be cut again: choose another "
+            "folder"
+        )
+    output = BucketOutput(url, share or "")
+    with contextlib.ExitStack() as stack:
+        lease = None
+        if share is None:
+            lease = stack.enter_context(bucket_output.held(output.bucket, say))
+        elif other := holder(output.bucket):
+            raise RunAgain(
+                f"another run is using {url} ({other}) and does not share it: wait until it ends, "
+                "or start all commands with --share"
+            )
+        jobs = [_Job(one, Path(url)) for one in _find(source, say)]
+        _check_distinct(jobs)
+        _check_keys(jobs, url)
+        stack.callback(output.clean)
+        place = _InBucket(output, lease)
+        place.keep_settings(settings)
+        return _run(jobs, place, settings, engine, say, share)
+
+
+def _find(source: str, say: Say) -> list[Found]:
+    return files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
 
 
 def largest_crop(out: Path) -> tuple[int, int] | None:
@@ -134,7 +189,13 @@ def folder_of(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Job:
-    """A video and the output folder."""
+    """A video and the output folder.
+
+    Attributes:
+        found: the video.
+        out: the folder. For a bucket it is its URL, and only a worker has a folder, a temporary
+            one.
+    """
 
     found: Found
     out: Path
@@ -152,8 +213,13 @@ class _Job:
     @property
     def record(self) -> Path:
         """Returns the path of this video's record, which exists once the video is done."""
+        return self.out / self.record_name
+
+    @property
+    def record_name(self) -> str:
+        """Returns the path of the record relative to OUT."""
         digest = self.digest
-        return self.out / WORK / "records" / digest[:2] / f"{digest[2:]}.json"
+        return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
 
     def done(self) -> Record | None:
         """Returns the record, unless the video or its pieces have changed since."""
@@ -202,7 +268,7 @@ class _Tally:
 
 def estimate(
     source: str,
-    out: Path,
+    out: Path | str,
     settings: Settings,
     *,
     engine: Engine,
@@ -217,12 +283,16 @@ def estimate(
 
     Raises:
         InputError: there are no videos.
+        RunAgain: a bucket is unavailable.
     """
-    jobs = [
-        _Job(one, expanded(out).absolute())
-        for one in files.find(source, "SOURCE", cache.root(None), say)
-    ]
-    todo = [(_size(job.found), job) for job in jobs if job.done() is None]
+    place: _Place
+    if buckets.is_bucket(str(out)):
+        place = _InBucket(BucketOutput(buckets.normalized(str(out), "OUT")))
+    else:
+        place = _InFolder(expanded(out).absolute())
+    jobs = [_Job(one, Path(place.where)) for one in _find(source, say)]
+    records = place.done(jobs)
+    todo = [(_size(job.found), job) for job in jobs if next(records) is None]
     sample = [job for _, job in spread(todo, lambda one: one[0], most)]
     tried = engine.as_finished(_try, sample, settings, died=_try_died)
     total = sum(size for size, _ in todo)
@@ -231,20 +301,24 @@ def estimate(
 
 def _size(found: Found) -> int:
     identity = _identity(found)
-    return 0 if identity is None else identity[-1] if found.span else identity[0]
+    return 0 if identity is None else int(identity[-1] if found.span else identity[0])
 
 
 def _try(job: _Job, settings: Settings) -> Measured:
     """Cuts a video in a temporary folder."""
     watch, reason = Stopwatch(), None
     with tempfile.TemporaryDirectory() as folder:
+        found, work = job.found, Path(folder) / "pieces"
+        work.mkdir()
+        if found.version is not None:
+            found = files.fetched(found, Path(folder), "SOURCE")
         try:
-            pieces.cut(job.found.path, job.found.span, Path(folder), settings)
+            pieces.cut(found.path, found.span, work, settings)
         except BadExample as bad:
             reason = bad.reason
         except Exception as error:
             reason = f"cannot be cut: {type(error).__name__}: {first_line(error)}"
-        written = sum(path.stat().st_size for path in Path(folder).iterdir()) if not reason else 0
+        written = sum(path.stat().st_size for path in work.iterdir()) if not reason else 0
     return _tried(job, watch.seconds(), written, reason)
 
 
@@ -257,12 +331,40 @@ def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> Measu
     return Measured(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
 
 
+class _Place(Protocol):
+    """Where clips and records are written."""
+
+    @property
+    def where(self) -> str:
+        """Returns the folder or URL, for messages."""
+
+    def done(self, jobs: Sequence[_Job]) -> Iterator[Record | None]:
+        """Yields for each video its record, or None if the video must be cut."""
+
+    def cut_all(
+        self, jobs: Iterable[_Job], settings: Settings, engine: Engine, shared: bool
+    ) -> Iterator[tuple[_Job, Record | None]]:
+        """Yields the records as videos are finished; None for one that another command is cutting.
+
+        Raises:
+            InputError: a node does not see SOURCE or OUT.
+        """
+
+    def is_free(self, job: _Job) -> bool:
+        """Returns whether no other command is cutting a video."""
+
+    def gone(self, jobs: Sequence[_Job]) -> list[Record]:
+        """Returns the records of videos that have clips here but are not among the jobs."""
+
+    def write_report(self, text: str) -> None:
+        """Writes ``report.json``."""
+
+
 def _run(
-    jobs: list[_Job], out: Path, settings: Settings, engine: Engine, say: Say, share: str | None
+    jobs: list[_Job], place: _Place, settings: Settings, engine: Engine, say: Say, share: str | None
 ) -> Record:
     tally, todo = _Tally(), []
-    for job in jobs:
-        record = job.done()
+    for job, record in zip(jobs, place.done(jobs), strict=True):
         if record is None:
             todo.append(job)
         else:
@@ -274,7 +376,7 @@ def _run(
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
         busy: list[_Job] = []
         while todo:
-            for job, record in _cut_all(todo, out, settings, engine, share):
+            for job, record in place.cut_all(todo, settings, engine, share is not None):
                 if record is None:
                     busy.append(job)
                     continue
@@ -288,43 +390,199 @@ def _run(
             while busy and not todo:
                 time.sleep(lock.POLL_S)
                 waiting, busy = busy, []
-                for job in waiting:
-                    record = job.done()
+                for job, record in zip(waiting, place.done(waiting), strict=True):
                     if record is not None:
                         tally.add(record)
                         show(tally.done, len(tally.dropped))
                         continue
-                    with _claimed(out, job.digest[:_CLAIM]) as mine:
-                        (busy if mine is False else todo).append(job)
-    gone = _gone(jobs, out)
+                    (todo if place.is_free(job) else busy).append(job)
+    gone = place.gone(jobs)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"
         say(
-            f"{out} also contains pieces of {len(gone):,} {videos} not in SOURCE "
+            f"{place.where} also contains pieces of {len(gone):,} {videos} not in SOURCE "
             f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
             f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
     report = _report(tally, gone, settings)
-    write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
+    place.write_report(json.dumps(report, indent=1) + "\n")
     return report
 
 
-def _cut_all(
-    jobs: Iterable[_Job], out: Path, settings: Settings, engine: Engine, share: str | None
-) -> Iterator[tuple[_Job, Record | None]]:
-    """Yields the records as videos are finished; None for one that another command is cutting.
+@dataclasses.dataclass(frozen=True)
+class _InFolder:
+    """A local or shared folder."""
+
+    out: Path
+
+    @property
+    def where(self) -> str:
+        return str(self.out)
+
+    def done(self, jobs: Sequence[_Job]) -> Iterator[Record | None]:
+        return (job.done() for job in jobs)
+
+    def cut_all(
+        self, jobs: Iterable[_Job], settings: Settings, engine: Engine, shared: bool
+    ) -> Iterator[tuple[_Job, Record | None]]:
+        mark = shared_folder.mark(self.out / WORK / "token", f"OUT {self.out}")
+        for job, result in engine.as_finished(_cut_here, jobs, settings, mark, shared, died=_died):
+            if isinstance(result, Unseen):
+                shared_folder.check_seen(result)
+                result = _dropped(job, _MISSING)
+            yield job, result
+
+    def is_free(self, job: _Job) -> bool:
+        with _claimed(self.out, job.digest[:_CLAIM]) as mine:
+            return mine is not False
+
+    def gone(self, jobs: Sequence[_Job]) -> list[Record]:
+        known = {job.digest for job in jobs}
+        others = (
+            path
+            for path in (self.out / _RECORDS).glob("*/*.json")
+            if path.parent.name + path.stem not in known
+        )
+        return _gone(
+            jobs, map(_read_record, others), lambda folder: os.path.isdir(self.out / folder)
+        )
+
+    def write_report(self, text: str) -> None:
+        write_whole(self.out / REPORT, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InBucket:
+    """A folder of a bucket, which is listed once, at the start.
+
+    Commands that share the work claim nothing: each takes the videos in an order of its own, and
+    looks for a video's record before it cuts the video. With n videos in progress and N in total,
+    about n ln N are cut twice, with the same bytes. Claims would have to outlive a killed holder.
+
+    Attributes:
+        output: the folder.
+        lease: of this command; None if it shares the work or only reads.
+    """
+
+    output: BucketOutput
+    lease: Lease | None = None
+
+    @property
+    def where(self) -> str:
+        return self.output.url
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of all objects at the start."""
+        return self.output.bucket.sizes()
+
+    @functools.cached_property
+    def _records(self) -> dict[str, Record | None]:
+        """All records at the start."""
+        names = [name for name in self._sizes if name.startswith(f"{_RECORDS}/")]
+        with ThreadPoolExecutor(_READERS) as pool:
+            return dict(zip(names, pool.map(self._read, names), strict=True))
+
+    def _read(self, name: str) -> Record | None:
+        return _record_in(self.output, name)
+
+    def done(self, jobs: Sequence[_Job]) -> Iterator[Record | None]:
+        for job in jobs:
+            record = self._records.get(job.record_name)
+            if record is None or record["video"] != _identity(job.found):
+                yield None
+            else:
+                yield record if self._has_pieces(record) else None
+
+    def _has_pieces(self, record: Record) -> bool:
+        folder = record["folder"]
+        return all(
+            self._sizes.get(f"{folder}/{number:05}.mp4") == size
+            for number, size in enumerate(record.get("bytes", ()))
+        )
+
+    def cut_all(
+        self, jobs: Iterable[_Job], settings: Settings, engine: Engine, shared: bool
+    ) -> Iterator[tuple[_Job, Record | None]]:
+        for job, result in engine.as_finished(
+            _cut_to_bucket, jobs, settings, self.output, shared, died=self._died
+        ):
+            if isinstance(result, Unseen):
+                shared_folder.check_seen(result)
+                result = self._lost(job, _MISSING)
+            if self.lease is not None:
+                self.lease.check()
+            yield job, result
+
+    def _died(self, job: _Job) -> Record:
+        return self._lost(job, _KILLS)
+
+    def _lost(self, job: _Job, why: str) -> Record:
+        record = _record(job, dropped=why)
+        self.output.put(job.record_name, json.dumps(record).encode())
+        return record
+
+    def is_free(self, job: _Job) -> bool:
+        return True
+
+    def gone(self, jobs: Sequence[_Job]) -> list[Record]:
+        known = {job.record_name for job in jobs}
+        there = {name.rpartition("/")[0] for name in self._sizes}
+        others = (record for name, record in self._records.items() if name not in known)
+        return _gone(jobs, others, lambda folder: folder in there)
+
+    def write_report(self, text: str) -> None:
+        self.output.put(REPORT, text.encode())
+
+    def keep_settings(self, settings: Settings) -> None:
+        """Raises InputError if the folder has clips with other settings; stores new settings."""
+        bucket, name = self.output.bucket, f"{WORK}/{_SETTINGS}"
+        kept = bucket.get(name)
+        if kept is None:
+            bucket.put_if(name, json.dumps(dataclasses.asdict(settings)).encode(), None)
+            kept = bucket.get(name)
+        data = b"" if kept is None else kept.data
+        _check_settings(lambda: parse_json(data), settings, f"{self.where}/{name}", self.where)
+
+
+def _record_in(output: BucketOutput, name: str) -> Record | None:
+    """Reads a record from a bucket; returns None if it is missing or damaged."""
+    found = bucket_output.patiently(lambda: output.bucket.get(name))
+    return None if found is None else _parsed_record(found.data)
+
+
+def _cut_to_bucket(
+    job: _Job, settings: Settings, output: BucketOutput, shared: bool
+) -> Record | Unseen:
+    """Cuts a video in a temporary folder, and uploads its clips and then its record.
+
+    Args:
+        job: the video.
+        settings: settings of the pieces.
+        output: the bucket.
+        shared: whether other commands may have cut the video in the meantime.
 
     Raises:
-        InputError: a node does not see SOURCE or OUT.
+        RunAgain, InputError: the bucket or the disk fails.
     """
-    mark = shared_folder.mark(out / WORK / "token", f"OUT {out}")
-    for job, result in engine.as_finished(
-        _cut_here, jobs, settings, mark, share is not None, died=_died
-    ):
-        if isinstance(result, Unseen):
-            shared_folder.check_seen(result)
-            result = _dropped(job, "No such file or directory")
-        yield job, result
+    if job.found.version is None and (missing := shared_folder.unseen(job.found.file)):
+        return missing
+    if shared:
+        record = _record_in(output, job.record_name)
+        if record is not None and record["video"] == _identity(job.found):
+            return {**record, _BY_OTHERS: True}
+    with output.scratch() as work:
+        here = dataclasses.replace(job, out=work)
+        (work / WORK).mkdir()
+        record = _cut(here, settings)
+        if here.record.exists():  # otherwise the disk was at fault
+            # An earlier record would describe other clips while these are uploaded.
+            bucket_output.patiently(lambda: output.bucket.delete([job.record_name]))
+            output.replace(
+                record["folder"], sorted(here.folder.iterdir()) if record["pieces"] else []
+            )
+            output.put(job.record_name, here.record)
+    return record
 
 
 def _cut_here(job: _Job, settings: Settings, mark: Mark, shared: bool) -> Record | Unseen | None:
@@ -344,7 +602,7 @@ def _cut_here(job: _Job, settings: Settings, mark: Mark, shared: bool) -> Record
         InputError: this host does not see ``out``.
     """
     mark.check()
-    if missing := shared_folder.unseen(job.found.file):
+    if job.found.version is None and (missing := shared_folder.unseen(job.found.file)):
         return missing
     with _claimed(job.out, job.digest[:_CLAIM]) as mine:
         if mine is False and shared:
@@ -362,11 +620,34 @@ def _died(job: _Job) -> Record:
 
 
 def _cut(job: _Job, settings: Settings) -> Record:
-    """Writes the pieces of a video and then its record."""
+    """Writes the pieces of a video and then its record.
+
+    Raises:
+        OSError: the output disk fails.
+        RunAgain, InputError: the video is in a bucket and cannot be fetched.
+    """
     work = job.out / WORK / f"half-{job.digest[:_CLAIM]}-{secrets.token_hex(4)}"
+    if job.found.version is None:
+        return _cut_found(job, job.found, work, settings)
+    fetched = work.with_name(f"{work.name}-source")
+    try:
+        return _cut_found(job, files.fetched(job.found, fetched, "SOURCE"), work, settings)
+    finally:
+        shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Record:
+    """Does so with a video on disk.
+
+    Args:
+        job: the video.
+        found: the same, on disk.
+        work: a new folder in OUT for its pieces.
+        settings: settings of the pieces.
+    """
     work.mkdir()
     try:
-        made = pieces.cut(job.found.path, job.found.span, work, settings)
+        made = pieces.cut(found.path, found.span, work, settings)
         sizes = _sizes(work)
         for path in (*work.iterdir(), work):
             sync(path)
@@ -430,7 +711,7 @@ def _record(
     return {
         "source": job.found.name,
         "video": _identity(job.found),
-        "folder": job.folder.relative_to(job.out).as_posix(),
+        "folder": folder_of(job.found.name),
         "pieces": list(pieces),
         "left_out": left_out,
         "dropped": dropped,
@@ -445,9 +726,16 @@ def _finish(job: _Job, record: Record) -> Record:
 
 def _read_record(path: Path) -> Record | None:
     """Reads a record written by :func:`_finish`; returns None if it is missing or damaged."""
+    try:
+        return _parsed_record(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _parsed_record(data: bytes) -> Record | None:
     try:  # not atomic.read_json, which rejects names that are not UTF-8
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        record = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
         return None
     kinds = {
         "source": str,
@@ -473,8 +761,13 @@ def _sizes(folder: str | Path) -> list[int]:
     return [size for _, size in found]
 
 
-def _identity(found: Found) -> list[int] | None:
-    """Returns size, modification time, and place in a tar of a video; None if it is gone."""
+def _identity(found: Found) -> list[int | str] | None:
+    """Returns what changes when a video does; None if it is gone.
+
+    These are its size, modification time, and place in a tar; in a bucket, its size and ETag.
+    """
+    if found.version is not None:
+        return list(found.version)
     try:
         status = os.stat(found.file)
     except (OSError, ValueError):  # a NUL in the name, from a list
@@ -483,20 +776,25 @@ def _identity(found: Found) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, *((span.offset, span.size) if span else ())]
 
 
-def _gone(jobs: list[_Job], out: Path) -> list[Record]:
-    """Returns the records of videos that have pieces in ``out`` but are not among the jobs."""
-    known = {job.digest for job in jobs}
+def _gone(
+    jobs: Sequence[_Job], records: Iterable[Record | None], exists: Callable[[str], bool]
+) -> list[Record]:
+    """Returns the records of videos that have pieces in OUT but are not among the jobs.
+
+    Args:
+        jobs: the videos.
+        records: of videos that are not among the jobs; None for a damaged one, whose video is
+            unknown.
+        exists: whether a folder of OUT exists.
+    """
     folders: set[str] | None = None  # most often not needed
     found = []
-    for path in (out / WORK / "records").glob("*/*.json"):
-        if path.parent.name + path.stem in known:
-            continue
-        record = _read_record(path)
-        if record is None:  # damaged, so its video is unknown
+    for record in records:
+        if record is None:
             continue
         if folders is None:
             folders = {folder_of(job.found.name) for job in jobs}
-        if record["folder"] not in folders and os.path.isdir(out / record["folder"]):
+        if record["folder"] not in folders and exists(record["folder"]):
             found.append(record)
     return sorted(found, key=lambda record: str(record["source"]))
 
@@ -523,11 +821,18 @@ def _report(tally: _Tally, gone: list[Record], settings: Settings) -> Record:
 
 def _keep_settings(out: Path, settings: Settings) -> None:
     """Raises InputError if the folder has pieces with other settings; stores new settings."""
-    path, now = out / WORK / _SETTINGS, dataclasses.asdict(settings)
+    path = out / WORK / _SETTINGS
     if not path.exists():
-        create_whole(path, json.dumps(now))
+        create_whole(path, json.dumps(dataclasses.asdict(settings)))
+    _check_settings(lambda: read_json(path), settings, str(path), str(out))
+
+
+def _check_settings(read: Callable[[], Any], settings: Settings, path: str, out: str) -> None:
+    now = dataclasses.asdict(settings)
     try:
-        before = read_json(path)
+        before = read()
+        if not isinstance(before, dict):
+            raise ValueError("it is not a JSON object")
     except ValueError as error:
         raise InputError(
             f"{path} is damaged ({error}): choose another OUT, or remove it"
@@ -576,6 +881,20 @@ def _check_no_links(jobs: list[_Job], out: Path) -> None:
             )
 
 
+def _check_keys(jobs: list[_Job], url: str) -> None:
+    """Raises InputError if a video's clips cannot be objects of a bucket because of their names."""
+    above = addresses.split(url).path.strip("/")
+    for job in jobs:
+        key = f"{above}/{folder_of(job.found.name)}/00000.mp4"
+        if len(key.encode("utf-8", "surrogateescape")) > _LONGEST_KEY:
+            problem = f"is too long for an object in a bucket (more than {_LONGEST_KEY:,} bytes)"
+        elif re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", key):
+            problem = "contains a control character, or a byte that is not UTF-8"
+        else:
+            continue
+        raise InputError(f"the name of the video {job.found.name!a} {problem}: rename it")
+
+
 def _check_distinct(jobs: list[_Job]) -> None:
     seen: dict[str, str] = {}
     for job in jobs:
@@ -584,5 +903,5 @@ def _check_distinct(jobs: list[_Job]) -> None:
         if other != name:
             raise InputError(
                 f"the pieces of {other} and {name} would be in the same folder "
-                f"({job.folder}): rename one, or prepare them in separate folders"
+                f"({folder_of(name)}): rename one, or prepare them in separate folders"
             )

@@ -1,0 +1,150 @@
+"""Writes what the ``prepare`` commands make to a folder of a bucket.
+
+Each thing is made in a temporary folder of the cache by the same function as without a bucket, is
+uploaded, and its local files are removed. Objects have the names and bytes that files would have in
+a local folder.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from jaxtrain.data import cache
+from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.storage.lease import Lease
+
+Result = TypeVar("Result")
+
+_OLD_S = 24 * 3600.0  # a temporary folder of this age was left by a killed process
+# On top of the tries of the client, which end after seconds: a store that limits the rate may
+# refuse longer than that.
+_WAITS_S = (5.0, 30.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketOutput:
+    """A folder of a bucket, as the workers of a command receive it.
+
+    Attributes:
+        url: of the folder.
+        task: which of the commands that share the work this is; "" if it is alone.
+        start: differs for each start of a command.
+    """
+
+    url: str
+    task: str = ""
+    start: str = dataclasses.field(default_factory=lambda: secrets.token_hex(6))
+
+    @property
+    def bucket(self) -> Bucket:
+        """Returns the client, one for each process."""
+        return opened(self.url)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Makes a temporary folder, and removes it at the end.
+
+        Also removes those of earlier starts that were killed.
+
+        Raises:
+            RunAgain: the disk is full.
+            InputError: it cannot be written.
+        """
+        own = self._folder()
+        top = own.parent.parent
+        try:
+            for left in top.glob("*/*"):
+                earlier = left.parent == own.parent and left.name != own.name
+                with contextlib.suppress(OSError):
+                    if earlier or time.time() - left.stat().st_mtime > _OLD_S:
+                        shutil.rmtree(left, ignore_errors=True)
+            work = own / secrets.token_hex(6)
+            work.mkdir(parents=True)
+            try:
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        except OSError as error:
+            raise disk_trouble(
+                error,
+                f"cannot write to the temporary folder {top}",
+                "set $JAXTRAIN_CACHE to a folder on another disk",
+            ) from error
+
+    def clean(self) -> None:
+        """Removes the temporary folders of this command from this machine."""
+        shutil.rmtree(self._folder().parent, ignore_errors=True)
+
+    def _folder(self) -> Path:
+        return cache.root(None) / "scratch" / cache.digest(self.url, self.task)[:16] / self.start
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Writes an object; a store that is unavailable is tried again for a minute or two.
+
+        Raises:
+            Unavailable, InputError: it is not written.
+            OSError: the file cannot be read.
+        """
+        patiently(lambda: self.bucket.put(name, data))
+
+    def replace(self, folder: str, files: list[Path]) -> None:
+        """Uploads files to a folder, and deletes all other objects in it.
+
+        Raises:
+            Unavailable: the bucket has other sizes afterwards, or see :meth:`put`.
+            InputError, OSError: see :meth:`put`.
+        """
+        wanted = {f"{folder}/{file.name}": file.stat().st_size for file in files}
+        for file in files:
+            self.put(f"{folder}/{file.name}", file)
+        there = patiently(lambda: self.bucket.sizes(folder))
+        patiently(lambda: self.bucket.delete(sorted(there.keys() - wanted.keys())))
+        for name, size in wanted.items():
+            if there.get(name) != size:
+                raise Unavailable(
+                    f"{self.url}/{name} has {there.get(name, 0):,} bytes in the bucket after an "
+                    f"upload of {size:,}: check that nothing else writes there, and start again"
+                )
+
+
+@functools.lru_cache(maxsize=4)
+def opened(url: str) -> Bucket:
+    """Returns the client of a folder."""
+    return Bucket(url)
+
+
+def patiently(work: Callable[[], Result]) -> Result:
+    """Returns the result of requests that are tried again for a minute or two.
+
+    Raises:
+        Unavailable: the last time, too.
+    """
+    for wait_s in _WAITS_S:
+        try:
+            return work()
+        except Unavailable:
+            time.sleep(wait_s)
+    return work()
+
+
+@contextlib.contextmanager
+def held(bucket: Bucket, say: Callable[[str], None]) -> Iterator[Lease]:
+    """Allows one command at a time to write to a folder while the block runs.
+
+    Raises:
+        RunAgain: another one does, or the store is unavailable.
+        InputError: the bucket does not exist, or has no conditional writes.
+    """
+    lease = Lease(bucket, say)
+    lease.acquire()
+    try:
+        yield lease
+    finally:
+        lease.release()
