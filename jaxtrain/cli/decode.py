@@ -7,10 +7,12 @@ folder, OUT is a folder with manifest.jsonl. To resume, repeat the command.
 """
 
 import argparse
+import functools
 import re
+from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, video_flags
+from jaxtrain.cli import command_line, engine_flags, video_flags
 from jaxtrain.data.video import writing
 from jaxtrain.inference import latent_files, video
 from jaxtrain.interop import hub
@@ -30,7 +32,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_crf(flags.crf)
     if flags.latents.is_dir():
         return _folder(flags)
-    video_flags.check_no_workers(flags.workers, flags.latents)
+    video_flags.check_is_folder(flags, flags.latents)
     writing.check_path(flags.target)
     latents = latent_files.LatentFile(flags.latents)
     model = _model(flags)
@@ -53,21 +55,23 @@ def _model(flags: argparse.Namespace) -> video.Autoencoder:
 
 
 def _folder(flags: argparse.Namespace) -> int:
+    cluster = engine_flags.cluster(flags)
     todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4", flags.workers)
     model = _model(flags)
-
-    def work(own: video.Autoencoder, job: video_flags.Job) -> dict[str, object]:
-        latents = latent_files.LatentFile(job.source)
-        found = latent_files.decode(own, latents, job.target, flags.crf, job.check)
-        return {"frames": found.frames, "size": found.size}
-
     settings = {
         "weights": model.digest(),
         "precision": flags.precision,
         "preview": None if flags.preview is None else list(flags.preview),
         "crf": flags.crf,
     }
-    return video_flags.process_folder(model, todo, flags, settings, work, "decoded")
+    work = functools.partial(_decode_file, flags.crf)
+    return video_flags.process_folder(model, todo, flags, settings, work, "decoded", cluster)
+
+
+def _decode_file(crf: int, model: video.Autoencoder, job: video_flags.Job) -> dict[str, Any]:
+    latents = latent_files.LatentFile(job.source)
+    found = latent_files.decode(model, latents, job.target, crf, job.check)
+    return {"frames": found.frames, "size": found.size}
 
 
 def _preview(text: str) -> tuple[int, int]:

@@ -7,12 +7,14 @@ devices, to a folder with manifest.jsonl; to resume, repeat the command.
 """
 
 import argparse
+import functools
 import math
+from typing import Any
 
 import numpy as np
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, video_flags
+from jaxtrain.cli import command_line, engine_flags, video_flags
 from jaxtrain.data.video import files
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
@@ -34,7 +36,7 @@ def main(arguments: list[str]) -> int:
     storage = latent_files.Storage(flags.dtype, flags.layout, flags.scale, flags.shift)
     if flags.video.is_dir():
         return _folder(flags, storage)
-    video_flags.check_no_workers(flags.workers, flags.video)
+    video_flags.check_is_folder(flags, flags.video)
     if flags.target.suffix != storage.suffix:
         raise InputError(
             f"{flags.target} does not end with {storage.suffix}: latents are written in this format"
@@ -55,33 +57,28 @@ def _encode(
 ) -> None:
     counter = video_flags.Counter(video.frames)
     found = latent_files.encode(model, video, flags.target, storage, counter.one)
-    _report_rate(video, found)
+    if note := _note(video, found):
+        terminal.out(note)
     shape = "x".join(map(str, found.shape))
     terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
 
 
-def _report_rate(video: Video, found: latent_files.Encoded) -> None:
-    if found.off_s > 0.5 / video.rate:
-        terminal.out(
-            f"{video.path} has a variable frame rate: only the average of {float(video.rate):.5g} "
-            f"frames per second is kept, so jaxtrain decode shifts frames by up to "
-            f"{found.off_s:.2g} s"
-        )
+def _note(video: Video, found: latent_files.Encoded) -> str:
+    if found.off_s <= 0.5 / video.rate:
+        return ""
+    return (
+        f"{video.path} has a variable frame rate: only the average of {float(video.rate):.5g} "
+        f"frames per second is kept, so jaxtrain decode shifts frames by up to {found.off_s:.2g} s"
+    )
 
 
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
+    cluster = engine_flags.cluster(flags)
     todo = video_flags.folder_jobs(
         flags.video, flags.target, files.SUFFIXES, storage.suffix, flags.workers
     )
     model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     storage.check(model.model.latent_channels)
-
-    def work(own: autoencoding.Autoencoder, job: video_flags.Job) -> dict[str, object]:
-        video = Video(job.source)
-        found = latent_files.encode(own, video, job.target, storage, job.check)
-        _report_rate(video, found)
-        return {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
-
     settings = {
         "weights": model.digest(),
         "precision": flags.precision,
@@ -90,7 +87,18 @@ def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
         "scale": list(storage.scale),
         "shift": list(storage.shift),
     }
-    return video_flags.process_folder(model, todo, flags, settings, work, "encoded")
+    work = functools.partial(_encode_file, storage)
+    return video_flags.process_folder(model, todo, flags, settings, work, "encoded", cluster)
+
+
+def _encode_file(
+    storage: latent_files.Storage, model: autoencoding.Autoencoder, job: video_flags.Job
+) -> dict[str, Any]:
+    video = Video(job.source)
+    found = latent_files.encode(model, video, job.target, storage, job.check)
+    about = {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
+    note = _note(video, found)
+    return about | ({"note": note} if note else {})
 
 
 def _numbers(text: str) -> tuple[float, ...]:

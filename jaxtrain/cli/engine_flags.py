@@ -43,13 +43,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=engine.NAMES,
         default="local",
-        help="run on this machine (local) or on a Ray cluster (ray) (default: local)",
+        help="run here, or on a Ray cluster (default: local)",
     )
     parser.add_argument(
         "--ray-address",
-        metavar="ADDRESS",
-        help="HOST:PORT of the Ray cluster, or local to start one on this machine "
-        "(default: $RAY_ADDRESS, or this machine's cluster)",
+        metavar="ADDR",
+        help="HOST:PORT of the cluster, or local to start one here (default: $RAY_ADDRESS, or this "
+        "machine's cluster)",
     )
 
 
@@ -60,7 +60,7 @@ def cluster(flags: argparse.Namespace) -> engine.Ray | None:
     for devices.
 
     Args:
-        flags: with those of :func:`add_ray` and :func:`add_share`.
+        flags: with those of :func:`add_ray`, and of :func:`add_share` if the command has it.
 
     Raises:
         InputError: the flags contradict each other.
@@ -73,7 +73,7 @@ def cluster(flags: argparse.Namespace) -> engine.Ray | None:
             if value is not None:
                 raise InputError(f"{flag} {value} requires --engine ray")
         return None
-    if flags.share:
+    if vars(flags).get("share"):
         raise InputError("--share is for commands without Ray: omit it, or omit --engine ray")
     if flags.ray_gpus is not None and not 0 <= flags.ray_gpus < math.inf:
         raise InputError(f"--ray-gpus {flags.ray_gpus}: use 0 or more")

@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -12,9 +14,11 @@ import jax
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, engine_flags
-from jaxtrain.data import worker_count
+from jaxtrain.config import Precision
+from jaxtrain.data import engine, worker_count
 from jaxtrain.errors import InputError
 from jaxtrain.inference import folder
+from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
 
 _MOST_WORKERS = 1024
@@ -105,25 +109,34 @@ class Job:
     check: Callable[[], None]
 
 
+Work = Callable[[Autoencoder, Job], dict[str, Any]]
+"""Processes a file; returns what the manifest states about the result."""
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--workers``."""
+    """Adds ``--workers``, and the flags that choose who does the work."""
     parser.add_argument(
         "--workers",
         metavar="N",
         type=int,
-        help="files processed at once (default: based on cores and memory)",
+        help="files processed at once, also by each Ray worker (default: based on cores and "
+        "memory)",
     )
     engine_flags.add_share(parser)
+    engine_flags.add_ray(parser)
 
 
-def check_no_workers(workers: int | None, source: Path) -> None:
-    """Checks that ``--workers`` is only given for a folder.
+def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
+    """Checks that ``--workers`` and Ray's flags are only given for a folder.
 
     Raises:
-        InputError: it is given for a file.
+        InputError: one of them is given for a file.
     """
-    if workers is not None:
-        raise InputError(f"--workers {workers} is for folders, and {source} is not one: omit it")
+    cluster = None if flags.engine == "local" else flags.engine
+    for name, value in (("workers", flags.workers), ("engine", cluster)):
+        if value is not None:
+            raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
+    engine_flags.cluster(flags)  # refuses Ray's other flags
 
 
 def folder_jobs(
@@ -148,8 +161,9 @@ def process_folder(
     todo: list[folder.Job],
     flags: argparse.Namespace,
     settings: dict[str, Any],
-    work: Callable[[Autoencoder, Job], dict[str, Any]],
+    work: Work,
     what: str,
+    cluster: engine.Ray | None,
 ) -> int:
     """Processes the files of a folder on all devices; returns 1 if some failed.
 
@@ -158,53 +172,112 @@ def process_folder(
         todo: the files.
         flags: of the command, with `target` and `workers`.
         settings: all that a result depends on.
-        work: processes one file with the model on a worker's device.
+        work: processes one file with the model on a worker's device; can be pickled.
         what: "encoded" or "decoded".
+        cluster: processes the files instead of this machine; None without one.
 
     Raises:
         InputError: OUT has results with other settings.
     """
-    devices = model.devices()
-    workers = flags.workers or max(len(devices), worker_count.threads())
-    models = [model.on(device) for device in devices[:workers]]
     counter = Counter(len(todo), "file")
-
-    def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
-        try:
-            return work(models[worker % len(models)], Job(source, target, check))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) or workers == 1:
-                raise
-            fewer = max(1, workers // 2)
-            raise InputError(
-                f"{source}: {workers} files at once filled the memory of a device: repeat the "
-                f"command with --workers {fewer} for the files that failed"
-            ) from error
-
-    shared = engine_flags.share(flags)
-    if shared is not None:
-        terminal.out(f"sharing {flags.target} with other commands: {shared[1]}")
+    start = _on_this_machine if cluster is None else functools.partial(_on_cluster, cluster)
     try:
         with command_line.cleaning_up():
-            found = folder.run(
-                todo,
-                flags.target,
-                settings,
-                one,
-                workers=workers,
-                say=terminal.out,
-                each_file=counter.one_of,
-                share=None if shared is None else shared[0],
-            )
+            found, place = start(model, todo, flags, settings, work, counter.one_of)
     except SystemExit:
         terminal.out(f"stopped by SIGTERM; to resume, repeat the command with OUT {flags.target}")
         raise
     counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
     counts += [f"{found.skipped} already done"] if found.skipped else []
     counts += [f"{len(found.failed)} failed"] if found.failed else []
-    place = f"{len(models)} device{'s' if len(models) > 1 else ''}"
     terminal.out(
         f"{', '.join(counts)} of {len(todo)} files on {place}; "
         f"results and reasons: {flags.target / folder.MANIFEST}"
     )
     return 1 if found.failed else 0
+
+
+def _on_this_machine(
+    model: Autoencoder,
+    todo: list[folder.Job],
+    flags: argparse.Namespace,
+    settings: dict[str, Any],
+    work: Work,
+    each_file: Callable[[int], None],
+) -> tuple[folder.Outcome, str]:
+    """Processes the files on all devices of this machine; returns where, for messages."""
+    devices = model.devices()
+    workers = flags.workers or max(len(devices), worker_count.threads())
+    models = [model.on(device) for device in devices[:workers]]
+
+    def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
+        return _fitting(work, models[worker % len(models)], Job(source, target, check), workers)
+
+    shared = engine_flags.share(flags)
+    if shared is not None:
+        terminal.out(f"sharing {flags.target} with other commands: {shared[1]}")
+    found = folder.run(
+        todo,
+        flags.target,
+        settings,
+        one,
+        workers=workers,
+        say=terminal.out,
+        each_file=each_file,
+        share=None if shared is None else shared[0],
+    )
+    return found, f"{len(models)} device{'s' if len(models) > 1 else ''}"
+
+
+def _on_cluster(
+    cluster: engine.Ray,
+    model: Autoencoder,
+    todo: list[folder.Job],
+    flags: argparse.Namespace,
+    settings: dict[str, Any],
+    work: Work,
+    each_file: Callable[[int], None],
+) -> tuple[folder.Outcome, str]:
+    """Does the same on a cluster."""
+    found = folder.run_on(
+        cluster,
+        todo,
+        flags.target,
+        settings,
+        functools.partial(_load, model.trained, flags.precision, work, flags.workers),
+        at_once=flags.workers,
+        say=terminal.out,
+        each_file=each_file,
+    )
+    return found, cluster.where
+
+
+def _load(
+    trained: TrainedModel, precision: Precision, work: Work, workers: int | None, cpus: int
+) -> Callable[[Path, Path], dict[str, Any]]:
+    """Puts the model on the devices of a worker; returns what processes a file there."""
+    model = Autoencoder(trained, precision)
+    turns = itertools.cycle([model.on(device) for device in model.devices()])
+
+    def one(source: Path, target: Path) -> dict[str, Any]:
+        return _fitting(work, next(turns), Job(source, target, _never), workers or cpus)
+
+    return one
+
+
+def _never() -> None:
+    """Never stops: if the command ends, so do its workers."""
+
+
+def _fitting(work: Work, model: Autoencoder, job: Job, workers: int) -> dict[str, Any]:
+    """Processes a file; raises InputError if fewer at once would fit in a device's memory."""
+    try:
+        return work(model, job)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or workers == 1:
+            raise
+        fewer = max(1, workers // 2)
+        raise InputError(
+            f"{job.source}: {workers} files at once filled the memory of a device: repeat the "
+            f"command with --workers {fewer} for the files that failed"
+        ) from error

@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
@@ -255,6 +256,7 @@ class Ray:
         items: Iterable[Item],
         *fixed: Any,
         died: Callable[[Item], Result],
+        at_once: int | None = 1,
     ) -> Iterator[tuple[Item, Result]]:
         """Yields (item, ``begin(cpus, *fixed)(item)``) in the order in which items are finished.
 
@@ -264,13 +266,14 @@ class Ray:
         Args:
             begin: a module-level function; receives the number of CPUs of its worker.
             items, fixed, died: see :meth:`Engine.as_finished`.
+            at_once: items that a worker processes at once, in threads; None is one per CPU.
 
         Raises:
             Exception: the first one that a worker raises; results after it are lost.
             InputError: the cluster has too few GPUs, or jax does not see them.
             RunAgain: the cluster is unavailable, or no worker can start.
         """
-        yield from self._connected(self._in_actors, begin, items, fixed, died)
+        yield from self._connected(self._in_actors, begin, items, fixed, died, at_once)
 
     def _connected(self, run: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
         """Connects to the cluster while results are read."""
@@ -334,14 +337,17 @@ class Ray:
         items: Iterable[Item],
         fixed: tuple[Any, ...],
         died: Callable[[Item], Result],
+        at_once: int | None,
     ) -> Iterator[tuple[Item, Result]]:
         """See :meth:`with_models`.
 
         Ray could restart a lost actor by itself, but would keep its item waiting while other actors
-        hold all CPUs that are left. So another actor takes over the item.
+        hold all CPUs that are left. So another actor takes over the item, and processes it alone:
+        it may have killed the first one, and would kill others' items, too.
         """
         gpus, cpus = self._of_each_actor(ray)
-        holder = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Holder)
+        slots = at_once or cpus
+        holder = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=slots)(_Holder)
         shared = ray.put((begin, (cpus, *fixed), _stamp(*_MODELS)))
         lost = (
             ray.exceptions.RayActorError,
@@ -350,27 +356,33 @@ class Ray:
         )
         waiting = iter(items)
         ahead: collections.deque[tuple[Item, int]] = collections.deque()  # and how often it died
-        starting: dict[Any, Any] = {}  # reference -> actor
-        running: dict[Any, tuple[Any, Item, int]] = {}
-        idle: list[Any] = []
+        starting: dict[Any, _Actor] = {}  # by reference
+        running: dict[Any, tuple[_Actor, Item, int]] = {}
+        ready: list[_Actor] = []
         room, read, failed_starts = 0, float("-inf"), 0
         while True:
             if len(ahead) < max(1, room):
                 ahead.extend((item, 0) for item in itertools.islice(waiting, 1))
             if not ahead:
-                idle.clear()  # ends these actors, so that others can use their devices
+                ready = [one for one in ready if one.used]  # ends the others: frees their devices
                 if not running:
                     return
-            elif idle:
-                actor = idle.pop()
-                item, deaths = ahead.popleft()
-                running[actor.process.remote(item)] = actor, item, deaths
-                continue
+            elif ready:
+                actor = min(ready, key=lambda one: one.used)
+                item, deaths = ahead[0]
+                needed = slots if deaths else 1
+                # The first actors must not take what those that are starting will process.
+                spare = not actor.used or len(ahead) > len(starting)
+                if spare and actor.used + needed <= slots:
+                    ahead.popleft()
+                    actor.used += needed
+                    running[actor.handle.process.remote(item)] = actor, item, deaths
+                    continue
             if time.monotonic() - read > _RESIZE_S:
                 read, room = time.monotonic(), self._actors(ray, gpus, cpus)
-            if len(starting) < len(ahead) and len(starting) + len(running) < room:
-                actor = holder.remote()
-                starting[actor.begin.remote([shared], gpus)] = actor
+            if len(starting) < len(ahead) and len(starting) + len(ready) < room:
+                actor = _Actor(holder.remote())
+                starting[actor.handle.begin.remote([shared], gpus)] = actor
                 continue
             refs = [*starting, *running]
             done, _ = ray.wait(refs, num_returns=1, timeout=_RESIZE_S)
@@ -389,13 +401,14 @@ class Ray:
                         continue
                     if error is not None:
                         raise error
-                    idle.append(actor)
+                    ready.append(actor)
                     failed_starts = 0
                     continue
                 actor, item, deaths = running.pop(ref)
                 try:
                     result, error = ray.get(ref)
                 except lost:
+                    ready = [one for one in ready if one is not actor]
                     if deaths < _RETRIES:
                         ahead.appendleft((item, deaths + 1))
                     else:
@@ -404,7 +417,7 @@ class Ray:
                     continue
                 if error is not None:
                     raise error
-                idle.append(actor)
+                actor.used -= slots if deaths else 1
                 yield item, result
 
     def _of_each_actor(self, ray: Any) -> tuple[float, int]:
@@ -440,6 +453,19 @@ def _cpus(ray: Any) -> Iterator[tuple[int, int]]:
     """Yields the number of CPUs of the cluster, and of its nodes with any."""
     found = [int(node.get("CPU", 0)) for node in _nodes(ray)]
     yield max(1, sum(found)), sum(count > 0 for count in found)
+
+
+@dataclasses.dataclass(eq=False)
+class _Actor:
+    """A worker with a model.
+
+    Attributes:
+        handle: of the Ray actor.
+        used: how many of its threads are in use.
+    """
+
+    handle: Any
+    used: int = 0
 
 
 class _Holder:
@@ -490,7 +516,10 @@ def _connected(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that is started here
     more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        with warnings.catch_warnings():
+            # To start a cluster, Ray forks only to execute another program.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except ConnectionError as error:
         raise InputError(
             f"--ray-address {address}: no Ray cluster found ({first_line(error)}): start one with "

@@ -7,12 +7,15 @@ for each file: its result with size and SHA-256, or why it failed. Lines are add
 done, and sorted by name at the end.
 
 Several commands may share a folder. Each then adds its lines to a file of its own in OUT/.manifest,
-and reads those of the others; a lock on one byte claims a file.
+and reads those of the others; a lock on one byte claims a file. On a Ray cluster, workers on all
+nodes process the files, and only the command writes the manifest.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -20,21 +23,24 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import folders
+from jaxtrain.data import engine, folders, shared_folder
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, lock
 
 MANIFEST = "manifest.jsonl"
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
 _MOST_MANIFEST = 2**30
+_KILLS = "kills the worker that processes it"
 
 Record = dict[str, Any]
 Work = Callable[[int, Path, Path, Callable[[], None]], Record]
 """(worker, source, target, stop check) -> what the manifest states about the result."""
+Load = Callable[[int], Callable[[Path, Path], Record]]
+"""CPUs of a worker of a cluster -> what processes a file there: (source, target) -> as above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,23 +155,11 @@ def run(
     if share is not None:
         others.folder.mkdir(exist_ok=True)
         atomic.create_whole(path, f"{json.dumps(_settings_line(settings))}\n")
-    others.read()
-    # Lines of an earlier command that shared OUT may be older or newer than the manifest's.
-    records, open_jobs = others.records | _records(path, settings), []
-    for job in todo:
-        if _is_done(job, records.get(job.name)):
-            continue
-        if _is_done(job, others.records.get(job.name)):
-            records[job.name] = others.records[job.name]
-        else:
-            open_jobs.append(job)
-    others.records = {}
+    records, open_jobs = _open_jobs(todo, path, settings, others)
     if share is None:
-        for job in open_jobs:
-            _remove_left(job)
+        _remove_left(open_jobs)
     else:
         open_jobs.sort(key=lambda job: lock.order(share, job.name))
-    failed: dict[str, str] = {}
     stopped, numbers, local = threading.Event(), iter(range(workers)), threading.local()
     guard = threading.Lock()
 
@@ -190,34 +184,19 @@ def run(
             if job.name in others.records:
                 return others.records[job.name], False
             if mine:  # without locks, another command may be writing it now
-                _remove_left(job)
+                _remove_left([job])
             return one(job), True
 
     def one(job: Job) -> Record:
         check()
         try:
-            identity = _readable_identity(job.source)
-            found = work(local.number, job.source, job.target, check)
-            if _readable_identity(job.source) != identity:
-                raise InputError(f"{job.source} changed while it was read: run the command again")
-        except InputError as error:
-            return {"source": job.name, "error": str(error)}
+            return _processed(job, out, lambda a, b: work(local.number, a, b, check))
         except BaseException:
             stopped.set()  # at once, before the main thread sees the error
             raise
-        return {
-            "source": job.name,
-            "target": job.target.relative_to(out).as_posix(),
-            **identity,
-            **found,
-            "bytes": job.target.stat().st_size,
-            "sha256": _digest(job.target),
-        }
 
-    pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=start)
-    done = 0
-    own = path if share is None else others.folder / f"{secrets.token_hex(8)}.jsonl"
-    with _appending(own, settings, fresh=not records or not own.exists()) as add:
+    def results() -> Generator[tuple[Record, bool]]:
+        pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=start)
         try:
             left = open_jobs
             while left:
@@ -231,25 +210,170 @@ def run(
                     if result is None:
                         left.append(waiting[future])
                         continue
-                    record, fresh = result
-                    records[record["source"]] = record
-                    if fresh:
-                        add(record)
-                        done += "error" not in record
-                    if "error" in record:
-                        failed[record["source"]] = record["error"]
-                        say(f"failed: {record['error']}")
-                    each_file(len(open_jobs))
+                    yield result
                 if left:
                     time.sleep(lock.POLL_S)
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
-    lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
-    atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+
+    own = path if share is None else others.folder / f"{secrets.token_hex(8)}.jsonl"
+    fresh = not records or not own.exists()
+    with _appending(own, settings, fresh=fresh) as add, contextlib.closing(results()) as found:
+        outcome = _record(found, records, todo, open_jobs, add, say, each_file)
+    _sort(path, settings, records)
     if share is None:
         shutil.rmtree(others.folder, ignore_errors=True)
+    return outcome
+
+
+def run_on(
+    cluster: engine.Ray,
+    todo: Sequence[Job],
+    out: Path,
+    settings: Mapping[str, Any],
+    load: Load,
+    *,
+    at_once: int | None,
+    say: Callable[[str], None],
+    each_file: Callable[[int], None] = lambda expected: None,
+) -> Outcome:
+    """Does the same as :func:`run` on a Ray cluster.
+
+    Args:
+        cluster: runs the work.
+        todo, out, settings, say, each_file: see :func:`run`.
+        load: called once in each worker; can be pickled.
+        at_once: files that a worker processes at once; None is one per CPU.
+
+    Raises:
+        InputError: see :func:`run`; or a node does not see the files or OUT.
+        RunAgain: another process is using OUT, or the cluster failed.
+    """
+    lock.hold(out, say, shared=False)
+    path = out / MANIFEST
+    others = _Others(out / _PARTS, settings)
+    records, open_jobs = _open_jobs(todo, path, settings, others)
+    _remove_left(open_jobs)
+    others.folder.mkdir(exist_ok=True)
+    mark = shared_folder.mark(others.folder.absolute() / "token", f"OUT {out}")
+
+    def results() -> Generator[tuple[Record, bool]]:
+        if not open_jobs:
+            return
+        # Workers have other working directories.
+        away = (
+            dataclasses.replace(job, source=job.source.absolute(), target=job.target.absolute())
+            for job in open_jobs
+        )
+        here = {job.name: job for job in open_jobs}
+        fixed = (load, out.absolute(), mark)
+        found = cluster.with_models(_begin, away, *fixed, died=_died, at_once=at_once)
+        for job, result in found:
+            shared_folder.check_seen(result)
+            if isinstance(result, shared_folder.Unseen):
+                result = _failed(job, _unreadable(job.source, errno.ENOENT))
+            if "error" in result:
+                for typed, full in zip(_paths(here[job.name]), _paths(job), strict=True):
+                    result["error"] = result["error"].replace(full, typed)
+            yield result, True
+
+    fresh = not records
+    with _appending(path, settings, fresh=fresh) as add, contextlib.closing(results()) as found:
+        outcome = _record(found, records, todo, open_jobs, add, say, each_file)
+    _remove_left(open_jobs)  # of workers that were lost
+    _sort(path, settings, records)
+    shutil.rmtree(others.folder, ignore_errors=True)
+    return outcome
+
+
+def _begin(
+    cpus: int, load: Load, out: Path, mark: shared_folder.Mark
+) -> Callable[[Job], Record | shared_folder.Unseen]:
+    """Loads the model in a worker of a cluster; returns what processes a file."""
+    mark.check()
+    work = load(cpus)
+    return lambda job: shared_folder.unseen(job.source) or _processed(job, out, work)
+
+
+def _died(job: Job) -> Record:
+    return _failed(job, InputError(f"{job.source} {_KILLS}"))
+
+
+def _failed(job: Job, error: InputError) -> Record:
+    return {"source": job.name, "error": str(error)}
+
+
+def _paths(job: Job) -> tuple[str, str]:
+    return str(job.source), str(job.target)
+
+
+def _processed(job: Job, out: Path, work: Callable[[Path, Path], Record]) -> Record:
+    """Processes a file; returns its line of the manifest."""
+    try:
+        identity = _readable_identity(job.source)
+        found = work(job.source, job.target)
+        if _readable_identity(job.source) != identity:
+            raise InputError(f"{job.source} changed while it was read: run the command again")
+    except InputError as error:
+        return _failed(job, error)
+    return {
+        "source": job.name,
+        "target": job.target.relative_to(out).as_posix(),
+        **identity,
+        **found,
+        "bytes": job.target.stat().st_size,
+        "sha256": _digest(job.target),
+    }
+
+
+def _open_jobs(
+    todo: Sequence[Job], path: Path, settings: Mapping[str, Any], others: "_Others"
+) -> tuple[dict[str, Record], list[Job]]:
+    """Returns the lines of earlier commands, and the files that they have not done."""
+    others.read()
+    # Lines of an earlier command that shared OUT may be older or newer than the manifest's.
+    records, open_jobs = others.records | _records(path, settings), []
+    for job in todo:
+        if _is_done(job, records.get(job.name)):
+            continue
+        if _is_done(job, others.records.get(job.name)):
+            records[job.name] = others.records[job.name]
+        else:
+            open_jobs.append(job)
+    others.records = {}
+    return records, open_jobs
+
+
+def _record(
+    results: Iterable[tuple[Record, bool]],
+    records: dict[str, Record],
+    todo: Sequence[Job],
+    open_jobs: Sequence[Job],
+    add: Callable[[Record], None],
+    say: Callable[[str], None],
+    each_file: Callable[[int], None],
+) -> Outcome:
+    """Records the results of files, each with whether this command made it."""
+    done, failed = 0, dict[str, str]()
+    for record, fresh in results:
+        records[record["source"]] = record
+        if fresh:
+            add(record)
+            done += "error" not in record
+        if "error" in record:
+            failed[record["source"]] = record["error"]
+            say(f"failed: {record['error']}")
+        elif fresh and "note" in record:
+            say(record["note"])
+        each_file(len(open_jobs))
     return Outcome(done, len(todo) - done - len(failed), failed)
+
+
+def _sort(path: Path, settings: Mapping[str, Any], records: Mapping[str, Record]) -> None:
+    """Writes the manifest again, sorted by name."""
+    lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
+    atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 class _Others:
@@ -336,10 +460,16 @@ def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} is damaged ({error}): choose another OUT, or remove it")
 
 
-def _remove_left(job: Job) -> None:
-    """Removes what a killed command left of a file."""
-    for left in job.target.parent.glob(f".{_escaped(job.target.name)}.*{job.target.suffix}"):
-        left.unlink(missing_ok=True)
+def _remove_left(jobs: Sequence[Job]) -> None:
+    """Removes what killed processes left of files; lists each folder only once."""
+    names = collections.defaultdict[Path, set[str]](set)
+    for job in jobs:
+        names[job.target.parent].add(job.target.name)
+    for place, targets in names.items():
+        for left in place.glob(".*.*.*"):  # .NAME.RANDOM.SUFFIX, see atomic.appearing
+            name = Path(left.stem).stem[1:]
+            if name in targets and left.suffix == Path(name).suffix:
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -378,13 +508,13 @@ def _readable_identity(source: Path) -> Record:
     try:
         return _identity(source)
     except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}") from error
+        raise _unreadable(source, error.errno or errno.EIO) from error
+
+
+def _unreadable(source: Path, number: int) -> InputError:
+    return InputError(f"{source} cannot be read: {os.strerror(number)}")
 
 
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

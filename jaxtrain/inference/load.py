@@ -72,7 +72,7 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
             see the GPU.
     """
     process_group.check_accelerator(os.environ)
-    options.use_cache(os.environ, cache.root(None) / "compiled")
+    use_cache()
 
     def only_kind() -> str | None:
         kinds = able(method)
@@ -86,6 +86,11 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
     model = _bare(stored.model)
     definition = state.ModelDefinition(model.build)
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))
+
+
+def use_cache() -> None:
+    """Enables the compilation cache."""
+    options.use_cache(os.environ, cache.root(None) / "compiled")
 
 
 def has(model: Any, method: str) -> bool:

@@ -57,7 +57,7 @@ class Autoencoder:
     """A model and its parameters on one device.
 
     Args:
-        source: a checkpoint, a run directory or a weights file.
+        source: a checkpoint, a run directory, a weights file, or an already loaded model.
         precision: precision of the computation.
         command: the command that uses the model, for messages.
         preview: frames per latent of a smaller decoder, and what divides height and width.
@@ -65,6 +65,7 @@ class Autoencoder:
     Attributes:
         model: its config.
         source: where the parameters come from.
+        trained: the model with its parameters on the host, which can be pickled.
         module: the network.
 
     Raises:
@@ -73,13 +74,17 @@ class Autoencoder:
 
     def __init__(
         self,
-        source: Path,
+        source: Path | load.TrainedModel,
         precision: Precision = "float32",
         *,
         command: str = "reconstruct",
         preview: tuple[int, int] | None = None,
     ) -> None:
-        trained = load.load(source, command, "decode")
+        if isinstance(source, load.TrainedModel):
+            trained = source
+            load.use_cache()
+        else:
+            trained = load.load(source, command, "decode")
         if preview is not None:
             config = trained.config.preview(*preview)
             trained = dataclasses.replace(
@@ -88,7 +93,7 @@ class Autoencoder:
                 definition=state.ModelDefinition(config.build),
                 params=config.fitted(trained.params),
             )
-        self._trained, self._precision = trained, precision
+        self.trained, self._precision = trained, precision
         self.model, self.source = trained.config, trained.source
         self._device: jax.Device | None = None
         self.module = trained.definition.module(trained.on_device(precision), {})
@@ -97,8 +102,8 @@ class Autoencoder:
         """Returns the same model with its parameters on a device."""
         other = copy.copy(self)
         other._device = device
-        arrays = self._trained.on_device(self._precision, device)
-        other.module = self._trained.definition.module(arrays, {})
+        arrays = self.trained.on_device(self._precision, device)
+        other.module = self.trained.definition.module(arrays, {})
         return other
 
     def devices(self) -> list[jax.Device]:
@@ -108,9 +113,9 @@ class Autoencoder:
     def digest(self) -> str:
         """Returns a checksum of the parameters and the model's config."""
         found = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
-        for name in sorted(self._trained.params):
+        for name in sorted(self.trained.params):
             found.update(name.encode())
-            found.update(np.ascontiguousarray(self._trained.params[name]).data)
+            found.update(np.ascontiguousarray(self.trained.params[name]).data)
         return found.hexdigest()[:16]
 
     @property

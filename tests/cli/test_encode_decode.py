@@ -14,9 +14,11 @@ import safetensors
 import safetensors.numpy
 import sample_videos
 import small_autoencoder
+from cluster_here import ClusterHere
 
 from jaxtrain import main
 from jaxtrain.cli import decode, encode
+from jaxtrain.data import engine
 from jaxtrain.data.video import reading
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
@@ -294,6 +296,8 @@ def test_layouts_of_other_programs_have_the_same_latents(
         (("--shift", "x"), r"'x': use numbers such as 0\.5 or 0\.5,0\.25"),
         (("--layout", "comfyui"), r"z\.safetensors does not end with \.latent"),
         (("--workers", "2"), r"--workers 2 is for folders, and .*clip\.mp4 is not one: omit it"),
+        (("--engine", "ray"), r"--engine ray is for folders, and .*clip\.mp4 is not one: omit it"),
+        (("--ray-gpus", "1"), r"--ray-gpus 1\.0 requires --engine ray"),
     ],
 )
 def test_unusable_flags_of_encode(
@@ -328,6 +332,51 @@ def test_a_folder_is_encoded_and_decoded(
         assert (tmp_path / f"out/{name}.mp4").read_bytes() == (tmp_path / "one.mp4").read_bytes()
     with pytest.raises(InputError, match=r"other settings \(crf 16, not 20\)"):
         decode.main([*map(str, (weights, tmp_path / "z", tmp_path / "out")), "--crf", "20"])
+
+
+def test_a_cluster_encodes_and_decodes_the_same(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    videos = tmp_path / "in"
+    videos.mkdir()
+    images = sample_videos.busy(6, height=16, width=16)
+    sample_videos.write(videos / "a.mp4", images)
+    sample_videos.write_at(videos / "b.mkv", images, [0, 40, 50, 200, 1000, 1010])
+    (videos / "broken.mp4").write_bytes(b"no video")
+    cluster, asked = ClusterHere(), list[tuple[object, ...]]()
+
+    def start(address: str, gpus: float | None) -> ClusterHere:
+        asked.append((address, gpus))
+        return cluster
+
+    monkeypatch.setattr(engine, "Ray", start)
+    made = {}
+    for name, flags in (
+        ("alone", ()),
+        ("cluster", ("--engine", "ray", "--ray-address", "a:1", "--ray-gpus", 0.5)),
+    ):
+        out = tmp_path / name
+        how = (*flags, "--workers", 3)
+        source = place / "weights.safetensors"
+        assert run("encode", source, videos, out / "z", "--dtype", "float16", *how) == 1
+        printed = capsys.readouterr()
+        assert "2 encoded, 1 failed of 3 files on" in printed.out
+        assert ("on the cluster;" in printed.out) == (name == "cluster")
+        assert "b.mkv has a variable frame rate: only the average" in printed.out
+        assert run("decode", source, tmp_path / "alone/z", out / "v", *how) == 0
+        made[name] = {
+            path.relative_to(out).as_posix(): path.read_bytes()
+            for path in out.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        }
+    assert made["cluster"] == made["alone"]
+    assert len(made["alone"]) == 6
+    assert asked == [("a:1", 0.5)] * 2
+    assert (len(cluster.items), cluster.at_once) == (5, 3)
+    notes = [
+        json.loads(line).get("note") for line in made["alone"]["z/manifest.jsonl"].splitlines()
+    ]
+    assert [note is not None for note in notes] == [False, False, True, False]
 
 
 def test_a_preview_by_flag_equals_the_preview_of_the_reference_s_rule(

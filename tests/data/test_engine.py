@@ -111,6 +111,13 @@ class _Cluster:
     """Stands in for the module ray: two nodes, whose actors run here.
 
     Item 2 kills its actor in each try, and item 3 in the first one.
+
+    Attributes:
+        options: of the actors.
+        tries: the items in the order in which actors received them.
+        actors: how many were started.
+        together: for each try, whether it was the first of its item, and likewise for the other
+            items of its actor.
     """
 
     exceptions = types.SimpleNamespace(
@@ -124,6 +131,7 @@ class _Cluster:
         self.resources, self.options = resources, dict[str, float]()
         self.tries: list[int] = []
         self.actors = 0
+        self.together: list[tuple[bool, ...]] = []
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": self.resources}] * 2
@@ -141,11 +149,22 @@ class _Cluster:
 
     def actor(self, made: Any) -> Any:
         self.actors += 1
+        first: dict[int, bool] = {}  # by try
+        dead: list[int] = []
 
         def process(item: int) -> Any:
+            number = len(self.tries)
+            first[number] = item not in self.tries
             self.tries.append(item)
-            dies = item == 2 or (item == 3 and self.tries.count(3) == 1)
-            return _Reference((len(self.tries), None if dies else made.process(item)))
+            self.together.append(tuple(first.values()))
+
+            def finish() -> Any:
+                if item == 2 or (item == 3 and self.tries.count(3) == 1):
+                    dead.append(item)
+                del first[number]
+                return None if dead else made.process(item)
+
+            return _Reference((number, finish))
 
         begin = types.SimpleNamespace(remote=lambda *a: _Reference((-1, [made.begin(*a)])))
         return types.SimpleNamespace(begin=begin, process=types.SimpleNamespace(remote=process))
@@ -154,9 +173,12 @@ class _Cluster:
         return references[:1], references[1:]
 
     def get(self, reference: tuple[int, Any]) -> Any:
-        if reference[1] is None:
+        if reference[0] < 0:
+            return reference[1][0]
+        result = reference[1]()
+        if result is None:
             raise _LostError
-        return reference[1][0] if reference[0] < 0 else reference[1]
+        return result
 
     def shutdown(self) -> None:
         pass
@@ -167,13 +189,20 @@ def _begin(cpus: int, plus: int) -> Callable[[int], int]:
 
 
 def _with_models(
-    monkeypatch: pytest.MonkeyPatch, cluster: _Cluster, gpus: float | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: _Cluster,
+    gpus: float | None = None,
+    at_once: int | None = 1,
+    items: int = 5,
 ) -> dict[int, int]:
     monkeypatch.setattr(engine, "_connected", lambda address: cluster)
     monkeypatch.setattr(engine, "_fetched", lambda shared: shared)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    found = engine.Ray("auto", gpus=gpus).with_models(_begin, range(5), 7, died=lambda item: -item)
-    return dict(found)
+    return dict(
+        engine.Ray("auto", gpus=gpus).with_models(
+            _begin, range(items), 7, died=lambda item: -item, at_once=at_once
+        )
+    )
 
 
 def test_an_item_moves_to_another_worker_if_its_own_is_lost(
@@ -181,9 +210,29 @@ def test_an_item_moves_to_another_worker_if_its_own_is_lost(
 ) -> None:
     cluster = _Cluster(CPU=3)
     assert _with_models(monkeypatch, cluster) == {0: 1007, 1: 1008, 2: -2, 3: 1016, 4: 1023}
-    assert cluster.options == {"num_cpus": 1, "num_gpus": 0}
+    assert cluster.options == {"num_cpus": 1, "num_gpus": 0, "max_concurrency": 1}
+    assert set(map(len, cluster.together)) == {1}
     assert [cluster.tries.count(item) for item in range(5)] == [1, 1, 4, 2, 1]
     assert cluster.actors <= 5 + 5  # one for each of the first items, and for each that was lost
+
+
+def test_items_that_were_with_one_that_kills_their_worker_are_processed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = _Cluster(CPU=1)  # on each of two nodes
+    found = _with_models(monkeypatch, cluster, at_once=3, items=9)
+    assert found == {item: -2 if item == 2 else item * item + 1007 for item in range(9)}
+    assert cluster.options["max_concurrency"] == 3
+    assert max(map(len, cluster.together)) == 3
+    assert all(all(tries) for tries in cluster.together if len(tries) > 1)
+    assert (False,) in cluster.together
+    assert {cluster.tries.count(item) for item in range(9) if item != 2} == {1, 2}
+
+
+def test_a_few_items_are_divided_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = _Cluster(CPU=1)
+    assert len(_with_models(monkeypatch, cluster, at_once=4, items=2)) == 2
+    assert cluster.together == [(True,), (True,)]
 
 
 def test_workers_divide_the_processors_of_a_node_by_its_gpus(
@@ -194,9 +243,11 @@ def test_workers_divide_the_processors_of_a_node_by_its_gpus(
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
     cluster = _Cluster(CPU=26, GPU=4)
     assert _with_models(monkeypatch, cluster)[1] == 6008
-    assert cluster.options == {"num_cpus": 6, "num_gpus": 1}
+    assert cluster.options == {"num_cpus": 6, "num_gpus": 1, "max_concurrency": 1}
     _with_models(monkeypatch, cluster, 0.25)
-    assert cluster.options == {"num_cpus": 1, "num_gpus": 0.25}
+    assert cluster.options == {"num_cpus": 1, "num_gpus": 0.25, "max_concurrency": 1}
+    _with_models(monkeypatch, cluster, at_once=None)
+    assert cluster.options["max_concurrency"] == 6
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.225"
     with pytest.raises(InputError, match=r"--ray-gpus 1: .* has 0 GPUs: .* or pass --ray-gpus 0"):
         _with_models(monkeypatch, _Cluster(CPU=3), 1)

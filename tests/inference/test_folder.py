@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 import sample_videos
 import small_autoencoder
+from cluster_here import ClusterHere
 
+from jaxtrain.data import shared_folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.inference import folder
 
@@ -161,6 +164,109 @@ def test_progress_counts_the_files_that_are_left(tmp_path: Path) -> None:
         each_file=expected.append,
     )
     assert expected == [1]
+
+
+def shout(broken: str, cpus: int) -> Callable[[Path, Path], dict[str, Any]]:
+    """Returns what processes a file in a worker of a cluster."""
+    assert cpus == 2
+    work = Upper(broken)
+    return lambda source, target: work(0, source, target, lambda: None)
+
+
+def on_cluster(
+    place: Path, cluster: Any, *, mode: int = 1, broken: str = "", say: Any = print
+) -> folder.Outcome:
+    todo = folder.jobs(place / "in", place / "out", TEXT, ".up")
+    return folder.run_on(
+        cluster,
+        todo,
+        place / "out",
+        {"mode": mode},
+        functools.partial(shout, broken),
+        at_once=3,
+        say=say,
+    )
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_cluster_writes_the_files_and_the_manifest_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").mkdir()
+    texts(tmp_path / "x")
+    monkeypatch.chdir(tmp_path)  # workers are elsewhere: paths and messages are relative here
+    here = Path("x")
+    alone = process(here, Upper("2.txt"))
+    expected = files(here / "out")
+    shutil.rmtree(here / "out")
+    cluster, said = ClusterHere(), list[str]()
+    assert on_cluster(here, cluster, broken="2.txt", say=said.append) == alone
+    assert alone.failed == {"b/2.txt": "x/in/b/2.txt is broken"}
+    assert said == ["failed: x/in/b/2.txt is broken"]
+    assert files(here / "out") == expected
+    assert cluster.at_once == 3
+    assert all(job.source.is_absolute() and job.target.is_absolute() for job in cluster.items)
+    again = ClusterHere()
+    assert on_cluster(here, again) == folder.Outcome(1, 4, {})
+    assert [job.name for job in again.items] == ["b/2.txt"]
+    assert on_cluster(here, None) == folder.Outcome(0, 5, {})
+    with pytest.raises(InputError, match=r"other settings \(mode 1, not 2\)"):
+        on_cluster(here, None, mode=2)
+
+
+def test_a_file_that_kills_its_worker_or_is_gone_costs_only_itself(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+
+    def kills(job: folder.Job) -> bool:
+        (source / "b/4.txt").unlink(missing_ok=True)
+        return job.name == "a/3.txt"
+
+    found = on_cluster(tmp_path, ClusterHere(kills))
+    assert (found.done, found.failed) == (
+        3,
+        {
+            "a/3.txt": f"{source}/a/3.txt kills the worker that processes it",
+            "b/4.txt": f"{source}/b/4.txt cannot be read: No such file or directory",
+        },
+    )
+
+
+def test_what_lost_workers_left_is_removed(tmp_path: Path) -> None:
+    texts(tmp_path)
+    out = tmp_path / "out"
+    ours, others = (".0.up.x_7.up",), (".0.up.note", ".b.up.x_7.up", "0.up.x_7.up", ".0.up.x.y.up")
+
+    def kills(job: folder.Job) -> bool:
+        for name in (*ours, *others):
+            (out / "b" / name).write_text("half")
+        return False
+
+    on_cluster(tmp_path, ClusterHere(kills))
+    assert {path.name for path in (out / "b").iterdir()} == {*others, "0.up", "2.up", "4.up"}
+
+
+def test_a_node_that_does_not_see_the_folders_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = texts(tmp_path)
+    monkeypatch.setattr(
+        shared_folder, "unseen", lambda path: shared_folder.Unseen(str(path), "node7")
+    )
+    with pytest.raises(
+        InputError, match=rf"{source}/b/4\.txt does not exist on node7: use a folder"
+    ):
+        on_cluster(tmp_path, ClusterHere())
+    other = shared_folder.Mark(tmp_path / "out/.manifest/token", "of another", "OUT out")
+    monkeypatch.setattr(shared_folder, "mark", lambda file, name: other)
+    with pytest.raises(InputError, match=r"OUT out on .* is not the folder of this command"):
+        on_cluster(tmp_path, ClusterHere())
 
 
 SHARER = """

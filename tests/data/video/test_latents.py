@@ -3,18 +3,17 @@
 import dataclasses
 import errno
 import os
-import pickle
 import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sample_videos as sample
+from cluster_here import ClusterHere
 
 from jaxtrain.data import cache, video
 from jaxtrain.data.video import estimate, latents
@@ -167,24 +166,6 @@ def test_commands_share_the_videos(
     assert [store.file(entry).read_bytes() for entry in entries] == expected
 
 
-class Here:
-    """Stands in for a cluster: groups run here, and those with a killer are lost."""
-
-    where = "this process"
-
-    def __init__(self, killer: str = "") -> None:
-        self.killer = killer
-        self.groups: list[list[str]] = []
-
-    def with_models(self, begin: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
-        # Pickled, as on a cluster.
-        process = begin(2, *pickle.loads(pickle.dumps(fixed)))
-        for item in pickle.loads(pickle.dumps(items)):
-            names = [entry.name for _, entry in item]
-            self.groups.append(names)
-            yield item, died(item) if self.killer in names else process(item)
-
-
 def _prepare_on(sources: Any, root: Path, cluster: Any, **more: Any) -> latents.Made:
     target = latents.store(cache.root(str(root)), MODEL, Means.name)
     settings: dict[str, Any] = {"batch_size": 1, "threads": None, "say": lambda line: None, **more}
@@ -195,10 +176,10 @@ def test_a_cluster_computes_the_same_latents(data: Path, tmp_path: Path) -> None
     alone, root = tmp_path / "alone", tmp_path / "cluster"
     _prepare(_open(data, alone), alone)
     sources = _open(data, root)
-    cluster = Here()
+    cluster = ClusterHere()
     made = _prepare_on(sources, root, cluster)
     assert (made.videos, made.fresh, made.windows, made.bad) == (4, 4, 9, ())
-    assert [len(names) for names in cluster.groups] == [2, 2]  # of four windows or more
+    assert list(map(len, cluster.items)) == [2, 2]  # of four windows or more
     assert _files(root) == _files(alone)
     assert _prepare_on(sources, root, cluster).fresh == 0
     (root / "latents/6x64x96/means-0123/.token").write_text("of another folder")
@@ -217,12 +198,14 @@ def _files(root: Path) -> dict[str, bytes]:
 def test_a_video_that_kills_its_worker_costs_only_itself(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
     killer = sources.train.entries[1]
-    made = _prepare_on(sources, tmp_path, Here(killer.name))
+    made = _prepare_on(
+        sources, tmp_path, ClusterHere(lambda group: killer in [entry for _, entry in group])
+    )
     assert (made.fresh, made.windows) == (3, 9)
     assert [(bad.path, bad.reason) for bad in made.bad] == [
         (killer.path, "kills the worker that reads it")
     ]
-    assert _prepare_on(sources, tmp_path, Here()).fresh == 1
+    assert _prepare_on(sources, tmp_path, ClusterHere()).fresh == 1
 
 
 def test_a_video_that_is_gone_costs_only_itself(tmp_path: Path) -> None:
@@ -230,11 +213,11 @@ def test_a_video_that_is_gone_costs_only_itself(tmp_path: Path) -> None:
         sample.write(tmp_path / f"videos/{number}.mp4", 12)
     sources = _open(tmp_path / "videos", tmp_path / "cache")
     (tmp_path / "videos/1.mp4").rename(tmp_path / "kept.mp4")
-    made = _prepare_on(sources, tmp_path / "cache", Here())
+    made = _prepare_on(sources, tmp_path / "cache", ClusterHere())
     assert made.fresh == 2
     assert [Path(bad.path).name for bad in made.bad] == ["1.mp4"]
     (tmp_path / "kept.mp4").rename(tmp_path / "videos/1.mp4")
-    assert _prepare_on(sources, tmp_path / "cache", Here()).fresh == 1
+    assert _prepare_on(sources, tmp_path / "cache", ClusterHere()).fresh == 1
 
 
 def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Path) -> None:
