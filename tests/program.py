@@ -63,9 +63,12 @@ TINY_MLM = [
 ]
 
 
+PROGRAM = ("-m", "jaxtrain.main")
+
+
 def command(*arguments: object) -> list[str]:
     """Returns the command line of jaxtrain with the Python of the tests."""
-    return [sys.executable, "-m", "jaxtrain.main", *map(str, arguments)]
+    return [sys.executable, *PROGRAM, *map(str, arguments)]
 
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
@@ -109,6 +112,7 @@ def two_processes(
     both: dict[str, str] | None = None,
     only_second: Sequence[object] = (),
     second_directory: Path | None = None,
+    program: Sequence[str] = PROGRAM,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Starts jaxtrain as processes 0 and 1 of a run; kills both at the end of the block.
 
@@ -120,13 +124,14 @@ def two_processes(
         both: more environment variables of both processes.
         only_second: more arguments of process 1.
         second_directory: working directory of process 1, if it differs.
+        program: arguments of Python, before those of jaxtrain.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a free port
         port: int = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            command(*arguments, *(only_second if number else ())),
+            [sys.executable, *program, *map(str, (*arguments, *(only_second if number else ())))],
             cwd=(second_directory if number else None) or directory,
             env=environment(
                 directory,

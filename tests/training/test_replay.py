@@ -5,8 +5,10 @@ import dataclasses
 import errno
 import functools
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,15 @@ import numpy as np
 import pytest
 import toy
 from jax.sharding import PartitionSpec
-from program import TINY_MLM, environment, losses, train, write_corpus
+from program import (
+    PROGRAM,
+    TINY_MLM,
+    environment,
+    losses,
+    train,
+    two_processes,
+    write_corpus,
+)
 
 from jaxtrain import config
 from jaxtrain.checkpoint import layout, resume
@@ -291,26 +301,31 @@ def test_a_run_in_a_bucket_is_refused() -> None:
     assert list(preflight._bucket(run, "/data/run")) == []
 
 
-# The second computation of step 4 starts from a state in which device 1 has a wrong bit.
+# The second computation of step 4 starts from a state in which one device of the last process, on
+# another host, has a wrong bit.
 FAULTY = """
-import sys, dataclasses, jax, numpy as np
+import dataclasses, os, socket, jax, numpy as np
 from jaxtrain import main
 from jaxtrain.training import replay
 
 calls, compare = [], replay.Replay.__call__
+last = os.environ.get("JAX_PROCESS_ID", "0") == os.environ.get("JAX_LAST_PROCESS", "0")
+if last:
+    socket.gethostname = lambda: "broken-host"
 
 def call(self, done, state, batch):
     step = self._step
 
     def faulty(state, batch):
         calls.append(done)
-        if len(calls) == 4:
+        if len(calls) == 4 and last:
             name = min(state.params)
             array = state.params[name]
             parts = [shard.data for shard in array.addressable_shards]
             bits = np.array(parts[1]).view(np.uint32)
             bits.reshape(-1)[0] ^= 1 << 20
             parts[1] = jax.device_put(bits.view(np.float32), parts[1].device)
+            print(f"wrong is {parts[1].device.id};", flush=True)
             wrong = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
             state = dataclasses.replace(state, params=state.params | {name: wrong})
         return step(state, batch)
@@ -324,14 +339,14 @@ def call(self, done, state, batch):
 replay.Replay.__call__ = call
 main.console()
 """
+LENGTH = ("--data.path", "corpus", "--loop.steps", 6, "--checkpoint.every", 1)
+CHECKED = (*TINY_MLM, *LENGTH, "--checkpoint.keep", 1, "--loop.replay_every", 2)
 
 
 @pytest.mark.long
 def test_a_run_returns_to_the_certified_checkpoint(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    mesh = ("--simulate-devices", 2, "--mesh.data", 2, "--mesh.fsdp", 1)
-    data = ("--data.path", "corpus", "--loop.steps", 6, "--checkpoint.every", 1)
-    each = (*TINY_MLM, *mesh, *data, "--checkpoint.keep", 1, "--loop.replay_every", 2)
+    each = (*CHECKED, "--simulate-devices", 2, "--mesh.data", 2, "--mesh.fsdp", 1)
     train(tmp_path, *each, "--output-dir", "undisturbed")
     wrong = subprocess.run(
         [sys.executable, "-c", FAULTY, *map(str, each), "--output-dir", "faulty"],
@@ -344,11 +359,40 @@ def test_a_run_returns_to_the_certified_checkpoint(tmp_path: Path) -> None:
     )
     assert wrong.returncode == 75, wrong.stdout + wrong.stderr
     assert "step 4 was computed twice with different results" in wrong.stderr
-    assert "on device 1 (cpu) of process 0 on host" in wrong.stderr
+    assert "on device 1 (cpu) of process 0 on host broken-host; the state is" in wrong.stderr
     kept = sorted(path.name for path in (tmp_path / "faulty/checkpoints").iterdir())
     assert kept == ["2"]
     assert (tmp_path / "faulty/uncertified/checkpoints/3/reason.txt").exists()
     text = train(tmp_path, *each, "--output-dir", "faulty", "--resume", "latest")
+    assert "step 2 of 6" in text
+    assert losses(tmp_path / "faulty") == losses(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+def test_two_processes_end_when_a_device_of_one_is_wrong(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+
+    def ended(output: str, *more: object, program: Sequence[str] = PROGRAM) -> tuple[set[int], str]:
+        mesh = ("--simulate-devices", 4, "--mesh.data", 4, "--mesh.fsdp", 1)
+        flags = (*CHECKED, *mesh, "--output-dir", output, *more)
+        last = {"JAX_LAST_PROCESS": "1"}
+        with two_processes(tmp_path, *flags, both=last, program=program) as started:
+            texts = [process.communicate(timeout=400)[0] for process in started]
+        return {process.returncode for process in started}, "\n".join(texts)
+
+    codes, text = ended("undisturbed")
+    assert codes == {0}, text
+    codes, text = ended("faulty", program=("-c", FAULTY))
+    assert codes == {75}, text
+    planted = re.search(r"wrong is (\d+);", text)
+    assert planted, text
+    where = f"device {planted[1]} (cpu) of process 1 on host broken-host; the state is discarded"
+    assert text.count(where) == 2, text  # in the message of each process
+    kept = [path.name for path in (tmp_path / "faulty/checkpoints").iterdir()]
+    moved = [path.name for path in (tmp_path / "faulty/uncertified/checkpoints").iterdir()]
+    assert (kept, moved) == (["2"], ["3"])
+    codes, text = ended("faulty", "--resume", "latest")
+    assert codes == {0}, text
     assert "step 2 of 6" in text
     assert losses(tmp_path / "faulty") == losses(tmp_path / "undisturbed")
 
