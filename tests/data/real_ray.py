@@ -225,6 +225,45 @@ def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
     assert len(made["alone"]["train.tokens"]) > 10_000
 
 
+def _tokenized(root: Path) -> int:
+    """The number of files whose tokens are in the streams, or wait for those before them."""
+    work = next(root.glob("text/tokens-*.building"), root)
+    try:
+        appended = json.loads((work / "progress.json").read_text())["documents"]
+    except OSError:
+        appended = 0
+    return int(appended) + len(list(work.glob("parts/[0-9]*")))
+
+
+@pytest.mark.timeout(500)
+def test_a_node_is_killed_while_it_tokenizes(tmp_path: Path, cluster: Any) -> None:
+    """Each file is one document, so that progress counts files."""
+    texts, files_ = tmp_path / "texts", 60
+    texts.mkdir()
+    for number in range(files_):
+        words = [f"word{number * 7 + n % (50 + number)}" for n in range(100_000)]
+        (texts / f"{number:02}.jsonl").write_text(json.dumps({"text": ". ".join(words)}) + "\n")
+    made = {}
+    for name in ("alone", "cluster"):
+        root = tmp_path / name
+        data = ("--data.path", texts, "--data.cache_dir", root, "--model.vocab_size", 400)
+        flags = on(cluster) if name == "cluster" else ()
+        process = run("prepare", "tokens", "--config", "demo_mlm", *data, *flags)
+        if name == "cluster":
+            kill_a_node(cluster, functools.partial(_tokenized, root), 4, files_)
+        said = output(process)
+        assert "train: " in said
+        (folder,) = (root / "text").glob("tokens-????????????????????")
+        made[name] = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and path.name not in ("manifest.json", "progress.json")
+        }
+        facts = json.loads((folder / "manifest.json").read_text())["splits"]
+        assert sum(of_split["documents"] for of_split in facts.values()) == files_
+    assert made["cluster"] == made["alone"]
+
+
 def _latents(root: Path) -> int:
     return len(list(root.glob("latents/*/*/*/*.npy")))
 
