@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,44 @@ def test_tasks_of_a_cluster_share_the_work(variables: dict[str, str], number: st
     texts = [engine_flags.share(argparse.Namespace(share=True), {}) for _ in range(2)]
     assert texts[0] != texts[1]
     assert None not in texts
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"JOB_COMPLETION_INDEX": "{}"},
+        {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"},
+    ],
+)
+def test_two_tasks_cut_what_one_process_would(
+    variables: dict[str, str], videos: Path, tmp_path: Path
+) -> None:
+    size = ("--height", "16", "--width", "16", "--frames", "12", "--min-frames", "8")
+    plain = {name: text for name, text in os.environ.items() if name not in variables}
+    made: dict[str, dict[str, bytes]] = {}
+    for name, tasks in (("alone", [{}]), ("shared", [{**variables}, {**variables}])):
+        out = tmp_path / name
+        command = (sys.executable, "-m", "jaxtrain", "prepare", "clips", videos, out, *size)
+        running = [
+            subprocess.Popen(
+                [*command, "--min-side", "16", "--workers", "1"],
+                env=plain | {variable: text.format(at) for variable, text in one.items()},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for at, one in enumerate(tasks)
+        ]
+        said = [process.communicate(timeout=100)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * len(tasks), said
+        assert all("12 clips, 144 frames, from 6 videos" in one for one in said)
+        if name == "shared":
+            assert all(f"this is task {at} " in one for at, one in enumerate(said))
+        made[name] = {
+            path.relative_to(out).as_posix(): path.read_bytes()
+            for path in out.rglob("*")
+            if path.is_file() and path.name not in ("claims", ".lock", "token")
+        }
+    assert made["shared"] == made["alone"]
 
 
 def test_workers_share_the_text_of_one_file(
