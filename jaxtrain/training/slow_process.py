@@ -8,8 +8,9 @@ a step; the kernel counts for how long it stopped the process.
 
 A slow device looks, from outside of the step, like any other device that waits for it. So GPUs are
 measured between steps, by themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share
-the cores of the host, and are not measured. A slow link has no one to compare with in a collective
-that all devices join: ``doctor`` measures it.
+the cores of the host, and are not measured. A slow link is not found here: in a collective of all
+devices, all wait for it, and exchanges between pairs would make NCCL connect them, which takes
+device memory that a run may not have. ``doctor`` measures pairs before the run.
 """
 
 import collections

@@ -7,14 +7,15 @@ import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, subject
 
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import collective
 
 
 def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of eight devices sends 2 x 7 / 8 of 4 MiB, in 2 ms on this clock."""
     monkeypatch.setattr(collective.time, "perf_counter", itertools.count(0.0, 0.002).__next__)
-    (check,) = collective.checks(subject(tmp_path)).values()
-    seen = all_ok(check())
+    checks = collective.checks(subject(tmp_path))
+    seen = all_ok(checks["all-reduce"]())
     assert "an all-reduce of 4 MiB over 8 devices is exact, at 3.67 GB/s" in seen
 
 
@@ -63,3 +64,49 @@ def test_a_slow_link_is_reported() -> None:
     assert "NCCL_DEBUG=INFO" in slow.cure
     assert "20% of 100 GB/s between nodes" in collective.judged("seen", 20e9, h100, 2, 2).seen
     assert collective.judged("seen", 1, "cpu", 8, 1).seen == "seen"
+
+
+@pytest.mark.parametrize("hosts", range(2, 10))
+def test_every_host_meets_every_other_one(hosts: int) -> None:
+    rounds = list(collective.disjoint_pairs(hosts))
+    every = [pair for pairs in rounds for pair in pairs]
+    assert sorted(every) == list(itertools.combinations(range(hosts), 2))
+    assert all(len({host for pair in pairs for host in pair}) == 2 * len(pairs) for pairs in rounds)
+
+
+def _rates(hosts: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
+    """Returns the rates of all pairs; ``slow`` holds those of hosts and of pairs."""
+    return {
+        pair: slow.get(pair, min(slow.get((host,), 40e9) for host in pair))
+        for pair in itertools.combinations(range(hosts), 2)
+    }
+
+
+def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    for hosts in (3, 4):
+        found = only_warning(collective.judged_links(_rates(hosts, {(1,): 5e9}), names[:hosts]))
+        assert found.seen == (
+            "host n2 exchanges data with others at 5 GB/s at most, the other hosts at 40 GB/s "
+            "(measured)"
+        )
+        found = only_warning(collective.judged_links(_rates(hosts, {(0, 2): 5e9}), names[:hosts]))
+        assert found.seen.startswith("hosts n1 and n3 exchange data at 5 GB/s, other pairs at 40")
+    assert all_ok(collective.judged_links(_rates(4, {(1,): 30e9}), names)) == (
+        "6 pairs of 4 hosts exchange data at 30 to 40 GB/s in each direction (measured)"
+    )
+    # Two hosts have one link, which is compared with nothing.
+    assert "1 pair of 2 hosts" in all_ok(collective.judged_links({(0, 1): 5e9}, names[:2]))
+
+
+def test_the_devices_of_pairs_of_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = jax.devices()
+    assert list(collective.links(devices, KeyValueStore(), "n1")) == []  # one host
+    monkeypatch.setattr(collective.time, "perf_counter", itertools.count(0.0, 0.002).__next__)
+    hosts = [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert collective.exchange_s(devices, hosts, [(0, 2)], 2) == pytest.approx(0.002)
+
+
+def test_partners_receive_from_each_other() -> None:
+    permutation = collective.swaps([[0, 1], [2, 3, 4], [5, 6, 7]], [(0, 2)], 2)
+    assert permutation == [(0, 5), (5, 0), (1, 6), (6, 1)]

@@ -1,4 +1,4 @@
-"""Two hosts on one machine, for tests of the launchers: Linux namespaces joined by a virtual link.
+"""Several hosts on one machine, for tests: Linux namespaces joined by a virtual network.
 
 Each host has its own name, network, process ids, mounts and shared memory, and shares the file
 system with the other, like the hosts of a run. Killing its first process ends a host.
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -121,9 +121,9 @@ class Host:
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
-    """Starts hosts n1 and n2, which reach each other by name; they end with the block."""
-    addresses = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
+def _hosts(directory: Path, *names: str) -> Iterator[list[Host]]:
+    """Starts hosts, which are not connected yet; they end with the block."""
+    addresses = {name: f"10.99.0.{number}" for number, name in enumerate(names, start=1)}
     table = directory / "hosts"
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
     table.write_text("\n".join(lines) + "\n")
@@ -133,13 +133,37 @@ def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
             host = Host(name, address, table)
             stack.callback(host.end)
             hosts.append(host)
-        first, second = hosts
+        yield hosts
+
+
+def _bring_up(hosts: Sequence[Host]) -> None:
+    for host in hosts:
+        run(*host.command("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
+        run(*host.command("ip", "link", "set", "eth0", "up"))
+
+
+@contextlib.contextmanager
+def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
+    """Starts hosts n1 and n2, which reach each other by name; they end with the block."""
+    with _hosts(directory, "n1", "n2") as (first, second):
         ends = ("netns", str(first.pid), "type", "veth", "peer", "eth0", "netns", str(second.pid))
         run("ip", "link", "add", "eth0", *ends)
-        for host in hosts:
-            run(*host.command("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
-            run(*host.command("ip", "link", "set", "eth0", "up"))
+        _bring_up((first, second))
         yield first, second
+
+
+@contextlib.contextmanager
+def three_hosts(directory: Path) -> Iterator[list[Host]]:
+    """Starts hosts n1, n2, and n3 likewise; a bridge on n1 connects them."""
+    with _hosts(directory, "n1", "n2", "n3") as hosts:
+        first, *others = hosts
+        run(*first.command("ip", "link", "add", "eth0", "type", "bridge"))
+        for host in others:
+            ends = ("netns", str(first.pid), "type", "veth", "peer", "eth0")
+            run("ip", "link", "add", host.name, *ends, "netns", str(host.pid))
+            run(*first.command("ip", "link", "set", host.name, "master", "eth0", "up"))
+        _bring_up(hosts)
+        yield hosts
 
 
 def run(*command: str) -> str:

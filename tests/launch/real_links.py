@@ -1,0 +1,47 @@
+"""Doctor's exchanges between three hosts, one of which has a slow network.
+
+Needs root, so it is not part of the default suite: pass the file.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from launch.hosts import require, run, three_hosts
+from program import environment
+
+PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+# What doctor does once its processes are connected.
+EXCHANGE = """
+import socket, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("n1:9911", 3, int(sys.argv[1]))
+from jaxtrain.distributed import key_value
+from jaxtrain.doctor import collective
+for found in collective.links(jax.devices(), key_value.of_run(), socket.gethostname()):
+    print(found.level, found.seen, flush=True)
+"""
+
+
+def test_the_host_with_the_slow_network_is_named(tmp_path: Path) -> None:
+    require(PROGRAMS)
+    with three_hosts(tmp_path) as hosts:
+        limit = ("rate", "40mbit", "burst", "64kb", "latency", "2s")
+        run(*hosts[2].command("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit))
+        started = [
+            subprocess.Popen(
+                host.command(sys.executable, "-c", EXCHANGE, str(number)),
+                env=environment(tmp_path),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number, host in enumerate(hosts)
+        ]
+        outputs = [process.communicate(timeout=280)[0] for process in started]
+    for output in outputs:
+        (named,) = [line for line in output.splitlines() if "exchange" in line]
+        assert named.startswith("warning host n3 exchanges data with others at 0.00"), outputs
