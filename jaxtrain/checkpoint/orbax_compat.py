@@ -93,10 +93,27 @@ def handlers(state: str, meta: str, *, own_disk: bool) -> ocp.CompositeCheckpoin
     return ocp.CompositeCheckpointHandler(
         *(() if own_disk else (state, meta)),
         composite_options=ocp.CompositeOptions(
-            temporary_path_class=TemporaryPath, multiprocessing_options=options
+            temporary_path_class=TemporaryPath,
+            multiprocessing_options=options,
+            async_options=async_options(own_disk=own_disk),
         ),
         **own,
     )
+
+
+def async_options(*, own_disk: bool, **more: Any) -> ocp.options.AsyncOptions:
+    """Returns options for saves in the background.
+
+    With a disk for each process, folders are created before the save returns. In the background, a
+    process would continue once any process has created its folder, because Orbax's signal (0.12.8,
+    ``AwaitableSignalsContract``) does not name the process. On a slower disk, it would write to a
+    folder that it then deletes as a leftover.
+
+    Args:
+        own_disk: see :func:`handlers`.
+        more: other options.
+    """
+    return ocp.options.AsyncOptions(create_directories_asynchronously=not own_disk, **more)
 
 
 def merge_parts(states: list[Path]) -> None:

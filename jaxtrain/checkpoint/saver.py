@@ -144,8 +144,8 @@ class Checkpoints:
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 primary_host=None if own_disk else 0
             ),
-            async_options=ocp.options.AsyncOptions(
-                timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
+            async_options=orbax_compat.async_options(
+                own_disk=own_disk, timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
             ),
         )
         self._finisher: threading.Thread | None = None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -313,6 +314,64 @@ def test_a_folder_that_cannot_be_created_blocks_nothing(run: Path, checkout: Pat
     assert f"the newest complete one is {folder / '2'}" in said
     assert last == "failed"
     assert manifest.verify(run / "away" / "2") == ""
+
+
+OWN_DISKS = """
+import asyncio, sys
+from pathlib import Path
+import jax
+
+address, process, folder = sys.argv[1:]
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize(address, 2, int(process))
+
+import small_state
+from jaxtrain.checkpoint import manifest, orbax_compat
+from jaxtrain.checkpoint.saver import Checkpoints
+
+base = orbax_compat.TemporaryPath.__mro__[1]
+create = base.create
+
+async def create_late(self):
+    if process == "1" and self.get_final().name == "4":
+        await asyncio.sleep(1)
+    return await create(self)
+
+base.create = create_late
+checkpoints = Checkpoints(Path(folder), 2, own_disk=True)
+state = small_state.make_state(4, mesh=small_state.mesh_of(2))
+checkpoints.save(state, small_state.meta_of(4))
+checkpoints.wait()
+checkpoints.close()
+"""
+
+
+def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
+    tmp_path: Path, checkout: Path
+) -> None:
+    """It must not write before its own folder exists, although another process has created its."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", OWN_DISKS, address, str(process), str(tmp_path / str(process))],
+            env=kept | {"PYTHONPATH": f"{checkout}:{checkout / 'tests'}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert [manifest.verify(tmp_path / name / "4") for name in ("0", "1")] == ["", ""]
 
 
 def test_a_full_disk_is_reported_and_keeps_the_older_checkpoint(run: Path) -> None:
