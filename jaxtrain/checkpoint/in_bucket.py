@@ -4,7 +4,8 @@ Below the run's URL::
 
     checkpoints/<step>.json    manifest, written last: the files, their sizes and checksums
     best/<step>.json           the same, of the best checkpoint
-    superseded/, damaged/      the same folders again, of checkpoints that do not count
+    superseded/, damaged/, uncertified/
+                               the same folders again, of checkpoints that do not count
     data/<step>-<id>/<part>/   the files of a checkpoint; never written again once they are there
 
 An object store has no rename, so the manifest is what makes a checkpoint complete: it is written
@@ -34,7 +35,15 @@ from typing import Any, Self
 
 from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.checkpoint import manifest
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, STATE, SUPERSEDED, others
+from jaxtrain.checkpoint.layout import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    STATE,
+    SUPERSEDED,
+    UNCERTIFIED,
+    others,
+)
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import parse_json, read_json
@@ -48,8 +57,9 @@ _FORMAT = 1
 _AT_ONCE = 8  # files
 _DATA = re.compile(r"data/(\d+)-[0-9a-f]{12}")
 _MOST_PARTS = 2**16
-_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED)
-_PLACES = ("", f"{SUPERSEDED}/", f"{DAMAGED}/")
+_ASIDE = (SUPERSEDED, DAMAGED, UNCERTIFIED)
+_FOLDERS = (CHECKPOINTS, BEST, *_ASIDE)
+_PLACES = ("", *(f"{place}/" for place in _ASIDE))
 
 Say = Callable[[str], None]
 
@@ -332,15 +342,17 @@ class RemoteCheckpoints:
         whole = content | {"sha256": manifest.checksum(content)}
         self.bucket.put(_manifest(folder, step), json.dumps(whole).encode())
 
-    def supersede(self, step: int) -> None:
-        """Moves the manifests of later steps aside, which a resume from an earlier step abandoned.
+    def supersede(self, step: int, place: str = SUPERSEDED) -> None:
+        """Moves the manifests of later steps aside, which would count as the newest.
 
-        Otherwise they would count as the newest.
+        Args:
+            step: from which the run continues, or will continue.
+            place: where to; another place is for steps that may be wrong.
         """
         for folder in (CHECKPOINTS, BEST):
             for later in (one for one in self.steps(folder) if one > step):
-                self._move(folder, later, SUPERSEDED)
-                self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is superseded")
+                self._move(folder, later, place)
+                self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is {place}")
 
     def set_aside(self, folder: str, step: int, wrong: str) -> None:
         """Moves the manifest of a damaged checkpoint aside."""
@@ -350,11 +362,15 @@ class RemoteCheckpoints:
         )
         self._move(folder, step, DAMAGED)
 
-    def delete_oldest(self, folder: str, keep: int, every: int = 1) -> None:
+    def delete_oldest(
+        self, folder: str, keep: int, every: int = 1, certified: int | None = None
+    ) -> None:
         """Deletes manifests as :func:`jaxtrain.checkpoint.files.delete_oldest` does on disk."""
         there = self.steps(folder)
         at_cadence = [step for step in there if step % every == 0]
-        old = [step for step in there[:-keep] if step not in at_cadence[-1:]]
+        right = [step for step in there if certified is not None and step <= certified]
+        kept = (*at_cadence[-1:], *right[-1:])
+        old = [step for step in there[:-keep] if step not in kept]
         self.bucket.delete([_manifest(folder, step) for step in old])
 
     def collect(self, keep: Iterable[str] = ()) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.checkpoint import in_bucket
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED, UNCERTIFIED
 from jaxtrain.storage import lock
 
 UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
+UNCERTIFIED_DUE = ".uncertified-due"  # exists while they are moved in the bucket
 FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
@@ -19,8 +20,8 @@ _OWN = re.compile(
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
-_HERE = (lock.NAME, UPLOADING, FILES_DUE, in_bucket.FETCHING)
-_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED)
+_HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, in_bucket.FETCHING)
+_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
 )

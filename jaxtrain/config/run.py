@@ -424,13 +424,6 @@ def _check_sections(run: Run) -> Iterator[str]:
             yield from error.messages
     yield from _check_batch(run)
     yield from _check_best(run)
-    if run.loop.replay_every is not None and run.checkpoint.mirror is not None:
-        yield Problem(
-            f"loop.replay_every {run.loop.replay_every} cannot remove wrong checkpoints from a "
-            f"bucket (checkpoint.mirror {run.checkpoint.mirror}): set --checkpoint.mirror None, or "
-            "--loop.replay_every None",
-            *("loop.replay_every", "checkpoint.mirror"),
-        )
     if not 0 <= run.seed < 2**32:
         yield Problem(
             f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed", "seed"

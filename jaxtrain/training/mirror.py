@@ -32,21 +32,23 @@ from jaxtrain import config
 from jaxtrain.checkpoint import files, in_bucket, layout, manifest, own_files
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, Part, RemoteCheckpoints, Stored
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, UNCERTIFIED
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage import lease
-from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import line_files
 from jaxtrain.training import run_directory
 
 _UPLOADING, _FILES_DUE = own_files.UPLOADING, own_files.FILES_DUE
+_UNCERTIFIED_DUE = own_files.UNCERTIFIED_DUE
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
 _LONGEST_PAUSE_S = 30.0  # between tries
+_BETWEEN_MOVES_S = 5.0
 _ANNOUNCE_S = 30.0
 # At the end: a bucket that takes nothing for this long is not waited for.
 _GIVE_UP_S = 600.0
@@ -149,6 +151,8 @@ class Mirror:
         self._moved_at = 0.0
         self._missed: dict[str, Path] = {}
         self._behind = False
+        self._commits = threading.Lock()
+        self._rejected = False
         self._said: set[str] = set()
         self._synced: dict[str, tuple[int, int]] = {}
         self._over = threading.Event()
@@ -224,6 +228,7 @@ class Mirror:
         if resume is None:
             process_group.process_zero_decides(self._refuse_existing)
             return
+        process_group.process_zero_decides(self._set_aside_due)
         if resume != "latest" and not resume.isdecimal():
             process_group.process_zero_decides(lambda: self._refuse_other(resume))
             return
@@ -364,6 +369,38 @@ class Mirror:
         if problems:
             raise RunAgain(problems[0])
 
+    def set_aside_after(self, step: int) -> str:
+        """Moves later checkpoints in the bucket to ``uncertified/``; completes no more. Process 0.
+
+        If the process is killed meanwhile, the next start in this directory does it.
+
+        Returns:
+            Why that has failed for ten minutes; "" if it is done.
+
+        Raises:
+            lease.Lost: another run has taken over.
+        """
+        self.check()
+        began, problem = time.monotonic(), ""
+        with self._commits:
+            self._rejected = True
+        while not problem or time.monotonic() - began < _GIVE_UP_S:
+            try:
+                write_whole(self.directory / _UNCERTIFIED_DUE, f"{step}\n")
+                return self._set_aside_due()
+            except _Failures as error:
+                problem = str(error)
+                self._warn(f"checkpoints after step {step} are not moved yet: {problem}")
+            time.sleep(_BETWEEN_MOVES_S)
+        return problem
+
+    def _set_aside_due(self) -> str:
+        due = self.directory / _UNCERTIFIED_DUE
+        if due.exists():
+            self._remote.supersede(int(due.read_text()), UNCERTIFIED)
+            due.unlink()
+        return ""
+
     def close(self) -> None:
         """Copies the last lines of the files, and releases the lease."""
         if self._thread is not None:
@@ -455,6 +492,8 @@ class Mirror:
 
     def _upload(self, upload: _Upload) -> None:
         part, data = upload.part, in_bucket.data_of(upload.step, upload.part)
+        # Before the files: on another machine, a resume reads the copy, which is not older.
+        certified = layout.certified_step(self.directory)
         with self._changed:
             self._sent = 0
         if part.number in part.layout.complete():
@@ -473,12 +512,15 @@ class Mirror:
             if self._over.wait(1.0):
                 return
         self._lease.check()
-        if CHECKPOINTS in upload.folders:
-            self._remote.supersede(upload.step)
-        for folder in upload.folders:
-            self._remote.commit(folder, upload.step, data, part.layout)
-            keep, every = (self._keep, self._every) if folder == CHECKPOINTS else (1, 1)
-            self._remote.delete_oldest(folder, keep, every)
+        with self._commits:
+            if self._rejected:
+                return
+            if CHECKPOINTS in upload.folders:
+                self._remote.supersede(upload.step)
+            for folder in upload.folders:
+                self._remote.commit(folder, upload.step, data, part.layout)
+                kept = (self._keep, self._every, certified) if folder == CHECKPOINTS else (1,)
+                self._remote.delete_oldest(folder, *kept)
         self._remote.collect([in_bucket.data_of(one.step, one.part) for one in self._work])
 
     def _count_sent(self, count: int) -> None:
@@ -576,7 +618,8 @@ class Mirror:
                 f"--resume {only}: {self.url} has no complete checkpoint {only}{wrong}; "
                 f"{layout.others(there, only)}; pass one of these steps, or --resume latest"
             )
-        aside = [self._remote.steps(f"{DAMAGED}/{name}") for name in there]
+        places = [f"{place}/{name}" for place in (DAMAGED, UNCERTIFIED) for name in there]
+        aside = map(self._remote.steps, places)
         if max((step for steps in (*there.values(), *aside) for step in steps), default=0) > (
             self._every
         ):

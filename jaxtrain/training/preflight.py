@@ -120,13 +120,6 @@ def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
         url = mirror.url_of(run, output_dir)
         if url is not None:
             bucket.check_installed(url)
-            if run.loop.replay_every is not None and run.checkpoint.mirror is None:
-                yield Problem(
-                    f"loop.replay_every {run.loop.replay_every} cannot remove wrong checkpoints "
-                    f"from a bucket (--output-dir {output_dir}): use a local --output-dir, or "
-                    "--loop.replay_every None",
-                    "loop.replay_every",
-                )
         elif output_dir is not None and addresses.is_address(output_dir):
             bucket.normalized(output_dir, "--output-dir")
     except InputError as error:

@@ -28,6 +28,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import AXES
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble, reason
+from jaxtrain.training.mirror import Mirror
 
 # Operations after which activations are checksummed. Any wrong value before one of these changes
 # its result, and a checksum after each operation would prevent fusions.
@@ -215,6 +216,7 @@ class Replay:
             start with a check has certified fewer steps.
         settle: waits until a save in the background is complete.
         say: prints a line.
+        mirror: of the run directory in a bucket, if any.
 
     Raises:
         InputError, RunAgain: the certified step cannot be read or recorded.
@@ -230,12 +232,17 @@ class Replay:
         done: int,
         settle: Callable[[], object],
         say: Callable[[str], None],
+        mirror: Mirror | None = None,
     ) -> None:
         self._step = step
         self._names, self._copies, self._devices = names, copies, devices
         self._directory = directory
-        self._settle, self._say = settle, say
+        self._settle, self._say, self._mirror = settle, say, mirror
+        # Only process 0 decides by these files and checkpoints, also if others have their own.
+        self._has_another_disk = jax.process_index() > 0 and mirror is not None and mirror.own_disk
         self._certified = int(process_group.process_zero_decides(lambda: str(self._begin(done))))
+        if self._has_another_disk:
+            self._record_or_warn()
 
     def __call__(self, done: int, state: Any, batch: Any) -> tuple[Any, Any]:
         """Computes the step after ``done`` completed ones; returns the state and the metrics.
@@ -252,12 +259,8 @@ class Replay:
         if difference is not None:
             self._reject(done + 1, difference)
         self._certified = done + 1
-        if jax.process_index() == 0:
-            try:
-                self._record()
-            except OSError as error:  # an earlier step stays recorded
-                path = self._directory / layout.CERTIFIED
-                self._say(f"warning: {path} cannot be written ({reason(error)})")
+        if jax.process_index() == 0 or self._has_another_disk:
+            self._record_or_warn()
         return following, metrics
 
     def rewound(self, back_to: Position) -> None:
@@ -268,6 +271,8 @@ class Replay:
         """
         self._certified = min(self._certified, back_to.done)
         process_group.process_zero_decides(self._recorded)
+        if self._has_another_disk:
+            self._record_or_warn()
 
     def _begin(self, done: int) -> int:
         """Returns the certified step at the start, and records it, in process 0."""
@@ -286,6 +291,13 @@ class Replay:
             raise _trouble(error, self._directory, "written") from error
         return ""
 
+    def _record_or_warn(self) -> None:
+        try:
+            self._record()
+        except OSError as error:  # an earlier step stays recorded
+            path = self._directory / layout.CERTIFIED
+            self._say(f"warning: {path} cannot be written ({reason(error)})")
+
     def _record(self) -> None:
         write_whole(self._directory / layout.CERTIFIED, f"{self._certified}\n")
 
@@ -301,20 +313,18 @@ class Replay:
             f"step {step} was computed twice with different results: {difference.what} on {where}"
         )
         self._settle()
+        if self._has_another_disk:
+            self._move(wrong)
         moved = process_group.process_zero_decides(lambda: self._set_aside(wrong))
         raise RunAgain(f"{wrong}; the state is discarded{moved}{again}")
 
     def _set_aside(self, wrong: str) -> str:
         """Moves the checkpoints after the last certified step; returns how to resume."""
-        there = [
-            (step, self._directory / folder / str(step))
-            for folder in (layout.CHECKPOINTS, layout.BEST)
-            for step in layout.numbered(self._directory / folder)
-        ]
-        later = [path for step, path in there if step > self._certified]
-        for path in later:
-            resume.set_aside(path, wrong, self._say, place=layout.UNCERTIFIED)
-        if stuck := [path for path in later if path.exists()]:
+        there, later = self._move(wrong)
+        stuck = [str(path) for path in later if path.exists()]
+        if self._mirror is not None and (problem := self._mirror.set_aside_after(self._certified)):
+            stuck.append(f"a checkpoint in {self._mirror.url} ({problem})")
+        if stuck:
             raise InputError(
                 f"{wrong}; {stuck[0]} cannot be moved to {layout.UNCERTIFIED}/: delete the "
                 f"checkpoints after step {self._certified}, which may be wrong, before you resume"
@@ -326,28 +336,41 @@ class Replay:
         uses = f"uses the newest checkpoint up to {last}" if there else "starts from scratch"
         return f"{moved if later else ''}: resume with --resume latest, which {uses}"
 
+    def _move(self, wrong: str) -> tuple[list[Path], list[Path]]:
+        """Moves later checkpoints on disk; returns all, and those to move, where they were."""
+        there = [
+            (step, self._directory / folder / str(step))
+            for folder in (layout.CHECKPOINTS, layout.BEST)
+            for step in layout.numbered(self._directory / folder)
+        ]
+        later = [path for step, path in there if step > self._certified]
+        for path in later:
+            resume.set_aside(path, wrong, self._say, place=layout.UNCERTIFIED)
+        return [path for _, path in there], later
+
 
 def forget(directory: Path) -> None:
-    """Removes the record of certified steps; all processes of a run without checks must call this.
+    """Empties the record of certified steps; all processes of a run without checks must call this.
 
     Otherwise a later start with checks would not trust the steps since then, and retention would
-    keep an old checkpoint.
+    keep an old checkpoint. The file stays, so that its copy in a bucket changes, too.
 
     Args:
         directory: of the run.
 
     Raises:
-        InputError, RunAgain: in all processes; it cannot be removed.
+        InputError, RunAgain: in all processes; it cannot be emptied.
     """
 
-    def remove() -> str:
+    def empty() -> str:
         try:
-            (directory / layout.CERTIFIED).unlink(missing_ok=True)
+            if layout.certified_step(directory) is not None:
+                write_whole(directory / layout.CERTIFIED, "")
         except OSError as error:
-            raise _trouble(error, directory, "removed") from error
+            raise _trouble(error, directory, "written") from error
         return ""
 
-    process_group.process_zero_decides(remove)
+    process_group.process_zero_decides(empty)
 
 
 def _trouble(error: OSError, directory: Path, how: str) -> InputError | RunAgain:

@@ -477,7 +477,7 @@ def open_training(
             replay.forget(directory)
         else:
             with phases.within("compile"), explained():
-                replays = _replay(step_setup, directory, position.done, saver.settle, say)
+                replays = _replay(step_setup, directory, position.done, saver.settle, say, mirror)
         find_nan = _find_nan(step_setup, signals, still_alive, say)
         progress = Progress(
             run,
@@ -770,7 +770,12 @@ def compile_in_all_processes(
 
 
 def _replay(
-    setup: StepSetup, directory: Path, done: int, settle: Callable[[], object], say: Say
+    setup: StepSetup,
+    directory: Path,
+    done: int,
+    settle: Callable[[], object],
+    say: Say,
+    mirror: Mirror | None,
 ) -> replay.Replay:
     """Compiles the step that ``loop.replay_every`` computes twice."""
     began = time.perf_counter()
@@ -782,7 +787,7 @@ def _replay(
     say(f"step for loop.replay_every compiled in {time.perf_counter() - began:.1f} s")
     devices = replay.described(setup.rule.mesh)
     process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
-    return replay.Replay(step, names, copies, devices, directory, done, settle, say)
+    return replay.Replay(step, names, copies, devices, directory, done, settle, say, mirror)
 
 
 def _find_nan(

@@ -163,10 +163,6 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
         ),
         ("--loop.replay_every 0", "loop.replay_every is 0; it must be at least 1, or None"),
         ("--loop.max_hours 0", "loop.max_hours is 0.0; it must be above 0, or None"),
-        (
-            "--loop.replay_every 5 --checkpoint.mirror s3://b/run",
-            "loop.replay_every 5 cannot remove wrong checkpoints from a bucket (checkpoint.mirror",
-        ),
     ],
 )
 def test_a_wrong_value_is_named(arguments: str, expected: str) -> None:

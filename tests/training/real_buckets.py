@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from program import (
+    PROGRAM,
     TINY_MLM,
     command,
     environment,
@@ -33,6 +34,7 @@ from program import (
     two_processes,
     write_corpus,
 )
+from wrong_device import FAULTY
 
 from jaxtrain.storage.bucket import Bucket
 
@@ -398,3 +400,39 @@ def test_commands_read_runs_in_a_bucket(place: Path, proxy: FaultProxy) -> None:
     assert nothing.returncode == 2
     assert "has no intact checkpoint" in nothing.stderr
     assert os.listdir(cache)
+
+
+def test_a_device_that_was_wrong_leaves_no_wrong_checkpoint(place: Path, server: Server) -> None:
+    """Two hosts that share nothing, and lose their disks then: only the bucket is left."""
+    more = ("--checkpoint.every", 3, "--loop.replay_every", 4)
+    train(place, *TINY, "--loop.steps", 8, *more, "--output-dir", "checked")
+    last = {"JAX_LAST_PROCESS": "1", "SECONDS_BEFORE_CHECKS": "10", "TMPDIR": str(place)}
+
+    def ended(program: Sequence[str] = PROGRAM) -> list[tuple[int, str]]:
+        with two_processes(
+            place,
+            *arguments("wrong", 8),
+            *more,
+            both=last | server.variables,
+            first={"JAXTRAIN_CACHE": str(place / "wrong-0")},
+            second={"JAXTRAIN_CACHE": str(place / "wrong-1")},
+            program=program,
+        ) as processes:
+            texts = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+        return [(one.returncode, text) for one, text in zip(processes, texts, strict=True)]
+
+    for code, text in ended(("-c", FAULTY)):
+        assert code == 75, text
+        assert "step 8 was computed twice with different results" in text
+    there = [name for name in server.sizes("wrong") if "checkpoints/" in name]
+    assert sorted(there) == ["checkpoints/3.json", "uncertified/checkpoints/6.json"]
+    for disk in ("wrong-0", "wrong-1"):
+        moved = (place / disk).glob("buckets/*/run*/uncertified/checkpoints/*")
+        assert [path.name for path in moved] == ["6"]
+        shutil.rmtree(place / disk)
+    resumed = ended()
+    assert [code for code, _ in resumed] == [0, 0], resumed
+    assert "fetching checkpoint 3 from" in resumed[0][1]
+    server.download("wrong", place / "copy-wrong", without="data/")
+    assert losses(place / "copy-wrong") == losses(place / "checked")
+    assert (place / "copy-wrong/certified.txt").read_text() == "8\n"

@@ -15,6 +15,7 @@ from toy import mesh_of
 
 from jaxtrain import config
 from jaxtrain.checkpoint import in_bucket, layout, manifest
+from jaxtrain.checkpoint.resume import set_aside
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
@@ -481,6 +482,77 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[
     second.finish()
     assert second.stored == [2, 3]
     assert list(second.bucket.sizes("superseded")) == ["superseded/checkpoints/4.json"]
+
+
+def certified(runs: Callable[..., Run]) -> Run:
+    """Returns a run with checkpoints 2, which is certified, and 6."""
+    run = runs("one", None).begin(keep=1)
+    (run.directory / "log.txt").write_text("")
+    (run.directory / layout.CERTIFIED).write_text("2\n")
+    for step in (2, 4, 6):
+        run.save(step)
+        run.finish()
+    assert run.stored == [2, 6]  # with keep 1, retention keeps the certified one, too
+    return run
+
+
+def test_another_machine_resumes_from_the_certified_checkpoint(runs: Callable[..., Run]) -> None:
+    first = certified(runs)
+    assert first.mirror.set_aside_after(2) == ""
+    assert first.stored == [2]
+    assert "uncertified/checkpoints/6.json" in first.bucket.sizes()
+    first.save(8)
+    first.finish()
+    assert first.stored == [2]  # an upload that was under way does not complete
+    first.close()
+    second = runs("two").begin(keep=1)
+    assert second.on_disk == [2]
+    assert layout.certified_step(second.directory) == 2
+    second.save(4)
+    second.finish()
+    assert second.stored == [2, 4]
+    found = in_bucket.RemoteCheckpoints(second.bucket, second.said.append)
+    assert found.read("uncertified/checkpoints", 6).files  # which are kept
+    assert second.bucket.get(f"{found.read('uncertified/checkpoints', 6).data}/0/manifest.json")
+
+
+def test_a_run_without_a_certified_checkpoint_is_not_started_fresh(
+    runs: Callable[..., Run],
+) -> None:
+    first = certified(runs)
+    assert first.mirror.set_aside_after(0) == ""
+    first.close()
+    with pytest.raises(InputError, match="no checkpoint in s3://bucket/run can be used, and more"):
+        runs("two")
+
+
+def test_the_next_start_moves_uncertified_checkpoints_that_the_bucket_kept(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = certified(runs)
+    set_aside(run.directory / FOLDER / "6", "wrong", run.said.append, layout.UNCERTIFIED)
+    put = Bucket.put
+
+    def fail(self: Bucket, name: str, data: Any, *more: Any) -> Any:
+        if name.startswith("uncertified"):
+            raise Unavailable("no")
+        return put(self, name, data, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "put", fail)
+        patch.setattr(mirror, "_GIVE_UP_S", 0.0)
+        patch.setattr(mirror, "_BETWEEN_MOVES_S", 0.0)
+        assert run.mirror.set_aside_after(2) == "no"
+        assert run.stored == [2, 6]
+        run.close()
+        with pytest.raises(Unavailable):  # it does not resume from 6
+            runs("one")
+    again = runs("one").begin(keep=1)
+    assert again.on_disk == again.stored == [2]
+    assert not (again.directory / mirror._UNCERTIFIED_DUE).exists()
+    again.close()
+    stored = [name for name in again.bucket.sizes() if name.startswith("uncertified/")]
+    assert stored == ["uncertified/checkpoints/6.json"]  # no files of the folder on disk
 
 
 def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:

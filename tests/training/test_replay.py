@@ -27,6 +27,7 @@ from program import (
     two_processes,
     write_corpus,
 )
+from wrong_device import FAULTY
 
 from jaxtrain import config
 from jaxtrain.checkpoint import layout, resume
@@ -193,9 +194,10 @@ class Stepping:
         return "state", "metrics", self.checks.pop(0)
 
 
-def replays(directory: Path, step: Any, done: int = 0) -> Replay:
+def replays(directory: Path, step: Any, done: int = 0, mirror: Any = None) -> Replay:
     names = ["device 0 on host a", "device 1 on host b"]
-    return Replay(step, ["gradients"], {}, names, directory, done, lambda: None, lambda text: None)
+    how = (directory, done, lambda: None, lambda text: None, mirror)
+    return Replay(step, ["gradients"], {}, names, *how)
 
 
 def test_a_difference_moves_uncertified_checkpoints_aside(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def test_a_run_without_checks_forgets_those_of_an_earlier_start(tmp_path: Path) 
     (tmp_path / "run/certified.txt").write_text("3\n")
     data = ("--data.path", "corpus", "--loop.steps", 1)
     train(tmp_path, *TINY_MLM, *data, "--output-dir", "run")
-    assert not (tmp_path / "run/certified.txt").exists()
+    assert layout.certified_step(tmp_path / "run") is None
 
 
 def test_a_certified_step_that_cannot_be_written(
@@ -292,53 +294,56 @@ def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(preflight._replay(dataclasses.replace(run, deterministic=True))) == []
 
 
-def test_a_run_in_a_bucket_is_refused() -> None:
-    run = config.load("demo_mlm", ["--loop.replay_every", "4"])
-    (problem,) = preflight._bucket(run, "s3://bucket/run")
-    assert problem.startswith("loop.replay_every 4 cannot remove wrong checkpoints from a bucket")
-    unchecked = config.load("demo_mlm")
-    assert list(preflight._bucket(unchecked, "s3://bucket/run")) == []
-    assert list(preflight._bucket(run, "/data/run")) == []
+class Copy:
+    """Stands for the copy of a run in a bucket."""
+
+    url, own_disk = "s3://bucket/run", True
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem, self.moved = problem, list[int]()
+
+    def set_aside_after(self, step: int) -> str:
+        self.moved.append(step)
+        return self.problem
 
 
-# The second computation of step 4 starts from a state in which one device of the last process, on
-# another host, has a wrong bit.
-FAULTY = """
-import dataclasses, os, socket, jax, numpy as np
-from jaxtrain import main
-from jaxtrain.training import replay
+def test_a_difference_moves_uncertified_checkpoints_in_the_bucket(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/4").mkdir(parents=True)
+    (tmp_path / "checkpoints/6").mkdir()
+    copy: Any = Copy()
+    one = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, mirror=copy)
+    with pytest.raises(RunAgain, match=r"checkpoints after step 4 are in uncertified/: resume"):
+        one(7, None, None)
+    assert copy.moved == [4]
+    copy = Copy("no route to host")
+    one = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, mirror=copy)
+    message = r"a checkpoint in s3://bucket/run \(no route to host\) cannot be moved to uncert"
+    with pytest.raises(InputError, match=message):
+        one(7, None, None)
 
-calls, compare = [], replay.Replay.__call__
-last = os.environ.get("JAX_PROCESS_ID", "0") == os.environ.get("JAX_LAST_PROCESS", "0")
-if last:
-    socket.gethostname = lambda: "broken-host"
 
-def call(self, done, state, batch):
-    step = self._step
+def test_each_disk_keeps_what_is_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 1 of a run in a bucket, which saves its shards on a disk of its own."""
+    (tmp_path / "checkpoints/6").mkdir(parents=True)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    copy: Any = Copy()
+    steps = Stepping([1, 2], [1, 2], [1, 2], [1, 3])
+    one = replays(tmp_path, steps, done=2, mirror=copy)
+    assert layout.certified_step(tmp_path) == 2
+    one(3, None, None)
+    assert layout.certified_step(tmp_path) == 4
+    one.rewound(Position(done=3))
+    assert layout.certified_step(tmp_path) == 3
+    decided: list[str] = []
+    monkeypatch.setattr(
+        replay.process_group, "process_zero_decides", lambda one: decided.append("") or ""
+    )
+    with pytest.raises(RunAgain):
+        one(5, None, None)
+    assert decided == [""]
+    assert (tmp_path / "uncertified/checkpoints/6").exists()
 
-    def faulty(state, batch):
-        calls.append(done)
-        if len(calls) == 4 and last:
-            name = min(state.params)
-            array = state.params[name]
-            parts = [shard.data for shard in array.addressable_shards]
-            bits = np.array(parts[1]).view(np.uint32)
-            bits.reshape(-1)[0] ^= 1 << 20
-            parts[1] = jax.device_put(bits.view(np.float32), parts[1].device)
-            print(f"wrong is {parts[1].device.id};", flush=True)
-            wrong = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
-            state = dataclasses.replace(state, params=state.params | {name: wrong})
-        return step(state, batch)
 
-    self._step = faulty
-    try:
-        return compare(self, done, state, batch)
-    finally:
-        self._step = step
-
-replay.Replay.__call__ = call
-main.console()
-"""
 LENGTH = ("--data.path", "corpus", "--loop.steps", 6, "--checkpoint.every", 1)
 CHECKED = (*TINY_MLM, *LENGTH, "--checkpoint.keep", 1, "--loop.replay_every", 2)
 
