@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
 
 COMPUTE, COPIES = "compute", "memory copies"
 # A device is slow if its rate is lower than the median of the others by more than this fraction.
@@ -107,21 +108,9 @@ class DeviceRates:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._devices, self._sizes, self._clock = devices, sizes, clock
-        mesh = Mesh(np.asarray(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-        split = PartitionSpec(_AXIS)
+        self._matmuls, self._copies = programs(devices, sizes)
         seeds = np.arange(len(devices), dtype=np.uint32)
-        self._seeds = jax.device_put(seeds, NamedSharding(mesh, split))
-        # One program for all devices, and cuBLAS's own choice of an algorithm: XLA's autotuner
-        # could choose a different one in another process.
-        options: dict[str, str | bool] = {}
-        if devices[0].platform == "gpu":
-            options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
-
-        def compiled(local: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-            whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split)
-            return jax.jit(whole, compiler_options=options).lower(self._seeds).compile()
-
-        self._matmuls, self._copies = compiled(self._multiply), compiled(self._copy)
+        self._seeds = jax.device_put(seeds, _split(devices))
 
     def __call__(self) -> Measured:
         """Measures all devices; first waits until they have computed what is dispatched.
@@ -148,9 +137,7 @@ class DeviceRates:
             [Rates(flop / a, moved / b) for a, b in zip(matmul_s, copy_s, strict=True)], cost_s
         )
 
-    def _seconds(
-        self, program: Callable[..., jax.Array], pool: concurrent.futures.Executor
-    ) -> list[float]:
+    def _seconds(self, program: Compiled, pool: concurrent.futures.Executor) -> list[float]:
         """Runs a program; returns the seconds until each device has completed it."""
         began = self._clock()
 
@@ -161,15 +148,38 @@ class DeviceRates:
         took = dict(pool.map(wait, program(self._seeds).addressable_shards))
         return [took[device] for device in self._devices]
 
-    def _multiply(self, seed: jax.Array) -> jax.Array:
-        """Multiplies a random matrix by itself; its scale keeps the products finite."""
-        side = self._sizes.side
-        # Zeros would let a GPU clock higher.
-        matrix = jax.random.normal(jax.random.key(seed[0]), (side, side), jnp.bfloat16)
-        matrix /= math.sqrt(side)
-        product = jax.lax.fori_loop(0, self._sizes.matmuls, lambda _, x: x @ matrix, matrix)
+
+def programs(devices: Sequence[jax.Device], sizes: Sizes) -> tuple[Compiled, Compiled]:
+    """Compiles the matmuls and the copies; each takes an uint32 for each device.
+
+    Each is one program for all devices, with cuBLAS's own choice of an algorithm: XLA's autotuner
+    could choose a different one in another process.
+    """
+    split = _split(devices)
+    seeds = jax.ShapeDtypeStruct((len(devices),), np.uint32, sharding=split)
+    options: dict[str, str | bool] = {}
+    if devices[0].platform != "cpu":
+        options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+
+    def multiply(seed: jax.Array) -> jax.Array:
+        # Zeros would let a GPU clock higher; this scale keeps the products finite.
+        matrix = jax.random.normal(jax.random.key(seed[0]), (sizes.side, sizes.side), jnp.bfloat16)
+        product = matrix = matrix / math.sqrt(sizes.side)
+        for _ in range(sizes.matmuls):  # XLA would copy the matrix in each pass of a loop
+            product @= matrix
         return product[0, :1]
 
-    def _copy(self, seed: jax.Array) -> jax.Array:
-        start = jnp.broadcast_to(seed.astype(jnp.float32), self._sizes.copied_bytes // 4)
-        return jax.lax.fori_loop(0, self._sizes.copies, lambda _, x: x + 1, start)[:1]
+    def copy(seed: jax.Array) -> jax.Array:
+        start = jnp.broadcast_to(seed.astype(jnp.float32), sizes.copied_bytes // 4)
+        return jax.lax.fori_loop(0, sizes.copies, lambda _, x: x + 1, start)[:1]
+
+    def compiled(local: Callable[[jax.Array], jax.Array]) -> Compiled:
+        on_all = jax.shard_map(local, mesh=split.mesh, in_specs=split.spec, out_specs=split.spec)
+        return jax.jit(on_all, compiler_options=options).lower(seeds).compile()
+
+    return compiled(multiply), compiled(copy)
+
+
+def _split(devices: Sequence[jax.Device]) -> NamedSharding:
+    mesh = Mesh(np.asarray(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec(_AXIS))

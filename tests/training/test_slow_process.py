@@ -1,6 +1,7 @@
 """A process that delays the others is named, with what it is slow at."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -196,9 +197,9 @@ def _flags(directory: Path, steps: int, log_every: int) -> tuple[object, ...]:
     return (*TINY_MLM, *mesh, *length, "--data.path", "corpus")
 
 
-def _said(directory: Path, second: dict[str, str]) -> str:
+def _said(directory: Path, **variables: dict[str, str]) -> str:
     """Returns what process 0 of a run of two processes prints."""
-    with two_processes(directory, *_flags(directory, 20, 6), second=second) as started:
+    with two_processes(directory, *_flags(directory, 20, 6), **variables) as started:
         outputs = [process.communicate(timeout=280)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     return outputs[0]
@@ -230,12 +231,41 @@ threading.Thread(target=later, daemon=True).start()
 def test_a_slow_process_is_named_within_two_logging_intervals(tmp_path: Path, kind: str) -> None:
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text(f"KIND = {kind!r}\n{_SLEEPS}")
-    said = _said(tmp_path, {"PYTHONPATH": f"{tmp_path / 'slow'}:{CHECKOUT}"})
+    said = _said(tmp_path, second={"PYTHONPATH": f"{tmp_path / 'slow'}:{CHECKOUT}"})
     named = [line for line in said.splitlines() if "slows down the others" in line]
     assert len(named) == 1, said
     assert "process 1 on host " in named[0]
     assert f"({kind})" in named[0]
     assert "step 12/20" not in said[: said.index(named[0])], said  # logged: 1, 6, 12, 18, 20
+
+
+# Takes the place of the measurement of GPUs.
+_RATES = """
+import sys, threading, time
+def later():
+    while "jaxtrain.training.session" not in sys.modules:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    from jaxtrain.training.device_rates import Measured, Rates
+    from jaxtrain.training.slow_process import SlowProcesses
+    real = SlowProcesses.__init__
+    def measured(mesh):
+        rates = [Rates(7e14, 1e12 if one.process_index else 3e12) for one in mesh.local_devices]
+        return lambda: Measured(rates, 1e-4)
+    SlowProcesses.__init__ = lambda self, mesh, say: real(self, mesh, say, measured)
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+@pytest.mark.long
+def test_a_slow_device_of_another_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rates").mkdir()
+    (tmp_path / "rates" / "sitecustomize.py").write_text(_RATES)
+    said = _said(tmp_path, both={"PYTHONPATH": f"{tmp_path / 'rates'}:{CHECKOUT}"})
+    (named,) = [line for line in said.splitlines() if "slows down the others" in line]
+    assert re.match(r"device \d+ \(cpu\) of process 1 on host ", named)
+    assert "(memory copies): it copies memory at 1e+03 GB/s, the others at 3e+03 (" in named
+    assert "step 18/20" not in said[: said.index(named)], said  # measured at steps 6 and 12
 
 
 @contextlib.contextmanager
@@ -286,6 +316,6 @@ def test_a_process_with_a_cpu_limit_is_named_within_two_logging_intervals(tmp_pa
 
 @pytest.mark.long
 def test_equal_processes_are_not_named(tmp_path: Path) -> None:
-    said = _said(tmp_path, {})
+    said = _said(tmp_path)
     assert "step 20/20" in said
     assert "slows down" not in said
