@@ -1,0 +1,201 @@
+"""Data prepared in a bucket through a real S3 API on loopback, with kills and faults.
+
+Not part of the suite: it requires ``pip install -e '.[test,buckets,ray]'``. Run it with
+``python -m pytest tests/data/real_buckets_prepare.py``, or ``.ci/run buckets``.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sample_videos as sample
+from bucket_server import BUCKET, FaultProxy, Server
+from launch.hosts import wait_for
+from program import command, environment
+
+# Ray's workers have niceness 15, so on a busy machine they would wait for all other processes.
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+# Ray forks, and leaves sockets open.
+pytestmark = pytest.mark.filterwarnings("default")
+
+SIZE = ("--height", "32", "--width", "48", "--frames", "16", "--min-frames", "8")
+SIZE += ("--min-side", "16", "--keep-cuts")
+VIDEOS = 16
+FILMS = f"s3://{BUCKET}/films"
+KINDS = ("SlowDown", "InternalError", "cut", "slow")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("moto") / "log.txt") as one:
+        yield one
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    """Injects a fault into 3% of the requests."""
+    with FaultProxy(server.port) as one:
+        chance = random.Random(7)
+        one.fault = lambda method, path: chance.choice(KINDS) if chance.random() < 0.03 else ""
+        yield one
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+    """Videos in a folder and in the bucket under the same names, and the clips of the folder."""
+    folder = tmp_path_factory.mktemp("prepared")
+    films = folder / "videos" / BUCKET / "films"
+    for number in range(VIDEOS):
+        sample.write(films / f"{number}.mp4", sample.busy(70 + number, number, height=96, width=96))
+    (films / "broken.mp4").write_bytes(b"no video" * 99)
+    for path in films.iterdir():
+        server.write(f"films/{path.name}", path.read_bytes())
+    output(prepare(folder, folder / "videos", folder / "clips"))
+    return folder
+
+
+def prepare(
+    place: Path, source: Path | str, out: Path | str, *flags: str, **variables: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command("prepare", "clips", source, out, *SIZE, *flags),
+        env=environment(place, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def output(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == code, said
+    return said
+
+
+def without_versions(name: str, data: bytes) -> bytes:
+    """Returns the content of a file without what identifies the video's own version."""
+    if ".prepare/records/" not in name:
+        return data
+    return json.dumps(json.loads(data) | {"video": None}).encode()
+
+
+def same_as_local(place: Path, server: Server, name: str) -> None:
+    """Compares every object with the files of the folder."""
+    copy = place / f"copy-{name}"
+    server.download(name, copy)
+    found = {
+        top: {
+            (inside := path.relative_to(top).as_posix()): without_versions(
+                inside, path.read_bytes()
+            )
+            for path in top.rglob("*")
+            if path.is_file() and path.name not in (".lock", "claims", "token")
+        }
+        for top in (copy, place / "clips")
+    }
+    assert found[copy] == found[place / "clips"]
+    assert len(found[copy]) > 2 * VIDEOS
+    assert not list((place / "cache").glob("scratch/*/*/*"))
+
+
+def records(server: Server, name: str) -> int:
+    return sum(one.startswith(".prepare/records/") for one in server.sizes(name))
+
+
+def test_a_killed_command_resumes_through_a_connection_with_faults(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    out = f"s3://{BUCKET}/killed"
+    process = prepare(place, FILMS, out, "--workers", "2", **proxy.variables)
+    wait_for(lambda: records(server, "killed") >= 5, "the first videos")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = records(server, "killed")
+    assert 5 <= before < VIDEOS, "it was killed too late"
+    assert "report.json" not in server.sizes("killed")
+    said = output(prepare(place, FILMS, out, "--workers", "2", **proxy.variables))
+    assert "videos are already done" in said
+    assert "dropped 1 video" in said
+    assert len({fault for _, _, fault in proxy.requests}) == 1 + len(KINDS)
+    same_as_local(place, server, "killed")
+
+
+def test_a_second_command_is_refused(place: Path, server: Server, proxy: FaultProxy) -> None:
+    proxy.fault = lambda method, path: "slow" if method == "PUT" and ".mp4" in path else ""
+    out = f"s3://{BUCKET}/refused"
+    process = prepare(place, FILMS, out, "--workers", "1", **proxy.variables)
+    wait_for(lambda: ".lease" in server.sizes("refused"), "the first command")
+    said = output(prepare(place, FILMS, out, **server.variables), 75)
+    assert f"another run is using {out} (process {process.pid} on " in said
+    said = output(prepare(place, FILMS, out, "--share", **server.variables), 75)
+    assert f"another run is using {out} (process {process.pid} on " in said
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    shutil.rmtree(place / "cache/scratch")
+
+
+def test_a_store_that_stays_unavailable_is_one_line(place: Path, proxy: FaultProxy) -> None:
+    proxy.fault = lambda method, path: (
+        "SlowDown" if method == "PUT" and "/7.mp4.pieces/00001" in path else ""
+    )
+    said = output(prepare(place, FILMS, f"s3://{BUCKET}/busy", **proxy.variables), 75)
+    (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert "cannot write bucket/films/7.mp4.pieces/00001.mp4 (503 Service Unavailable" in error
+    assert "Traceback" not in said
+
+
+def test_tasks_share_the_videos_and_one_is_killed(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    out = f"s3://{BUCKET}/shared"
+    tasks = [
+        prepare(
+            place,
+            FILMS,
+            out,
+            *("--workers", "1"),
+            SLURM_PROCID=str(task),
+            SLURM_STEP_NUM_TASKS="2",
+            **proxy.variables,
+        )
+        for task in range(2)
+    ]
+    wait_for(lambda: records(server, "shared") >= 5, "the first videos")
+    tasks[0].send_signal(signal.SIGKILL)
+    tasks[0].communicate()
+    assert records(server, "shared") < VIDEOS, "it was killed too late"
+    said = output(tasks[1])
+    assert "this is task 1 (SLURM_PROCID)" in said
+    assert "dropped 1 video" in said
+    shutil.rmtree(place / "cache/scratch")  # of the killed one
+    same_as_local(place, server, "shared")
+
+
+def test_a_node_of_a_cluster_is_killed(
+    place: Path, server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder is shared: the nodes have only the variables of the bucket."""
+    from ray.cluster_utils import Cluster
+
+    for name, value in environment(place, **proxy.variables).items():
+        monkeypatch.setenv(name, value)
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        lost = cluster.add_node(num_cpus=1)
+        flags = ("--engine", "ray", "--ray-address", cluster.address)
+        process = prepare(place, FILMS, f"s3://{BUCKET}/ray", *flags, **proxy.variables)
+        wait_for(lambda: records(server, "ray") >= 5, "the first videos")
+        cluster.remove_node(lost, allow_graceful=False)
+        assert records(server, "ray") < VIDEOS, "the node was killed too late"
+        assert "dropped 1 video" in output(process)
+    finally:
+        cluster.shutdown()
+    same_as_local(place, server, "ray")
