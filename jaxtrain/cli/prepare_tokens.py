@@ -6,10 +6,14 @@ sequences. A run with the same settings then starts at once. To resume after a
 stop, repeat the command.
 """
 
+import argparse
 import json
+from collections.abc import Callable
+from typing import Any
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.cli import command_line, engine_flags, estimate
+from jaxtrain.data.engine import Engine
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -32,8 +36,7 @@ def main(arguments: list[str]) -> int:
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
 
-    from jaxtrain.data import cache, text
-    from jaxtrain.data.quarantine import too_many
+    from jaxtrain.data import bucket_output, cache, text
     from jaxtrain.data.text import estimate as sampled
     from jaxtrain.data.text import tokens
     from jaxtrain.interop import hub
@@ -51,9 +54,23 @@ def main(arguments: list[str]) -> int:
             estimate.write(found, flags.json)
         local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
         room = engine.room() if flags.engine == "ray" else local
-        out = cache.place(run.data.cache_dir)
+        out = cache.url(run.data.cache_dir) or cache.place(run.data.cache_dir)
         estimate.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
         return 0
+    with bucket_output.alone(cache.url(run.data.cache_dir), say):
+        return _prepare(run, model, engine, flags, say)
+
+
+def _prepare(
+    run: config.Run,
+    model: Any,
+    engine: Engine,
+    flags: argparse.Namespace,
+    say: Callable[[str], None],
+) -> int:
+    from jaxtrain.data import cache
+    from jaxtrain.data.quarantine import too_many
+
     if flags.engine != "local" or flags.workers is not None:
         # The same caches as those that `open` looks for.
         run.data.with_tokenizer_of(model, lambda line: None).prepare(
@@ -71,12 +88,12 @@ def main(arguments: list[str]) -> int:
     if complaint:
         raise InputError(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
     say(sources.summary)
-    root = cache.root(run.data.cache_dir)
+    root = cache.url(run.data.cache_dir) or str(cache.root(run.data.cache_dir))
     say(f"ready in {root}: train with the same --config and fields")
     if flags.json:
         content = {
             "config": run.name,
-            "cache": str(root),
+            "cache": root,
             "versions": versions.line(),
             "files": sources.files,
             "bad": [{"path": bad.path, "reason": bad.reason} for bad in sources.bad],

@@ -8,6 +8,7 @@ a local folder.
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import secrets
 import shutil
 import time
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from jaxtrain.data import cache
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.lease import Lease
@@ -48,16 +48,19 @@ class BucketOutput:
         return opened(self.url)
 
     @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """Makes a temporary folder, and removes it at the end.
+    def scratch(self, cache_root: Path) -> Iterator[Path]:
+        """Makes a temporary folder in the cache, and removes it at the end.
 
         Also removes those of earlier starts that were killed.
+
+        Args:
+            cache_root: the cache folder.
 
         Raises:
             RunAgain: the disk is full.
             InputError: it cannot be written.
         """
-        own = self._folder()
+        own = self._folder(cache_root)
         top = own.parent.parent
         try:
             for left in top.glob("*/*"):
@@ -78,12 +81,13 @@ class BucketOutput:
                 "set $JAXTRAIN_CACHE to a folder on another disk",
             ) from error
 
-    def clean(self) -> None:
+    def clean(self, cache_root: Path) -> None:
         """Removes the temporary folders of this command from this machine."""
-        shutil.rmtree(self._folder().parent, ignore_errors=True)
+        shutil.rmtree(self._folder(cache_root).parent, ignore_errors=True)
 
-    def _folder(self) -> Path:
-        return cache.root(None) / "scratch" / cache.digest(self.url, self.task)[:16] / self.start
+    def _folder(self, cache_root: Path) -> Path:
+        key = hashlib.sha256(f"{self.task} {self.url}".encode()).hexdigest()[:16]
+        return cache_root / "scratch" / key / self.start
 
     def put(self, name: str, data: bytes | Path) -> None:
         """Writes an object; a store that is unavailable is tried again for a minute or two.
@@ -132,6 +136,20 @@ def patiently(work: Callable[[], Result]) -> Result:
         except Unavailable:
             time.sleep(wait_s)
     return work()
+
+
+@contextlib.contextmanager
+def alone(url: str | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Allows one command at a time to write to a folder of a bucket; does nothing for None.
+
+    Raises:
+        RunAgain, InputError: see :func:`held`.
+    """
+    if url is None:
+        yield
+        return
+    with held(opened(url), say):
+        yield
 
 
 @contextlib.contextmanager

@@ -2,29 +2,37 @@
 
 A reader sees a cache folder either complete or not at all, even if processes are killed or several
 build it at once.
+
+The cache may be a folder of a bucket: then :func:`root` is a local copy of it, :func:`make_folder`
+fetches folders that are complete in the bucket, and uploads those that it builds.
 """
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jaxtrain.data.bucket_output import BucketOutput, patiently
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lock
+from jaxtrain.storage import addresses, lock
 from jaxtrain.storage.atomic import expanded, sync, write_whole
+from jaxtrain.storage.bucket import is_bucket, normalized
 from jaxtrain.storage.disks import cure_of
 
 MANIFEST = "manifest.json"
+_urls: dict[Path, str] = {}
+"""Buckets by the folders of this process that are their local copies."""
 
 
 def root(cache_dir: str | None) -> Path:
-    """Returns the cache folder, after creating it if it is missing.
+    """Returns the cache folder, after creating it if it is missing; for a bucket, the local copy.
 
     Raises:
         InputError: the folder cannot be created or is not writable.
@@ -46,6 +54,10 @@ def place(cache_dir: str | None) -> Path:
     Raises:
         InputError: there is no home folder.
     """
+    if (where := url(cache_dir)) is not None:
+        copy = place(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
+        _urls[copy] = where
+        return copy
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
     try:
         return expanded(text).absolute()
@@ -54,6 +66,25 @@ def place(cache_dir: str | None) -> Path:
             f"the cache folder {text} needs a home folder, and none was found: set HOME or "
             "$JAXTRAIN_CACHE, or pass a folder with --data.cache_dir"
         ) from error
+
+
+def url(cache_dir: str | None) -> str | None:
+    """Returns the URL of a cache in a bucket; None for a folder.
+
+    Raises:
+        InputError: it is another kind of URL.
+    """
+    if cache_dir and (is_bucket(cache_dir) or addresses.is_address(cache_dir)):
+        return normalized(cache_dir, "--data.cache_dir")
+    return None
+
+
+def in_bucket(path: Path) -> tuple[BucketOutput, str] | None:
+    """Returns the bucket, and the name in it, of a file or folder in a local copy; else None."""
+    for folder in path.parents:
+        if folder in _urls:
+            return BucketOutput(_urls[folder]), path.relative_to(folder).as_posix()
+    return None
 
 
 def digest(*parts: Any) -> str:
@@ -107,11 +138,25 @@ def make_folder(
 
     Raises:
         InputError: the disk is read-only.
-        RunAgain: the disk is full.
+        RunAgain: the disk is full, or the cache is in a bucket that is unavailable.
     """
     manifest = read_manifest(folder)
-    if manifest is not None:
-        return manifest
+    if manifest is None and _fetch(folder, say):
+        manifest = read_manifest(folder)
+    if manifest is None:
+        manifest = _make_folder(folder, build, say, resumable=resumable)
+    _upload(folder, manifest, say)
+    return manifest
+
+
+def _make_folder(
+    folder: Path,
+    build: Callable[[Path], dict[str, Any]],
+    say: Callable[[str], None],
+    *,
+    resumable: bool,
+) -> dict[str, Any]:
+    """Does so on disk, for a folder that is not complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(folder.name + ".lock")
     with lock.locked(beside, say, f"building {folder.name}") as alone:
@@ -203,6 +248,58 @@ def _publish(
         return other
     sync(folder.parent)
     return manifest
+
+
+def _complete_in(output: BucketOutput, name: str) -> dict[str, int] | None:
+    """Returns the sizes of the files of a folder if it is complete in a bucket."""
+    found = output.bucket.get(f"{name}/{MANIFEST}")
+    if found is None:
+        return None
+    try:
+        sizes = {str(one): int(size) for one, size in json.loads(found.data)["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    sizes[MANIFEST] = len(found.data)
+    there = output.bucket.sizes(name)
+    outside = any(PurePosixPath(one).is_absolute() or ".." in one.split("/") for one in sizes)
+    complete = all(there.get(f"{name}/{one}") == size for one, size in sizes.items())
+    return sizes if complete and not outside else None
+
+
+def _fetch(folder: Path, say: Callable[[str], None]) -> bool:
+    """Fetches a folder if it is complete in the bucket; returns whether it is."""
+    place_there = in_bucket(folder)
+    if place_there is None or (sizes := _complete_in(*place_there)) is None:
+        return False
+    output, name = place_there
+    say(f"fetching {sum(sizes.values()) / 1e6:,.1f} MB from {output.url}/{name}")
+    work = _beside(folder)
+    try:
+        with _explained(folder.parent):
+            for one, size in sizes.items():
+                path = work / one
+                path.parent.mkdir(parents=True, exist_ok=True)
+                patiently(
+                    functools.partial(output.bucket.download, f"{name}/{one}", path, most=size)
+                )
+                sync(path)
+            manifest = read_manifest(work)
+            if manifest is not None:
+                _publish(work, folder, manifest, say)
+            return manifest is not None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _upload(folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Uploads a complete folder unless it is complete in the bucket; the manifest is last."""
+    place_there = in_bucket(folder)
+    if place_there is None or _complete_in(*place_there) is not None:
+        return
+    output, name = place_there
+    say(f"uploading {sum(manifest['files'].values()) / 1e6:,.1f} MB to {output.url}/{name}")
+    for one in (*manifest["files"], MANIFEST):
+        output.put(f"{name}/{one}", folder / one)
 
 
 def _beside(path: Path) -> Path:

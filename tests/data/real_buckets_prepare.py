@@ -6,7 +6,6 @@ Not part of the suite: it requires ``pip install -e '.[test,buckets,ray]'``. Run
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -39,10 +38,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[FaultProxy]:
-    """Injects a fault into 3% of the requests."""
+    """Injects a fault into every thirtieth request."""
     with FaultProxy(server.port) as one:
-        chance = random.Random(7)
-        one.fault = lambda method, path: chance.choice(KINDS) if chance.random() < 0.03 else ""
+
+        def fault(method: str, path: str) -> str:
+            number = len(one.requests)
+            return "" if number % 30 else KINDS[number // 30 % len(KINDS)]
+
+        one.fault = fault
         yield one
 
 
@@ -199,3 +202,54 @@ def test_a_node_of_a_cluster_is_killed(
     finally:
         cluster.shutdown()
     same_as_local(place, server, "ray")
+
+
+def tokens(place: Path, where: Path | str, **variables: str) -> subprocess.Popen[str]:
+    data = ("--data.path", place / "texts", "--data.cache_dir", where, "--model.vocab_size", 300)
+    return subprocess.Popen(
+        command("prepare", "tokens", "--config", "demo_mlm", *data),
+        env=environment(place, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    (place / "texts").mkdir()
+    for number in range(6):
+        words = [f"word{number * 7 + n % (50 + number)}" for n in range(3000)]
+        (place / f"texts/{number}.txt").write_text(" ".join(words) + ".\n\n")
+    local = place / "local"
+    output(tokens(place, local))
+
+    url = f"s3://{BUCKET}/cache"
+    proxy.fault = lambda method, path: "slow" if method == "PUT" and "train.tokens" in path else ""
+    process = tokens(place, url, **proxy.variables)
+    wait_for(lambda: any("train.tokens" in path for _, path, _ in proxy.requests), "the upload")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not [name for name in server.sizes("cache") if "tokens-" in name and "manifest" in name]
+
+    said = output(tokens(place, url, **proxy.variables))
+    assert f"ready in {url}: train with" in said
+    assert "tokenizing" not in said  # finished before the kill
+    said = output(tokens(place, url, **server.variables, JAXTRAIN_CACHE=str(place / "other")))
+    assert said.count("MB from s3://bucket/cache/text/") >= 2
+    assert "tokenizing" not in said
+    copy = place / "copy-cache"
+    server.download("cache", copy)
+    (other,) = (place / "other/copies").iterdir()
+    found = [
+        {
+            path.relative_to(top).as_posix(): path.read_bytes()
+            for path in top.glob("text/*/*")
+            if path.name not in ("manifest.json", "progress.json")  # have seconds
+        }
+        for top in (copy, other, local)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert any(name.endswith("train.tokens") for name in found[0])
+    assert ".lease" not in server.sizes("cache")

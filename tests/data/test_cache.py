@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from obstore.store import MemoryStore
 
-from jaxtrain.data import cache
+from jaxtrain.data import bucket_output, cache
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.bucket import Bucket, Unavailable
 
 
 def silent(text: str) -> None:
@@ -205,3 +207,104 @@ def test_invalid_file_names_are_reported_as_missing(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="no such file or folder"):
             find()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
+    made = Bucket("s3://bucket/cache", MemoryStore())
+    monkeypatch.setattr(bucket_output, "opened", lambda url: made)
+    monkeypatch.setattr(bucket_output, "_WAITS_S", ())
+    monkeypatch.setattr(cache, "_urls", {})
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
+    return made
+
+
+def made_in(said: list[str], built: list[int], content: str = "abc") -> Path:
+    folder = cache.root("s3://bucket/cache/") / "text" / "key"
+    manifest = cache.make_folder(folder, builder(built, content), said.append)
+    assert manifest["number"] == 7
+    return folder
+
+
+def test_a_cache_in_a_bucket_is_built_once_for_all_machines(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    said: list[str] = []
+    first = made_in(said, built)
+    assert first.is_relative_to(tmp_path / "first")
+    assert said == ["uploading 0.0 MB to s3://bucket/cache/text/key"]
+    stored = {name: bucket.get(name) for name in bucket.sizes()}
+    assert {name: one.data for name, one in stored.items() if one} == {
+        f"text/key/{path.name}": path.read_bytes() for path in first.iterdir()
+    }
+    assert made_in(said, built) == first
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    second = made_in(said, built)
+    assert said[1:] == ["fetching 0.0 MB from s3://bucket/cache/text/key"]
+    assert len(built) == 1
+    assert [path.read_bytes() for path in sorted(second.iterdir())] == [
+        path.read_bytes() for path in sorted(first.iterdir())
+    ]
+    # Other folders of the machine stay there.
+    cache.make_folder(cache.root(None) / "text" / "key", builder(built), silent)
+    assert {name.partition("/")[0] for name in bucket.sizes()} == {"text"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("file", b"truncated"),
+        ("file", None),
+        ("manifest.json", None),
+        ("manifest.json", b"{"),
+        ("manifest.json", b'{"number": 7, "files": {"../../file": 3}}'),
+        ("manifest.json", b'{"number": 7, "files": {"/file": 3}}'),
+        ("manifest.json", b'{"number": 7, "files": [1]}'),
+    ],
+)
+def test_an_incomplete_folder_in_a_bucket_is_built_and_uploaded_again(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes | None,
+) -> None:
+    built: list[int] = []
+    made_in([], built)
+    before = bucket.get("text/key/manifest.json")
+    if content is None:
+        bucket.delete([f"text/key/{name}"])
+    else:
+        bucket.put(f"text/key/{name}", content)
+    bucket.put("file", b"abc")  # where the name above the folder leads
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    made_in([], built)
+    assert len(built) == 2
+    for one, expected in (("file", b"abc"), ("manifest.json", before and before.data)):
+        found = bucket.get(f"text/key/{one}")
+        assert found is not None
+        assert found.data == expected
+
+
+def test_a_failed_upload_is_done_by_the_next_start(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+
+    def full(self: Bucket, name: str, data: bytes | Path) -> NoReturn:
+        raise Unavailable(f"{self.url}: cannot write {name} (QuotaExceeded)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", full)
+        with pytest.raises(RunAgain, match=r"cannot write text/key/file \(Quota"):
+            made_in([], built)
+    made_in([], built)
+    assert len(built) == 1
+    assert set(bucket.sizes()) == {"text/key/file", "text/key/manifest.json"}
+
+
+def test_the_cache_cannot_be_at_other_urls() -> None:
+    with pytest.raises(InputError, match=r"--data.cache_dir https://host/a: use a local folder"):
+        cache.root("https://host/a")

@@ -90,7 +90,8 @@ class Text:
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
     cache_dir: str | None = None
     """Folder for token caches and fetched data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain."""
+    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, token caches are kept there, and
+    $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: float = 0.1

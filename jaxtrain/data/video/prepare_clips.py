@@ -156,7 +156,7 @@ def _run_in_bucket(
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
         _check_distinct(jobs)
         _check_keys(jobs, url)
-        stack.callback(output.clean)
+        stack.callback(output.clean, cache.root(None))
         place = _InBucket(output, lease)
         place.keep_settings(settings)
         return _run(jobs, place, settings, engine, say, share)
@@ -571,7 +571,7 @@ def _cut_to_bucket(
         record = _record_in(output, job.record_name)
         if record is not None and record["video"] == _identity(job.found):
             return {**record, _BY_OTHERS: True}
-    with output.scratch() as work:
+    with output.scratch(cache.root(None)) as work:
         here = dataclasses.replace(job, out=work)
         (work / WORK).mkdir()
         record = _cut(here, settings)

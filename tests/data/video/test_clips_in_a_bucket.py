@@ -264,11 +264,11 @@ def test_a_full_disk_is_a_temporary_failure(
 
 
 def test_temporary_folders_of_a_killed_command_are_removed(source: Path, tmp_path: Path) -> None:
-    with bucket_output.BucketOutput(URL).scratch() as killed:
+    with bucket_output.BucketOutput(URL).scratch(tmp_path / "cache") as killed:
         (killed / "film.mp4").write_bytes(b"1")
         shutil.copytree(killed, tmp_path / "kept")
     other = bucket_output.BucketOutput("s3://bucket/other")
-    with other.scratch() as used:
+    with other.scratch(tmp_path / "cache") as used:
         shutil.copytree(tmp_path / "kept", killed)
         _run(source)
         assert not killed.exists()
