@@ -184,6 +184,13 @@ class Mirror:
         return self.url if self._staged else self.directory
 
     @property
+    def both(self) -> str:
+        """Describes the run directory and its copy."""
+        if self._staged:
+            return f"{self.url}, local copies in {self.directory}"
+        return f"{self.directory}, copied to {self.url}"
+
+    @property
     def url(self) -> str:
         """Returns the URL of the run's folder."""
         return self._bucket.url

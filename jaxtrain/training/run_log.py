@@ -78,6 +78,7 @@ class RunLog(events.EventLog):
         arguments: Sequence[str],
         before: run_directory.Before,
         track: Sequence[str] = (),
+        described: str = "",
     ) -> None:
         """Opens the files of the run directory, which receive all later events.
 
@@ -90,6 +91,7 @@ class RunLog(events.EventLog):
             before: the state of the directory before the run, restored if the run ends with
                 nothing to keep.
             track: the trackers.
+            described: the directory as it is printed; "" for its path.
         """
 
         def discard(kind: type[BaseException] | None, *_: object) -> None:
@@ -117,7 +119,7 @@ class RunLog(events.EventLog):
         self.phases.at(position.done)
         process, count = jax.process_index(), jax.process_count()
         self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
-        self.say(f"run directory {directory}")
+        self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
         self._watchdog.report_to(directory, self._say_last)

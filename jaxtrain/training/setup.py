@@ -391,7 +391,16 @@ def open_training(
                 run.name, flags.output_dir, flags.resume, start_from, own_disk=own_disk
             )
             position = _position(start_from)
-        log.open(run, directory, start_from, position, flags.arguments, before, flags.track)
+        log.open(
+            run,
+            directory,
+            start_from,
+            position,
+            flags.arguments,
+            before,
+            flags.track,
+            described="" if mirror is None else mirror.both,
+        )
         if fit := as_found(run)[1]:
             say(fit)
         if flags.resume and start_from is None:
@@ -428,7 +437,10 @@ def open_training(
         )
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
-            state = first_state(step_setup, model.init_from, start_from, directory, meta, say)
+            shown = directory if mirror is None else mirror.shown
+            state = first_state(
+                step_setup, model.init_from, start_from, directory, meta, say, shown=shown
+            )
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
             early, last = patience_over(run.loop, meta), max(total, position.done)
@@ -618,8 +630,20 @@ def first_state(
     directory: Path,
     meta: RunMeta,
     say: Say,
+    *,
+    shown: str | Path,
 ) -> State:
-    """Returns a new state, or a checkpoint's, whose best validation it copies into ``meta``."""
+    """Returns a new state, or a checkpoint's, whose best validation it copies into ``meta``.
+
+    Args:
+        setup: of the step.
+        init_from: weights for a new state; None for random ones.
+        start_from: the checkpoint; None without one.
+        directory: of the run.
+        meta: of the run.
+        say: prints a line.
+        shown: the directory as it is printed.
+    """
     constants = _constants(setup)
     meta.constants = checksums(constants)
     if start_from is None:
@@ -646,8 +670,10 @@ def first_state(
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done
+    own = start_from.is_relative_to(directory)
+    source = f"{shown}/{start_from.relative_to(directory)}" if own else start_from
     say(
-        f"resumed from {start_from}: step {done} of {setup.total}, {saved['examples_seen']} "
+        f"resumed from {source}: step {done} of {setup.total}, {saved['examples_seen']} "
         f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
     )
     if changed := _schedule_change(setup, saved["config"], done):

@@ -115,7 +115,11 @@ def test_a_kill_during_an_upload_and_the_loss_of_the_disk(
     shutil.rmtree(place / "cache" / "buckets")
     proxy.fault = lambda method, path: ""
     text = train(place, *arguments(name, 16, proxy.scheme), **proxy.variables)
-    assert f"fetching checkpoint 4 from {proxy.scheme}://{BUCKET}/{name}" in text
+    url = f"{proxy.scheme}://{BUCKET}/{name}"
+    assert f"fetching checkpoint 4 from {url}" in text
+    assert f"run directory {url}, local copies in {place / 'cache' / 'buckets'}/" in text
+    assert f"resumed from {url}/checkpoints/4: step 4 of 16" in text
+    assert text.count(str(place / "cache" / "buckets")) == 1
     same_as_straight(place, server, name)
     there = server.sizes(name)
     steps = {Path(one).stem for one in there if one.startswith("checkpoints/")}
@@ -298,6 +302,7 @@ def test_a_mirror_survives_the_loss_of_the_disk_and_damage(
     )
     server.write(f"{name}/{file}", server.read(f"{name}/{file}").replace(b"step", b"stop"))
     text = train(place, *flags, "--loop.steps", 16, "--resume", "latest", **proxy.variables)
+    assert f"run directory {local}, copied to {url}\n" in text
     assert f"checkpoint {url}/checkpoints/8 is damaged" in text
     assert "fetching checkpoint 4 from" in text
     same_as_straight(place, server, name)

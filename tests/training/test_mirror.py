@@ -90,6 +90,7 @@ def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
+    assert first.mirror.both == f"s3://bucket/run, local copies in {first.directory}"
     (first.directory / "metrics.jsonl").write_text('{"step": 4}\n')
     (first.directory / "samples").mkdir()
     (first.directory / "samples" / "4.png").write_bytes(b"png")

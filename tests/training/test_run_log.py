@@ -64,6 +64,16 @@ def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
 
 
+def test_the_first_line_describes_a_directory_that_is_copied(tmp_path: Path) -> None:
+    log = RunLog(StopSignals(), Watchdog(None, Left(KeyValueStore(), StopSignals())))
+    with log:
+        run, at = config.named("demo_mlm"), Position()
+        log.open(run, tmp_path, None, at, (), KEPT, described="s3://bucket/run, local copies in x")
+    assert (
+        "run directory s3://bucket/run, local copies in x\n" in (tmp_path / "log.txt").read_text()
+    )
+
+
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(
     ("error", "keeps_named"),
