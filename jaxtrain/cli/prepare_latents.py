@@ -75,7 +75,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
     cluster = engine_flags.cluster(flags)
-    from jaxtrain.data import cache, worker_count
+    from jaxtrain.data import bucket_output, cache, worker_count
     from jaxtrain.data.video import latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
@@ -108,7 +108,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         found = dataclasses.replace(found, seconds=found.seconds * devices)
         if flags.json:
             estimate.write(found, flags.json)
-        out = cache.place(data.cache_dir)
+        out = cache.url(data.cache_dir) or cache.place(data.cache_dir)
         room = (devices, 1)
         estimate.report(found, out, "videos", "latents", room=room, worker="device", say=say)
         return 0
@@ -118,36 +118,38 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     splits = (sources.train, sources.val)
     shared = None if cluster is not None else engine_flags.share(flags)
     if shared is not None:
-        say(f"sharing {target.folder} with other commands: {shared[1]}")
+        say(f"sharing {target.where} with other commands: {shared[1]}")
+    url = cache.url(data.cache_dir)
     try:
-        if cluster is not None:
-            say(f"encoding on {cluster.where}")
-            made = latents.prepare_on(
-                cluster,
-                splits,
-                functools.partial(load, say=_silent),
-                target,
-                batch_size=flags.batch,
-                threads=data.workers or None,
-                say=say,
-            )
-        else:
-            made = latents.prepare(
-                splits,
-                teacher,
-                target,
-                batch_size=batch_size,
-                threads=threads,
-                say=say,
-                share=None if shared is None else shared[0],
-            )
+        with bucket_output.admitted(url, say, shared=shared is not None):
+            if cluster is not None:
+                say(f"encoding on {cluster.where}")
+                made = latents.prepare_on(
+                    cluster,
+                    splits,
+                    functools.partial(load, say=_silent),
+                    target,
+                    batch_size=flags.batch,
+                    threads=data.workers or None,
+                    say=say,
+                )
+            else:
+                made = latents.prepare(
+                    splits,
+                    teacher,
+                    target,
+                    batch_size=batch_size,
+                    threads=threads,
+                    say=say,
+                    share=None if shared is None else shared[0],
+                )
     except OSError as error:
         raise InputError(
-            f"cannot write to {target.folder} ({error.strerror}): free space there, or choose "
+            f"cannot write to {target.where} ({error.strerror}): free space there, or choose "
             "another folder with --data.cache_dir; finished latents are kept"
         ) from error
     if flags.json:
-        result = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
+        result = made._asdict() | {"teacher": teacher.name, "folder": target.where}
         atomic.write_whole(flags.json, json.dumps(result, indent=1, default=str) + "\n")
     for one in made.bad[:5]:
         say(f"no latents: {one}")
@@ -155,7 +157,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         say(f"no latents: {len(made.bad) - 5:,} more clips")
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
-        f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
+        f"latents of {made.videos:,} videos in {target.where}, {made.fresh:,} of them new "
         f"({made.windows:,} clips); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )

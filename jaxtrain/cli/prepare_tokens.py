@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         out = cache.url(run.data.cache_dir) or cache.place(run.data.cache_dir)
         estimate.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
         return 0
-    with bucket_output.alone(cache.url(run.data.cache_dir), say):
+    with bucket_output.admitted(cache.url(run.data.cache_dir), say):
         return _prepare(run, model, engine, flags, say)
 
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.storage.lease import Lease
+from jaxtrain.storage.lease import Lease, holder
 
 Result = TypeVar("Result")
 
@@ -139,22 +140,40 @@ def patiently(work: Callable[[], Result]) -> Result:
 
 
 @contextlib.contextmanager
-def alone(url: str | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Allows one command at a time to write to a folder of a bucket; does nothing for None.
+def admitted(
+    url: str | None, say: Callable[[str], None], *, shared: bool = False
+) -> Iterator[Lease | None]:
+    """Allows one command at a time to write to a folder while the block runs.
+
+    Args:
+        url: of the folder; None does nothing.
+        say: prints a message.
+        shared: whether other commands may write there that also share it.
+
+    Yields:
+        The lease of a command that does not share the folder.
 
     Raises:
-        RunAgain, InputError: see :func:`held`.
+        RunAgain: another command writes there and does not share it, or see :func:`held`.
+        InputError: see :func:`held`.
     """
     if url is None:
-        yield
-        return
-    with held(opened(url), say):
-        yield
+        yield None
+    elif not shared:
+        with held(opened(url), say) as lease:
+            yield lease
+    elif other := holder(opened(url)):
+        raise RunAgain(
+            f"another run is using {url} ({other}) and does not share it: wait until it ends, or "
+            "start all commands with --share"
+        )
+    else:
+        yield None
 
 
 @contextlib.contextmanager
 def held(bucket: Bucket, say: Callable[[str], None]) -> Iterator[Lease]:
-    """Allows one command at a time to write to a folder while the block runs.
+    """Holds the lease of a folder while the block runs.
 
     Raises:
         RunAgain: another one does, or the store is unavailable.

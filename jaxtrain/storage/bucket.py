@@ -235,6 +235,20 @@ class Bucket:
                 os.fsync(file.fileno())
         return digests
 
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of an object; None if there is none.
+
+        Raises:
+            Unavailable, InputError: it is unknown.
+        """
+        with self._explained(f"read {name}"):
+            try:
+                return int(self._obstore.head(self._store, name)["size"])
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                return None
+
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Returns the objects below a folder: name -> bytes.
 

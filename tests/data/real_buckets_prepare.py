@@ -12,11 +12,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import sample_videos as sample
 from bucket_server import BUCKET, FaultProxy, Server
 from launch.hosts import wait_for
 from program import command, environment
+
+from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
+from jaxtrain.training.state import ModelDefinition
 
 # Ray's workers have niceness 15, so on a busy machine they would wait for all other processes.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -253,3 +259,64 @@ def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
     assert found[0] == found[1] == found[2]
     assert any(name.endswith("train.tokens") for name in found[0])
     assert ".lease" not in server.sizes("cache")
+
+
+MODEL = """
+import dataclasses
+from jaxtrain import config
+from jaxtrain.models import video_ae
+base = config.named("demo")
+run = dataclasses.replace(
+    base,
+    model=video_ae.Config.tiny(),
+    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
+)
+"""
+
+
+def latents(place: Path, where: Path | str, *flags: str, **variables: str) -> subprocess.Popen[str]:
+    data = ("--config", place / "tiny.py", "--data.path", place / "clips")
+    data += ("--data.cache_dir", where)
+    return subprocess.Popen(
+        command("prepare", "latents", *data, "--teacher", place / "weights.safetensors", *flags),
+        env=environment(place, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_latents_are_uploaded_through_a_kill(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    (place / "tiny.py").write_text(MODEL)
+    tiny = video_ae.Config.tiny()
+    params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
+    arrays = {name: np.asarray(array) for name, array in params.items()}
+    weights.save(place / "weights.safetensors", tiny, arrays)
+    local, url = place / "local-latents", f"s3://{BUCKET}/latents-cache"
+    output(latents(place, local))
+
+    def made() -> int:
+        return sum(name.endswith(".npy") for name in server.sizes("latents-cache"))
+
+    total = len(list(local.glob("latents/*/*/*/*.npy")))
+    process = latents(place, url, "--batch", "1", **proxy.variables)
+    wait_for(lambda: made() >= 5, "the first videos")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert made() < total, "it was killed too late"
+    said = output(latents(place, url, **proxy.variables))
+    assert f"latents of {total} videos in {url}/latents/" in said
+    copy = place / "copy-latents"
+    server.download("latents-cache", copy)
+    found = [
+        {
+            path.relative_to(top).as_posix(): path.read_bytes()
+            for path in top.glob("latents/**/*")
+            if path.is_file()
+        }
+        for top in (copy, local)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == total + 1

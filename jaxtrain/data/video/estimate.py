@@ -68,7 +68,7 @@ def estimate(
         seconds, batches, bad = 0.0, 1, []
         if good:
             teacher.encode(np.zeros((batch_size, *_shape(clips)), np.float32))  # compiles
-            store = dataclasses.replace(target, folder=folder / "latents")
+            store = dataclasses.replace(target, folder=folder / "latents", bucket=None)
             store.folder.mkdir()
             encoder = latents.Encoder(teacher, store, batch_size, threads)
             began = time.monotonic()
@@ -101,7 +101,7 @@ def _todo(
     data: Config, clips: Clips, target: latents.LatentStore, temporary: Path, say: Say
 ) -> list[tuple[int, Found]]:
     """Returns size and place of each video that may lack latents."""
-    root, todo = cache.place(data.cache_dir), []
+    root, listed, todo = cache.place(data.cache_dir), target.listed(), []
     path = data.path or str(scenes.prepare(temporary, say))
     for flag, given in (("--data.path", path), ("--data.val_path", data.val_path)):
         if given is None:
@@ -110,7 +110,8 @@ def _todo(
         known = index.look_up(found, index.folder_of(given, root), say)
         for one, (size, entry) in zip(found, known, strict=True):
             if entry is None or not (
-                data.unusable(entry, clips.frames) or target.has(entry, clips.windows(entry))
+                data.unusable(entry, clips.frames)
+                or target.finished(entry, clips.windows(entry), listed)
             ):
                 todo.append((size, one))
     return todo

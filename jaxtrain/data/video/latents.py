@@ -2,6 +2,7 @@
 
 Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
 the video's name, size and length, not of its location. A window that cannot be decoded is all NaN.
+If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -14,6 +15,7 @@ import errno
 import io
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +26,7 @@ import numpy as np
 
 from jaxtrain.config import invocation
 from jaxtrain.data import cache, engine, shared_folder
+from jaxtrain.data.bucket_output import BucketOutput, patiently
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import atomic, disks, lock
@@ -31,6 +34,8 @@ from jaxtrain.telemetry import progress_bar
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
+_FETCHES = 8  # files at once
+_LARGEST_ABOUT = 2**20  # bytes
 _KILLS = "kills the worker that reads it"
 _BATCHES = 4  # that a group of videos fills at least, for a worker of a cluster
 
@@ -76,23 +81,99 @@ class LatentStore:
     Attributes:
         folder: the teacher's folder in the cache.
         shape: shape of a clip's latents, [L, h, w, C].
+        bucket: the bucket and the name of the folder in it; None if the cache is on disk.
     """
 
     folder: Path
     shape: Shape
+    bucket: tuple[BucketOutput, str] | None = None
 
     @property
     def teacher(self) -> str:
         """Returns the name of the teacher."""
         return self.folder.name
 
+    @property
+    def where(self) -> str:
+        """Returns where latents are written, for messages."""
+        if self.bucket is None:
+            return str(self.folder)
+        output, name = self.bucket
+        return f"{output.url}/{name}"
+
     def file(self, entry: Entry) -> Path:
         """Returns the path of a video's latents."""
+        return self.folder / self._name(entry)
+
+    def listed(self) -> dict[str, int] | None:
+        """Returns the bytes of the objects in the bucket; None if the cache is on disk."""
+        if self.bucket is None:
+            return None
+        output, folder = self.bucket
+        there = patiently(lambda: output.bucket.sizes(folder))
+        return {name.removeprefix(f"{folder}/"): size for name, size in there.items()}
+
+    def finished(self, entry: Entry, windows: int, listed: dict[str, int] | None = None) -> bool:
+        """Returns whether the latents of all windows of a video exist where they are written.
+
+        Args:
+            entry: the video.
+            windows: the number of its windows.
+            listed: from :meth:`listed`; None asks the bucket.
+        """
+        if self.bucket is None:
+            return self.has(entry, windows)
+        output, folder = self.bucket
+        name = self._name(entry)
+        if listed is not None:
+            return listed.get(name) == self._bytes(windows)
+        size = patiently(lambda: output.bucket.size(f"{folder}/{name}"))
+        return size == self._bytes(windows)
+
+    def fetch(self, videos: Iterable[tuple[Entry, int]], say: Callable[[str], None]) -> None:
+        """Fetches latents that exist in the bucket and not on this disk.
+
+        Args:
+            videos: with the number of windows of each.
+            say: prints a message.
+
+        Raises:
+            RunAgain, InputError: the bucket or the disk fails.
+        """
+        listed = self.listed()
+        if self.bucket is None or listed is None:
+            return
+        output, folder = self.bucket
+        wanted = [
+            entry
+            for entry, windows in videos
+            if not self.has(entry, windows) and self.finished(entry, windows, listed)
+        ]
+        if wanted:
+            say(f"fetching latents of {len(wanted):,} videos from {output.url}/{folder} (once)")
+
+        def fetch(entry: Entry) -> None:
+            file = self.file(entry)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic.appearing(file) as beside:
+                patiently(lambda: output.bucket.download(f"{folder}/{self._name(entry)}", beside))
+
+        with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
+            list(pool.map(fetch, wanted))
+
+    def _name(self, entry: Entry) -> str:
         digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
-        return self.folder / digest[:2] / f"{digest[2:]}.npy"
+        return f"{digest[:2]}/{digest[2:]}.npy"
+
+    def _bytes(self, windows: int) -> int:
+        """Returns the size of a video's file."""
+        header, shape = io.BytesIO(), (windows, *self.shape)
+        about = {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, about)
+        return len(header.getvalue()) + math.prod(shape) * _DTYPE.itemsize
 
     def has(self, entry: Entry, windows: int) -> bool:
-        """Returns whether the latents of all windows of a video exist."""
+        """Returns whether the latents of all windows of a video exist on this disk."""
         try:
             found = np.load(self.file(entry), mmap_mode="r")
         except (OSError, ValueError, EOFError):
@@ -118,9 +199,21 @@ class LatentStore:
         """Writes the latents of all windows of a video, atomically."""
         held = io.BytesIO()
         np.save(held, latents)
-        file = self.file(entry)
+        self._write(self._name(entry), held.getvalue())
+
+    def describe(self, teacher: str) -> None:
+        """Writes the description of the teacher."""
+        about = {"teacher": teacher, "shape": list(self.shape)}
+        self._write(ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self.bucket is not None:
+            output, folder = self.bucket
+            output.put(f"{folder}/{name}", data)
+            return
+        file = self.folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_whole(file, held.getvalue())
+        atomic.write_whole(file, data)
 
 
 def place(root: Path, model: Any) -> Path:
@@ -130,10 +223,31 @@ def place(root: Path, model: Any) -> Path:
 
 def store(root: Path, model: Any, teacher: str) -> LatentStore:
     """Returns a teacher's store for clips of a model's size, whether or not it exists."""
-    return LatentStore(place(root, model) / teacher, tuple(model.latent_shape))
+    folder = place(root, model) / teacher
+    return LatentStore(folder, tuple(model.latent_shape), cache.in_bucket(folder))
 
 
-def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows]) -> LatentStore:
+def _fetch_descriptions(root: Path, model: Any) -> None:
+    """Fetches the descriptions of all teachers whose latents of a model's size are in a bucket."""
+    folder = place(root, model)
+    if (there := cache.in_bucket(folder)) is None:
+        return
+    output, name = there
+    for one in patiently(lambda: output.bucket.sizes(name)):
+        teacher, _, file = one.removeprefix(f"{name}/").partition("/")
+        if file == ABOUT and teacher not in (".", ".."):
+            (folder / teacher).mkdir(parents=True, exist_ok=True)
+            with atomic.appearing(folder / teacher / ABOUT) as beside:
+                output.bucket.download(one, beside, most=_LARGEST_ABOUT)
+
+
+def find(
+    root: Path,
+    model: Any,
+    teacher: str | None,
+    splits: Iterable[Windows],
+    say: Callable[[str], None],
+) -> LatentStore:
     """Returns the store with all latents that a run needs.
 
     Args:
@@ -141,6 +255,7 @@ def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows])
         model: the model config, which sets the size of clips and latents.
         teacher: name of the teacher; None selects the only one in the cache.
         splits: the windows.
+        say: prints a message.
 
     Raises:
         InputError: there are no latents, several teachers to choose from, latents of the wrong
@@ -151,6 +266,7 @@ def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows])
         f"compute them with `{invocation.program()} prepare latents`, this run's --config, its "
         "--data and --model fields, and --teacher SPEC"
     )
+    _fetch_descriptions(root, model)
     there = sorted(path.parent.name for path in place(root, model).glob(f"*/{ABOUT}"))
     if teacher is None and len(there) > 1:
         raise InputError(
@@ -174,6 +290,7 @@ def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows])
             "model.patch_size"
         )
     files_ = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
+    found.fetch(files_, say)
     missing = [entry for entry, windows in files_ if not found.has(entry, windows)]
     if missing:
         raise InputError(
@@ -253,7 +370,8 @@ def prepare(
     total = _windows(todo)
     if share is not None:
         todo.sort(key=lambda one: lock.order(share, one[1].name))
-    target.folder.mkdir(parents=True, exist_ok=True)
+    if target.bucket is None:
+        target.folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(teacher, target, batch_size, threads)
     made = Made(everything, 0, 0, ())
     with progress_bar.counted("encoding", "clips", total, 0, say) as show:
@@ -301,8 +419,10 @@ def prepare_on(
     made = Made(everything, 0, 0, ())
     if not todo:
         return made
-    target.folder.mkdir(parents=True, exist_ok=True)
-    mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
+    mark = None
+    if target.bucket is None:
+        target.folder.mkdir(parents=True, exist_ok=True)
+        mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
     numbers = {id(split): number for number, split in enumerate(splits)}
     bare = [split.without_entries() for split in splits]
     fixed = (bare, load, target, mark, batch_size, threads)
@@ -346,12 +466,13 @@ def _begin(
     splits: Sequence[Windows],
     load: Callable[[], Teacher],
     target: LatentStore,
-    mark: shared_folder.Mark,
+    mark: shared_folder.Mark | None,
     batch_size: int,
     threads: int | None,
 ) -> Callable[[_Group], _Result]:
     """Loads the teacher in a worker of a cluster; returns what processes a group."""
-    mark.check()
+    if mark is not None:
+        mark.check()
     encoder = Encoder(load(), target, batch_size, threads or cpus)
 
     def process(group: _Group) -> _Result:
@@ -362,7 +483,7 @@ def _begin(
             if missing is not None:
                 unseen.append(missing)
                 made = made.plus(_lost(splits, (number, entry), os.strerror(errno.ENOENT)))
-            elif target.has(entry, split.windows(entry)):  # by a worker that was lost since
+            elif target.finished(entry, split.windows(entry)):  # by a worker that was lost since
                 made = made.plus(Made(0, 1, split.windows(entry), ()))
             else:
                 todo.append((split, entry))
@@ -388,7 +509,12 @@ def _open_videos(
 ) -> tuple[int, list[tuple[Windows, Entry]]]:
     """Returns the number of videos, and those without latents."""
     everything = [(split, entry) for split in splits for entry in split.entries]
-    todo = [one for one in everything if not target.has(one[1], one[0].windows(one[1]))]
+    listed = target.listed()
+    todo = [
+        (split, entry)
+        for split, entry in everything
+        if not target.finished(entry, split.windows(entry), listed)
+    ]
     say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
     return len(everything), todo
 
@@ -423,8 +549,7 @@ class Encoder:
                 for (job, window, _), latents in zip(clips, found, strict=True):
                     job.latents[window] = latents
             if not self._described:  # only once the teacher's latents are known to fit
-                about = {"teacher": self._teacher.about, "shape": list(target.shape)}
-                atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
+                target.describe(self._teacher.about)
                 self._described = True
             for job, _, clip in batch:
                 job.left -= 1
@@ -444,6 +569,8 @@ def _claimed(
 ) -> Iterator[tuple[Windows, Entry]]:
     """Yields the videos without latents that this process could claim.
 
+    In a bucket, nothing is claimed: a few videos are encoded twice, with the same result.
+
     Args:
         todo: videos without latents a while ago.
         target: stores the latents.
@@ -451,7 +578,10 @@ def _claimed(
         held: holds the claims, one byte of a lock each.
     """
     for split, entry in todo:
-        if target.has(entry, split.windows(entry)):
+        if target.finished(entry, split.windows(entry)):
+            continue
+        if target.bucket is not None:
+            yield split, entry
             continue
         claim = lock.claimed(target.folder / ".claims", target.file(entry).name)
         if held.enter_context(claim) is False:

@@ -43,7 +43,7 @@ from jaxtrain.data.shared_folder import Mark, Unseen
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage import addresses, disks, lock
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage.atomic import (
@@ -54,7 +54,7 @@ from jaxtrain.storage.atomic import (
     sync,
     write_whole,
 )
-from jaxtrain.storage.lease import Lease, holder
+from jaxtrain.storage.lease import Lease
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 
@@ -144,22 +144,16 @@ def _run_in_bucket(
             "folder"
         )
     output = BucketOutput(url, share or "")
-    with contextlib.ExitStack() as stack:
-        lease = None
-        if share is None:
-            lease = stack.enter_context(bucket_output.held(output.bucket, say))
-        elif other := holder(output.bucket):
-            raise RunAgain(
-                f"another run is using {url} ({other}) and does not share it: wait until it ends, "
-                "or start all commands with --share"
-            )
+    with bucket_output.admitted(url, say, shared=share is not None) as lease:
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
         _check_distinct(jobs)
         _check_keys(jobs, url)
-        stack.callback(output.clean, cache.root(None))
         place = _InBucket(output, lease)
         place.keep_settings(settings)
-        return _run(jobs, place, settings, engine, say, share)
+        try:
+            return _run(jobs, place, settings, engine, say, share)
+        finally:
+            output.clean(cache.root(None))
 
 
 def _find(source: str, say: Say) -> list[Found]:

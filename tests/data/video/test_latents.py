@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import sample_videos as sample
 from cluster_here import ClusterHere
+from obstore.store import MemoryStore
 
-from jaxtrain.data import cache, video
+from jaxtrain.data import bucket_output, cache, video
 from jaxtrain.data.video import estimate, latents
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.storage.bucket import Bucket, Unavailable
 
 SHAPE = (2, 8, 12, 3)
 MODEL = types.SimpleNamespace(
@@ -390,3 +392,128 @@ def test_an_estimate_of_one_video_and_of_none(data: Path, tmp_path: Path) -> Non
             threads=1,
             say=print,
         )
+
+
+URL = "s3://bucket/cache"
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
+    made = Bucket(URL, MemoryStore())
+    monkeypatch.setattr(bucket_output, "opened", lambda url: made)
+    monkeypatch.setattr(bucket_output, "_WAITS_S", ())
+    monkeypatch.setattr(cache, "_urls", {})
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
+    return made
+
+
+def _in(bucket: Bucket) -> dict[str, bytes]:
+    found = {name: bucket.get(name) for name in bucket.sizes()}
+    return {name: one.data for name, one in found.items() if one is not None}
+
+
+def _prepare_to(sources: Any, teacher: Any = None, **more: Any) -> latents.Made:
+    target = latents.store(cache.root(URL), MODEL, Means.name)
+    settings: dict[str, Any] = {"batch_size": 4, "threads": 2, "say": lambda line: None, **more}
+    return latents.prepare((sources.train, sources.val), teacher or Means(), target, **settings)
+
+
+def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
+    data: Path, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = tmp_path / "alone"
+    _prepare(_open(data, alone), alone)
+    sources = _open(data, URL)
+    with pytest.raises(InputError, match="no teacher's latents for clips of 6x64x96"):
+        _open(data, URL, TAUGHT)
+    assert _prepare_to(sources).fresh == 4
+    assert _in(bucket) == _files(alone)
+    assert not list((tmp_path / "first").rglob("*.npy"))
+    assert _prepare_to(sources).fresh == 0
+
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    assert _prepare_to(_open(data, URL)).fresh == 0
+    taught = _open(data, URL, TAUGHT)
+    (copy,) = (tmp_path / "second/copies").iterdir()
+    assert _files(copy) == _files(alone)
+    wanted = _open(data, alone, TAUGHT).train
+    for index in range(len(wanted)):
+        example, other = (
+            one.example(index, np.random.default_rng(0)) for one in (taught.train, wanted)
+        )
+        np.testing.assert_array_equal(example["latents"], other["latents"])
+
+    file = copy / next(name for name in _files(alone) if name.endswith(".npy"))
+    bucket.delete([file.relative_to(copy).as_posix()])
+    assert _open(data, URL, TAUGHT).train.latents.has(*_first(taught))  # the copy is enough
+    file.unlink()
+    with pytest.raises(InputError, match="are missing for 1 of 4 videos"):
+        _open(data, URL, TAUGHT)
+    assert _prepare_to(sources).fresh == 1
+
+
+def _first(sources: Any) -> Any:
+    entry = sources.train.entries[0]
+    return entry, sources.train.windows(entry)
+
+
+def test_damaged_latents_in_a_bucket_are_made_again(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = _open(data, URL)
+    _prepare_to(sources)
+    before = _in(bucket)
+    name = next(name for name in before if name.endswith(".npy"))
+    bucket.put(name, b"truncated")
+    with monkeypatch.context() as patched:
+
+        def refused(self: Bucket, name: str, data: bytes) -> None:
+            raise Unavailable(f"{self.url}: cannot write {name} (QuotaExceeded)")
+
+        patched.setattr(Bucket, "put", refused)
+        with pytest.raises(RunAgain, match=r"cannot write latents/6x64x96/means-0123/"):
+            _prepare_to(sources)
+    assert _prepare_to(sources).fresh == 1
+    assert _in(bucket) == before
+    assert _prepare_to(sources).fresh == 0
+
+
+def test_commands_share_latents_in_a_bucket(data: Path, tmp_path: Path, bucket: Bucket) -> None:
+    """Another one encodes all videos after this one has listed the bucket."""
+    sources = _open(data, URL)
+
+    class Late(Means):
+        def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+            if not self.batches:
+                _prepare_to(sources, share="2")
+            return super().encode(video_BTHW3)
+
+    late = Late()
+    assert _prepare_to(sources, late, share="1", batch_size=1, threads=1).videos == 4
+    assert len(late.batches) < 9  # the videos that were decoded ahead, not all of them
+    alone = tmp_path / "alone"
+    _prepare(_open(data, alone), alone)
+    assert _in(bucket) == _files(alone)
+
+
+def test_a_cluster_needs_no_shared_cache_for_a_bucket(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    sources = _open(data, URL)
+    target = latents.store(cache.root(URL), MODEL, Means.name)
+    settings: Any = {"batch_size": 1, "threads": None, "say": lambda line: None}
+    cluster: Any = ClusterHere()
+    made = latents.prepare_on(cluster, (sources.train, sources.val), Means, target, **settings)
+    assert (made.videos, made.fresh) == (4, 4)
+    alone = tmp_path / "alone"
+    _prepare(_open(data, alone), alone)
+    assert _in(bucket) == _files(alone)
+    left = estimate.estimate(
+        _config(data), MODEL, Means(), batch_size=1, threads=1, say=lambda line: None
+    )
+    assert left.files == 0
+
+
+def _config(data: Path) -> video.Config:
+    return video.Config(path=str(data), batch_size=2, cache_dir=URL, windows="fixed")
