@@ -11,14 +11,16 @@ model, run jaxtrain evaluate SOURCE --help.
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line, evaluate_text, video_flags
-from jaxtrain.config import overrides
+from jaxtrain.cli import command_line, engine_flags, evaluate_text, video_flags
+from jaxtrain.config import Precision, overrides
+from jaxtrain.data import shared_folder
 from jaxtrain.data.video import fixed_clips
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, load, video
@@ -66,11 +68,8 @@ def main(arguments: list[str]) -> int:
         return 0
     _check(flags)
     protocol = _resolve(flags)
+    cluster = engine_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
-    measures: Mapping[str, Measure] = compare.MEASURES
-    if flags.lpips:
-        measures = {**measures, "lpips": lpips.measure(flags.lpips, flags.backbone)}
-    features = None if flags.i3d is None else i3d.measure(flags.i3d)
     size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
         clips = fixed_clips.choose(flags.data, "--data", **size, clips=flags.clips, say=_say)
@@ -78,26 +77,31 @@ def main(arguments: list[str]) -> int:
         clips = fixed_clips.from_the_start(
             flags.data, "--data", **size, fps=protocol.fps, complete=protocol.complete, say=_say
         )
-    models = [
-        video.Autoencoder(source, flags.precision, command="evaluate") for source in flags.sources
-    ]
-    meter = compare.Meter(models, measures, **size, features=features)
-    measured = []
+    networks = _Networks(flags.lpips, flags.backbone, flags.i3d)
+    meter = _meter(flags.sources, flags.precision, networks, size)
     counter = video_flags.Counter(len(clips), "clip")
-    for one in meter(clips, _say):
-        measured.append(one)
-        counter.one()
+    if cluster is None:
+        measured = []
+        for one in meter(clips, _say):
+            measured.append(one)
+            counter.one()
+    else:
+        trained = [model.trained for model in meter.models]
+        make = functools.partial(_load, trained, flags.precision, networks.absolute(), size)
+        measured = meter.on(cluster, clips, make, _say, counter.one)
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
-    found = compare.compare(measured, list(measures))
+    found = compare.compare(measured, meter.names)
     rfvd = meter.rfvd()
-    terminal.out(_text(found, [model.source for model in models], flags, meter.compared, rfvd))
+    terminal.out(
+        _text(found, [model.source for model in meter.models], flags, meter.compared, rfvd)
+    )
     if protocol is not None:
         terminal.out(_published(protocol))
     if flags.json:
         content = {
-            "sources": [model.source for model in models],
+            "sources": [model.source for model in meter.models],
             "data": addresses.public(flags.data),
             "frames": flags.frames,
             "compared_frames": meter.compared,
@@ -113,6 +117,48 @@ def main(arguments: list[str]) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
     return 0
+
+
+class _Networks(NamedTuple):
+    """Files with the weights of networks that measure."""
+
+    lpips: Path | None
+    backbone: Path | None
+    i3d: Path | None
+
+    def absolute(self) -> "_Networks":
+        """Returns the same for processes with other working directories."""
+        return _Networks(*(None if path is None else path.absolute() for path in self))
+
+
+def _meter(
+    sources: Sequence[Path | load.TrainedModel],
+    precision: Precision,
+    networks: _Networks,
+    size: Mapping[str, int],
+) -> compare.Meter:
+    measures: Mapping[str, Measure] = compare.MEASURES
+    if networks.lpips:
+        measures = {**measures, "lpips": lpips.measure(networks.lpips, networks.backbone)}
+    return compare.Meter(
+        [video.Autoencoder(source, precision, command="evaluate") for source in sources],
+        measures,
+        **size,
+        features=None if networks.i3d is None else i3d.measure(networks.i3d),
+    )
+
+
+def _load(
+    trained: Sequence[load.TrainedModel],
+    precision: Precision,
+    networks: _Networks,
+    size: Mapping[str, int],
+) -> compare.Meter:
+    """Makes the meter in a worker of a cluster."""
+    for path in networks:
+        if path is not None and shared_folder.unseen(path):
+            raise shared_folder.not_seen(path)
+    return _meter(trained, precision, networks, size)
 
 
 def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
@@ -313,5 +359,6 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="also write the results, with the values of each clip, to FILE as JSON",
     )
+    engine_flags.add_ray(parser)
     command_line.add_precision(parser)
     return parser

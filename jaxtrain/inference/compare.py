@@ -6,7 +6,10 @@ Shapes: B clips, T frames, H height, W width.
 import collections
 import concurrent.futures
 import dataclasses
+import errno
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.data import engine, shared_folder
 from jaxtrain.data.video.fixed_clips import Clip
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
@@ -39,6 +43,7 @@ Features = Callable[[jax.Array], jax.Array]
 _FEATURES = "features"
 _ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
+_KILLS = "kills the worker that measures it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,20 @@ class Measured:
     values: tuple[dict[str, float], ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What one clip adds to the result.
+
+    Attributes:
+        measured: its metrics.
+        features: for each autoencoder, those of the original and of the reconstruction, [2, K]; ()
+            without features.
+    """
+
+    measured: Measured
+    features: tuple[np.ndarray, ...]
+
+
 class Meter:
     """Reconstructs clips with autoencoders and compares each frame with its original.
 
@@ -67,6 +86,8 @@ class Meter:
         features: of originals and reconstructions, for :meth:`rfvd`; None computes none.
 
     Attributes:
+        models: the autoencoders.
+        names: of the measures.
         compared: frames per clip that all models reconstruct; a decoder that drops the first frames
             returns fewer than were encoded.
 
@@ -101,7 +122,7 @@ class Meter:
             model.model.timing.decoded(model.model.timing.latent_frames(frames)) for model in models
         ]
         self.compared = min(frames, *decoded)
-        self._sources = [model.source for model in models]
+        self.models, self.names = tuple(models), tuple(measures)
         if features is not None:
             measures = {**measures, _FEATURES: functools.partial(_of_both, features)}
         self._programs = [_program(model, measures, self.compared) for model in models]
@@ -110,18 +131,65 @@ class Meter:
     def __call__(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
         """Measures each clip; reports and skips unreadable ones."""
         for clip, video in _read(clips, say):
-            found = jax.device_get([program(video[None]) for program in self._programs])
-            for of_model, one in zip(self._features, found, strict=True):
-                if _FEATURES in one:
-                    of_model.append(one.pop(_FEATURES)[:, 0])
-            values = [{name: float(np.mean(value)) for name, value in one.items()} for one in found]
-            self._check_numbers(clip, values)
-            defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
-            yield Measured(
-                video=clip.entry.name,
-                place=clip.place,
-                values=tuple({name: one[name] for name in defined} for one in values),
-            )
+            yield self._add(self.found(clip, video))
+
+    def on(
+        self,
+        cluster: engine.Ray,
+        clips: Sequence[Clip],
+        load: "Load",
+        say: Callable[[str], None],
+        each_clip: Callable[[], None],
+    ) -> list[Measured]:
+        """Does the same on a Ray cluster.
+
+        Args:
+            cluster: runs the work.
+            clips: in folders that all nodes share.
+            load: makes the same meter in a worker; can be pickled.
+            say: receives a line for each clip that is skipped.
+            each_clip: called for each measured clip, in any order.
+
+        Raises:
+            InputError: broken weights, or a node does not see the videos.
+            RunAgain: the cluster failed.
+        """
+        # Results are combined in the order of the clips, because sums depend on the order.
+        results: dict[int, Found] = {}
+        work = cluster.with_models(_begin, enumerate(clips), load, died=_died, at_once=None)
+        for (number, _), result in work:
+            shared_folder.check_seen(result)
+            if isinstance(result, shared_folder.Unseen):
+                result = BadExample(result.path, os.strerror(errno.ENOENT))
+            if isinstance(result, BadExample):
+                say(f"skipped: {result}")
+                continue
+            results[number] = result
+            each_clip()
+        return [self._add(results[number]) for number in sorted(results)]
+
+    def found(self, clip: Clip, video: np.ndarray) -> Found:
+        """Measures one clip with these pixels, uint8 [T, H, W, 3].
+
+        Raises:
+            InputError: a reconstruction has NaN/Inf, which means broken weights.
+        """
+        found = jax.device_get([program(video[None]) for program in self._programs])
+        features = tuple(one.pop(_FEATURES)[:, 0] for one in found if _FEATURES in one)
+        values = [{name: float(np.mean(value)) for name, value in one.items()} for one in found]
+        self._check_numbers(clip, values)
+        defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
+        measured = Measured(
+            video=clip.entry.name,
+            place=clip.place,
+            values=tuple({name: one[name] for name in defined} for one in values),
+        )
+        return Found(measured, features)
+
+    def _add(self, found: Found) -> Measured:
+        for of_model, one in zip(self._features, found.features, strict=False):
+            of_model.append(one)
+        return found.measured
 
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over the measured clips; [] without features.
@@ -135,12 +203,40 @@ class Meter:
 
     def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
         """Raises InputError if a reconstruction has NaN/Inf, which means broken weights."""
-        for source, one in zip(self._sources, values, strict=True):
+        for source, one in zip((model.source for model in self.models), values, strict=True):
             if not np.isfinite(one[_ALWAYS_A_NUMBER]):
                 raise InputError(
                     f"{source} reconstructs {clip.entry.name} with NaN/Inf (psnr "
                     f"{one[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier checkpoint"
                 )
+
+
+Load = Callable[[], Meter]
+_Result = Found | BadExample | shared_folder.Unseen
+
+
+def _begin(cpus: int, load: Load) -> Callable[[tuple[int, Clip]], _Result]:
+    """Makes the meter in a worker of a cluster; returns what measures a clip."""
+    meter, guard = load(), threading.Lock()
+
+    def measure(numbered: tuple[int, Clip]) -> _Result:
+        _, clip = numbered
+        entry = clip.entry
+        missing = shared_folder.unseen(entry.path if entry.span is None else entry.span.file)
+        if missing is not None:
+            return missing
+        try:
+            video = clip.read()
+        except BadExample as bad:
+            return bad
+        with guard:  # clips are read at once, and measured one by one, as on one machine
+            return meter.found(clip, video)
+
+    return measure
+
+
+def _died(numbered: tuple[int, Clip]) -> BadExample:
+    return BadExample(numbered[1].entry.path, _KILLS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 import sample_videos
 import small_autoencoder
+from cluster_here import ClusterHere
 from small_state import make_state, meta_of
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
 from jaxtrain.cli import evaluate as command
+from jaxtrain.data import engine, shared_folder
 from jaxtrain.data.video import fixed_clips, packets
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, intervals, protocols
@@ -405,6 +408,72 @@ def test_a_protocol_prints_the_published_results_and_rfvd(
     assert f"rfvd                  A  {found['rfvd'][0]:.2f}" in re.sub(r"A +", "A  ", said)
     assert found["rfvd"][0] > 0
     assert found["protocol"]["fps"] == 30
+
+
+def on(
+    cluster: ClusterHere, monkeypatch: pytest.MonkeyPatch, place: Path, videos: Path, *flags: Any
+) -> int:
+    monkeypatch.setattr(engine, "Ray", lambda address, gpus: cluster)
+    arguments = (place / "0.safetensors", "--data", videos, *SIZE, *flags)
+    return run(*arguments, "--engine", "ray")
+
+
+def test_a_cluster_measures_the_same(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in the last bit, although its clips finish in another order."""
+    monkeypatch.setattr(
+        i3d, "measure", lambda path: lambda video: video.mean((1, 2)).reshape(len(video), -1)
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("i3d.pt").touch()
+    videos = shutil.copytree(place / "videos", tmp_path / "videos")
+    sample_videos.garble(sample_videos.write(videos / "garbled.mp4", sample_videos.busy(30)))
+    flags = ("--clips", 10, "--i3d", "i3d.pt", "--json")
+    assert run(place / "0.safetensors", "--data", videos, *SIZE, *flags, "alone.json") == 0
+    assert (printed := capsys.readouterr().out).count("garbled.mp4") == 2
+    cluster = ClusterHere()
+    assert on(cluster, monkeypatch, place, videos, *flags, "cluster.json") == 0
+    assert capsys.readouterr().out.count("garbled.mp4") == 2
+    assert Path("cluster.json").read_bytes() == Path("alone.json").read_bytes()
+    assert "measured on 4 videos (8 clips" in printed
+    assert json.loads(Path("alone.json").read_bytes())["rfvd"][0] > 0
+    assert (len(cluster.items), cluster.at_once) == (10, None)
+    with pytest.raises(InputError, match=r"--ray-gpus 2\.0 requires --engine ray"):
+        command.main([str(place / "0.safetensors"), "--data", str(videos), "--ray-gpus", "2"])
+
+
+def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    videos = shutil.copytree(place / "videos", tmp_path / "videos")
+
+    def kills(numbered: tuple[int, fixed_clips.Clip]) -> bool:
+        (videos / "0.mp4").unlink(missing_ok=True)
+        return numbered[1].entry.name == "2.mp4"
+
+    assert on(ClusterHere(kills), monkeypatch, place, videos) == 0
+    printed = capsys.readouterr().out
+    assert f"skipped: {videos}/2.mp4: kills the worker that measures it" in printed
+    assert f"skipped: {videos}/0.mp4: No such file or directory" in printed
+    assert "measured on 2 videos (2 clips" in printed
+
+
+@pytest.mark.parametrize("hidden", ["videos/3.mp4", "lpips.safetensors"])
+def test_a_node_that_does_not_see_a_file_is_named(
+    hidden: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    networks = lpips_weights.write(place / "lpips.safetensors")
+    seen = shared_folder.unseen
+    monkeypatch.setattr(
+        shared_folder,
+        "unseen",
+        lambda path: (
+            shared_folder.Unseen(str(path), "x") if str(path) == f"{place}/{hidden}" else seen(path)
+        ),
+    )
+    assert on(ClusterHere(), monkeypatch, place, place / "videos", "--lpips", networks) == 2
+    assert f"{place / hidden} does not exist on " in capsys.readouterr().err
 
 
 def test_a_protocol_determines_the_clips(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Preparation on a real Ray cluster of three nodes, one of which is killed meanwhile.
+"""Work on a real Ray cluster of three nodes, one of which is killed meanwhile.
 
 Needs the extra ``ray``, so it is not part of the default suite: pass the file. The nodes are
 processes on this machine.
@@ -264,7 +264,7 @@ def test_a_node_is_killed_while_it_tokenizes(tmp_path: Path, cluster: Any) -> No
     assert made["cluster"] == made["alone"]
 
 
-def _latents(root: Path) -> int:
+def latents(root: Path) -> int:
     return len(list(root.glob("latents/*/*/*/*.npy")))
 
 
@@ -280,7 +280,7 @@ def test_latents_are_those_of_one_process(short: Path, tmp_path: Path, cluster: 
             "prepare", "latents", *data, *teacher, *(on(cluster) if root.name == "cluster" else ())
         )
         if name == "cluster":
-            kill_a_node(cluster, functools.partial(_latents, root), 3, SHORT)
+            kill_a_node(cluster, functools.partial(latents, root), 3, SHORT)
         said = output(process)
         assert f"latents of {SHORT} videos" in said
         assert f"{SHORT} of them new" in said
@@ -291,3 +291,69 @@ def test_latents_are_those_of_one_process(short: Path, tmp_path: Path, cluster: 
         }
     assert len(made["alone"]) == SHORT + 1  # and the description of the teacher
     assert made["cluster"] == made["alone"]
+
+
+def folder_files(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.timeout(400)
+def test_a_folder_is_encoded_and_decoded_as_by_one_process(
+    short: Path, tmp_path: Path, cluster: Any
+) -> None:
+    """A node is killed meanwhile; workers need not see the model."""
+    model = shutil.copy(short / "weights.safetensors", tmp_path / "model.safetensors")
+    alone, out, videos = tmp_path / "alone", tmp_path / "out", tmp_path / "videos"
+    said, code = failing(run("encode", model, short / "videos", alone, "--workers", 1))
+    assert (code, f"{SHORT} encoded, 1 failed of {SHORT + 1} files" in said) == (1, True), said
+    process = run("encode", model, short / "videos", out, *on(cluster))
+
+    def encoded() -> int:
+        return len(list(out.glob("[0-9]*.safetensors")))
+
+    kill_a_node(cluster, encoded, 3, SHORT)
+    said, code = failing(process)
+    assert (code, f"{SHORT} encoded, 1 failed of {SHORT + 1} files" in said) == (1, True), said
+    assert folder_files(out) == folder_files(alone)
+    assert len(folder_files(alone)) == SHORT + 1  # and the manifest
+    for path in list(alone.glob("[0-9]*.safetensors"))[6:]:
+        path.unlink()
+    # Their bytes are not compared: about 1 of 500 H.264 files of one process differed, too, from
+    # those that the same process made before from the same latents.
+    assert "6 decoded of 6 files" in output(run("decode", model, alone, videos, *on(cluster)))
+    assert len(folder_files(videos)) == 6 + 1
+
+
+@pytest.mark.timeout(400)
+def test_a_model_is_measured_as_by_one_process(
+    short: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is killed meanwhile; the results are the same in the last bit."""
+    source = (short / "weights.safetensors", "--data", short / "videos", "--frames", 16)
+    source += ("--height", 32, "--width", 32)
+    made = {}
+    for name in ("alone", "cluster"):
+        # The first process that reads a video notes there that it is intact.
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / name))
+        out = tmp_path / f"{name}.json"
+        process = run("evaluate", *source, "--json", out, *(on(cluster) if made else ()))
+        if made:
+            kill_a_node(cluster, functools.partial(verdicts, tmp_path / name), 3, SHORT)
+        said = output(process)
+        assert "broken.mp4" in said
+        assert f"measured on {SHORT} videos" in said
+        made[name] = out.read_bytes()
+    assert made["cluster"] == made["alone"]
+
+
+def verdicts(root: Path) -> int:
+    return len(list(root.rglob("verdicts/*/*.json")))
+
+
+def failing(process: subprocess.Popen[str]) -> tuple[str, int]:
+    said, _ = process.communicate(timeout=200)
+    return said, process.returncode
