@@ -153,7 +153,7 @@ def folder_jobs(
     """
     if workers is not None and not 0 < workers <= _MOST_WORKERS:
         raise InputError(f"--workers {workers}: use 1 to {_MOST_WORKERS}")
-    return folder.jobs(source, target, suffixes, target_suffix)
+    return folder.jobs(source, target, suffixes, target_suffix, terminal.out)
 
 
 def process_folder(

@@ -1,16 +1,20 @@
 """Finds the files of a folder, in the same way for every data source."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain.errors import InputError
 
 
-def files(top: Path) -> Iterator[Path]:
+def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yields the files below ``top``, ordered by name, without hidden files and folders.
 
     Links to folders are followed; each folder is visited once.
+
+    Args:
+        top: the folder.
+        say: receives a line at the end if links were skipped.
 
     Raises:
         InputError: a folder cannot be listed. Training without its files would be a different run.
@@ -23,11 +27,19 @@ def files(top: Path) -> Iterator[Path]:
         ) from error
 
     seen: set[str] = set()
+    skipped = []
     for folder, inner, names in os.walk(top, followlinks=True, onerror=stop):
         real = os.path.realpath(folder)
         if real in seen:
+            skipped.append(folder)
             inner.clear()
             continue
         seen.add(real)
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+    if skipped:
+        links = "a link" if len(skipped) == 1 else f"{len(skipped):,} links"
+        say(
+            f"skipped {links} to folders that are read already, such as {skipped[0]} -> "
+            f"{os.path.realpath(skipped[0])}"
+        )

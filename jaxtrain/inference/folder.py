@@ -77,7 +77,13 @@ class _StoppedError(Exception):
     """Another worker failed, or the user stopped the command."""
 
 
-def jobs(source: Path, out: Path, suffixes: frozenset[str], target_suffix: str) -> list[Job]:
+def jobs(
+    source: Path,
+    out: Path,
+    suffixes: frozenset[str],
+    target_suffix: str,
+    say: Callable[[str], None],
+) -> list[Job]:
     """Lists the files below a folder, and creates the folders of their results.
 
     Args:
@@ -85,6 +91,7 @@ def jobs(source: Path, out: Path, suffixes: frozenset[str], target_suffix: str) 
         out: the folder of the results.
         suffixes: of the files to process, in lower case.
         target_suffix: of the results.
+        say: receives a line about skipped links.
 
     Raises:
         InputError: there are none, two have the same result, or OUT is inside the source.
@@ -98,7 +105,7 @@ def jobs(source: Path, out: Path, suffixes: frozenset[str], target_suffix: str) 
     if out.absolute().resolve().is_relative_to(source.resolve()):
         raise InputError(f"OUT {out} is inside IN {source}: choose a folder outside")
     found: dict[Path, Job] = {}
-    for path in folders.files(source):
+    for path in folders.files(source, say):
         if path.suffix.lower() not in suffixes:
             continue
         inside = path.relative_to(source)

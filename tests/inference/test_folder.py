@@ -57,7 +57,7 @@ class Upper:
 def process(
     place: Path, work: folder.Work, workers: int = 2, share: str | None = None, **settings: Any
 ) -> folder.Outcome:
-    todo = folder.jobs(place / "in", place / "out", TEXT, ".up")
+    todo = folder.jobs(place / "in", place / "out", TEXT, ".up", print)
     return folder.run(
         todo,
         place / "out",
@@ -153,7 +153,7 @@ def test_progress_counts_the_files_that_are_left(tmp_path: Path) -> None:
     source = texts(tmp_path)
     process(tmp_path, Upper("2.txt"))
     expected: list[int] = []
-    todo = folder.jobs(source, tmp_path / "out", TEXT, ".up")
+    todo = folder.jobs(source, tmp_path / "out", TEXT, ".up", print)
     folder.run(
         todo,
         tmp_path / "out",
@@ -176,7 +176,7 @@ def shout(broken: str, cpus: int) -> Callable[[Path, Path], dict[str, Any]]:
 def on_cluster(
     place: Path, cluster: Any, *, mode: int = 1, broken: str = "", say: Any = print
 ) -> folder.Outcome:
-    todo = folder.jobs(place / "in", place / "out", TEXT, ".up")
+    todo = folder.jobs(place / "in", place / "out", TEXT, ".up", print)
     return folder.run_on(
         cluster,
         todo,
@@ -283,7 +283,7 @@ def work(worker, source, target, check):
     return {"length": 2}
 
 place = Path(sys.argv[1])
-todo = folder.jobs(place / "in", place / "out", frozenset((".txt",)), ".up")
+todo = folder.jobs(place / "in", place / "out", frozenset((".txt",)), ".up", print)
 folder.run(todo, place / "out", {"mode": 1}, work, workers=1, say=print, share="0")
 """
 
@@ -413,12 +413,12 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
         (tmp_path / "x.up", r"IN .*in is a folder, but OUT .*x\.up is named like a file"),
     ):
         with pytest.raises(InputError, match=message):
-            folder.jobs(source, out, TEXT, ".up")
+            folder.jobs(source, out, TEXT, ".up", print)
     with pytest.raises(InputError, match=r"has no files that end with \.mp4"):
-        folder.jobs(source, tmp_path / "out", frozenset((".mp4",)), ".up")
+        folder.jobs(source, tmp_path / "out", frozenset((".mp4",)), ".up", print)
     (source / "a/1.log").write_text("")
     with pytest.raises(InputError, match=r"1\.txt and .*1\.log would both become"):
-        folder.jobs(source, tmp_path / "out", TEXT | {".log"}, ".up")
+        folder.jobs(source, tmp_path / "out", TEXT | {".log"}, ".up", print)
 
 
 def test_another_error_stops_all_workers(tmp_path: Path) -> None:

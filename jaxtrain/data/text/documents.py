@@ -138,7 +138,7 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     Args:
         pattern: a file, a folder, or a glob (``**`` matches nested folders).
         flag: the command-line flag that gave the pattern, for messages.
-        say: prints a line about skipped files of other kinds.
+        say: prints a line about skipped links, and about skipped files of other kinds.
 
     Returns:
         (absolute path, relative name) of each file, sorted by name.
@@ -151,7 +151,7 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
-        base, paths = given, list(folders.files(given))
+        base, paths = given, list(folders.files(given, say))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:

@@ -102,7 +102,7 @@ def fetch(
             f"for another one, write hf:{named.name}@REVISION"
         )
         return before, _parts(progress, wanted)
-    revision = _revision(named)
+    revision = _revision(named, say)
     slug = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, about[:3])))[-60:]
     target = root / f"{slug}-{cache.digest(about, revision)[:12]}"
     target.mkdir(parents=True, exist_ok=True)
@@ -143,10 +143,10 @@ def _fetched_before(root: Path, about: list[str | None], wanted: int | None) -> 
     return max(found)[1] if found else None
 
 
-def _revision(named: _Named) -> str:
+def _revision(named: _Named, say: Say) -> str:
     """Identifies the dataset's current contents: a digest of the folder, or the Hub's commit."""
     if named.folder is not None:
-        files = [path for path in folders.files(named.folder) if path.is_file()]
+        files = [path for path in folders.files(named.folder, say) if path.is_file()]
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return cache.digest(stats)
     _datasets(named)

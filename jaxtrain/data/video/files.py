@@ -120,7 +120,7 @@ def find(
         named = _remote(path, flag, local, say, fetch_folders)
         cure = "pass a video, a .tar, a list, or a folder that can be listed"
     elif os.path.isdir(top):
-        named = list(_walk(top))
+        named = list(_walk(top, say))
         endings = ", ".join(sorted(SUFFIXES))
         cure = f"pass a folder with {endings} or .tar files, or a list of them"
     elif not os.path.exists(top):
@@ -204,9 +204,9 @@ def _place(name: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def _walk(top: Path) -> Iterator[Found]:
+def _walk(top: Path, say: Callable[[str], None]) -> Iterator[Found]:
     """Yields the videos and tars below ``top``."""
-    for path in folders.files(top):
+    for path in folders.files(top, say):
         if path.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
             yield Found(path.relative_to(top).as_posix(), str(path))
 

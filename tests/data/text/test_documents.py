@@ -61,8 +61,10 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
     said: list[str] = []
     assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
     assert said == [
+        f"skipped a link to folders that are read already, such as {tmp_path}/in/a/loop -> "
+        f"{tmp_path}/in",
         f"--data.path {tmp_path / 'in'}: skipped 3 of 7 files, which are of other kinds: "
-        "2 .png, 1 without a suffix; supported: .txt, .md, .jsonl, .parquet"
+        "2 .png, 1 without a suffix; supported: .txt, .md, .jsonl, .parquet",
     ]
     assert names("in/b.txt") == ["b.txt"]
     assert not said

@@ -59,7 +59,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def serve(rows: Rows, commit: str = "abc") -> None:
         monkeypatch.setattr(hub_datasets, "_opened", lambda named, revision: rows)
-        monkeypatch.setattr(hub_datasets, "_revision", lambda named: named.revision or commit)
+        monkeypatch.setattr(hub_datasets, "_revision", lambda named, say: named.revision or commit)
 
     return serve
 
