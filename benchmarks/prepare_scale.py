@@ -2,6 +2,10 @@
 
     python benchmarks/prepare_scale.py --files 100000 --engine ray --folder /tmp/scale
     python benchmarks/prepare_scale.py --files 60 --frames 160 --side 256 --workers 1 2 1 2
+    python benchmarks/prepare_scale.py --tokens --files 100000
+
+With --tokens, it measures `prepare tokens` on .txt files of a kilobyte instead, and the largest
+resident memory (VmHWM) of the command and of each worker, in MiB.
 
 Generates videos of noise (hard links of eight), prepares them once for each number of workers, and
 meanwhile reads from /proc the anonymous memory of the command and of each of its workers, which are
@@ -105,6 +109,52 @@ def measure(source: Path, out: Path, files: int, workers: int, engine: str) -> d
     }
 
 
+def measure_tokens(folder: Path, files: int, workers: int, engine: str) -> dict[str, Any]:
+    """Generates text files and runs `prepare tokens` once."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice([*"aeinorst"], rng.integers(2, 9))) for _ in range(5000)]
+    for number in range(files):
+        path = folder / "texts" / f"{number // PER_FOLDER:03}" / f"{number:06}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(" ".join(words[at] for at in rng.integers(0, len(words), 180)) + ".\n")
+    flags = ["--workers", str(workers)]
+    if engine == "ray":
+        flags += ["--engine", "ray", "--ray-address", "local"]
+    data = ["--data.path", folder / "texts", "--data.cache_dir", folder / "cache"]
+    command = [sys.executable, "-m", "jaxtrain", "prepare", "tokens"]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*command, "--config", "demo_mlm", *map(str, data), *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    driver = psutil.Process(process.pid)
+    peaks: dict[int, float] = {}
+    parents: set[int] = {process.pid}
+    while process.poll() is None:
+        for one in (driver, *driver.children(recursive=True)):
+            try:
+                name = " ".join(one.cmdline())
+                status = Path(f"/proc/{one.pid}/status").read_text()
+            except (psutil.Error, OSError):
+                continue
+            found = re.search(r"VmHWM:\s+(\d+)", status)
+            if found and (one.pid in parents or name.startswith("ray::") or "spawn_main" in name):
+                peaks[one.pid] = int(found[1]) / 1024
+        time.sleep(0.2)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    driver_mib = peaks.pop(process.pid)
+    return {
+        "engine": engine,
+        "workers": workers,
+        "files": files,
+        "seconds": round(time.monotonic() - began, 1),
+        "driver_mib": round(driver_mib),
+        "worker_mib": sorted(round(peak) for peak in peaks.values()),
+    }
+
+
 def main() -> None:
     """Generates, measures, and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,7 +164,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--folder", type=Path, default=Path("prepare_scale"))
+    parser.add_argument("--tokens", action="store_true", help="measure prepare tokens instead")
     flags = parser.parse_args()
+    if flags.tokens:
+        for workers in flags.workers:
+            folder = flags.folder / f"tokens{workers}"
+            found = measure_tokens(folder, flags.files, workers, flags.engine)
+            print(json.dumps(found), flush=True)
+            shutil.rmtree(folder)
+        return
     source = flags.folder / "videos"
     generate(source, flags.files, flags.frames, flags.side)
     try:

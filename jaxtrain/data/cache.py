@@ -15,14 +15,14 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxtrain.data.bucket_output import BucketOutput, patiently
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, lock
-from jaxtrain.storage.atomic import expanded, sync, write_whole
+from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import is_bucket, normalized
 from jaxtrain.storage.disks import cure_of
 
@@ -102,6 +102,14 @@ def write_file(path: Path, text: str) -> None:
     with _explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Does the same as :func:`write_file` with lines, of which memory holds a few."""
+    with _explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(path) as work, open(work, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ Fresh = tuple[int, Path, str, int, int]
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scanned:
     """The result of scanning one input file.
 
@@ -221,18 +221,21 @@ def look_up(
         InputError: see :func:`find`.
     """
     key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
-    record = folder / f"scan-{key[:16]}.json"
+    record = folder / f"scan-{key[:16]}.jsonl"
+    known: dict[tuple[str, int, int], Scanned] = {}
     try:
-        rows = json.loads(record.read_text(encoding="utf-8"))
-        known = {(row["path"], row["size"], row["mtime_ns"]): Scanned(**row) for row in rows}
-    except (OSError, ValueError, TypeError, KeyError):
+        with open(record, encoding="utf-8") as lines:
+            for line in lines:
+                one = Scanned(**json.loads(line))
+                known[one.path, one.size, one.mtime_ns] = one
+    except (OSError, ValueError, TypeError):
         known = {}  # no record, or one of another version: read all files
     result: list[Scanned | None] = []
     fresh = []
     for at, (path, name) in enumerate(find(pattern, flag, say)):
         size, mtime_ns = _size_and_time(path)
         old = known.get((str(path), size, mtime_ns))
-        result.append(dataclasses.replace(old, name=name) if old else None)
+        result.append(dataclasses.replace(old, name=name) if old and old.name != name else old)
         if old is None:
             fresh.append((at, path, name, size, mtime_ns))
     return record, result, fresh
@@ -275,8 +278,11 @@ def _scan_fresh(
             tell(done_mb)
             if time.monotonic() - kept > _KEEP_EVERY_S or count == len(fresh):
                 kept = time.monotonic()
-                rows = [dataclasses.asdict(file) for file in result if file and not file.unread]
-                cache.write_file(record, json.dumps(rows))
+                # In lines, because the record of a million files takes more memory than the files.
+                cache.write_lines(
+                    record,
+                    (json.dumps(dataclasses.asdict(f)) for f in result if f and not f.unread),
+                )
 
 
 def _crashing(paths: Iterable[Path]) -> Iterator[Path]:

@@ -96,26 +96,35 @@ class Corpus:
         first = 0  # number of the file's first document, over all files
         for at, file in enumerate(self.files):
             if first + file.documents > start:
-                yield from self._read_file(at, first, start)
+                yield from self._read_file(at, file, first, start)
             first += file.documents
 
-    def read_file(self, at: int, skip: int = 0) -> Iterator[tuple[int, str]]:
+    def without_files(self) -> "Corpus":
+        """Returns the same without files, for other processes, which receive some of them."""
+        return dataclasses.replace(self, files=[])
+
+    def read_file(
+        self, at: int, file: documents.Scanned, skip: int = 0
+    ) -> Iterator[tuple[int, str]]:
         """Yields (split, document) of each document of one file that is not skipped, in order.
 
         Args:
             at: number of the file.
+            file: the file.
             skip: number of documents to omit at its start.
 
         Raises:
             InputError: the file is not on this machine, or see :meth:`read`.
             RunAgain: its disk does not respond now.
         """
-        if not os.path.exists(self.files[at].path):
-            raise shared_folder.not_seen(self.files[at].path)
-        return ((side, document) for _, side, document in self._read_file(at, 0, skip))
+        if not os.path.exists(file.path):
+            raise shared_folder.not_seen(file.path)
+        return ((side, document) for _, side, document in self._read_file(at, file, 0, skip))
 
-    def _read_file(self, at: int, first: int, start: int) -> Iterator[tuple[int, int, str]]:
-        file, number = self.files[at], first
+    def _read_file(
+        self, at: int, file: documents.Scanned, first: int, start: int
+    ) -> Iterator[tuple[int, int, str]]:
+        number = first
         sides = (int(side) for block in self.split.of_file(at) for side in block)
         try:
             for document in documents.read(Path(file.path), self.text_field):
@@ -327,18 +336,22 @@ def _encoded_by(
             todo[at] = (max(0, start - first), first + file.documents)
         first += file.documents
     digest = hashlib.sha256(Path(how[0]).read_bytes()).hexdigest()
-    missing = [(at, skip) for at, (skip, _) in todo.items() if not _part(folder, at, skip).is_dir()]
+    missing = [
+        (at, skip, corpus.files[at])
+        for at, (skip, _) in todo.items()
+        if not _part(folder, at, skip).is_dir()
+    ]
     order = iter(todo.items())
     appended: list[Path] = []
     at, (skip, after) = next(order, (-1, (0, 0)))
     finished = engine.as_finished(
         _encode_file,
         missing,
-        corpus,
+        corpus.without_files(),
         folder,
         how,
         digest,
-        died=lambda item: died_reading(corpus, item[0]),
+        died=lambda item: died_reading(item[2]),
     )
     for _ in itertools.chain([None], finished):
         while at >= 0 and (part := _part(folder, at, skip)).is_dir():
@@ -351,10 +364,10 @@ def _encoded_by(
             at, (skip, after) = next(order, (-1, (0, 0)))
 
 
-def died_reading(corpus: Corpus, at: int) -> NoReturn:
+def died_reading(file: documents.Scanned) -> NoReturn:
     """Raises RunAgain: the worker of a file was killed, most likely for lack of memory."""
     raise RunAgain(
-        f"{corpus.files[at].path}: the worker that reads this file was killed again and again, "
+        f"{file.path}: the worker that reads this file was killed again and again, "
         "most likely for lack of memory: use smaller files or nodes with more memory, and start "
         "again; finished work is kept"
     )
@@ -366,7 +379,11 @@ def _part(folder: Path, at: int, skip: int) -> Path:
 
 
 def _encode_file(
-    item: tuple[int, int], corpus: Corpus, folder: Path, how: _How, digest: str
+    item: tuple[int, int, documents.Scanned],
+    corpus: Corpus,
+    folder: Path,
+    how: _How,
+    digest: str,
 ) -> None:
     """Tokenizes a file into a folder of its own, which appears when it is complete.
 
@@ -376,7 +393,7 @@ def _encode_file(
         InputError: this node does not see the cache folder or the file; or see
             :func:`jaxtrain.data.text.encoding.encode`.
     """
-    at, skip = item
+    at, skip, file = item
     path = Path(how[0])
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise shared_folder.not_seen(path)
@@ -385,7 +402,7 @@ def _encode_file(
     try:
         streams = _Streams(work, np.dtype(how[1]))
         texts, characters = [], 0
-        for number, (side, document) in enumerate(corpus.read_file(at, skip)):
+        for number, (side, document) in enumerate(corpus.read_file(at, file, skip)):
             texts.append((side, document))
             characters += len(document)
             if characters >= _PIECE_CHARACTERS:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtrain.data import cache
 from jaxtrain.data.engine import Engine
 from jaxtrain.data.text import tokenizer, tokens
+from jaxtrain.data.text.documents import Scanned
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.data.text.tokens import Corpus
@@ -93,11 +94,13 @@ class _File:
     Attributes:
         corpus: number of its corpus.
         at: its number in the corpus.
+        scanned: its scan.
         rank: number of training documents before it, over all corpora.
     """
 
     corpus: int
     at: int
+    scanned: Scanned
     rank: int
 
 
@@ -113,7 +116,7 @@ def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
         for at in range(len(corpus.files)):
             rank, after = (before + corpus.split.used_before(one)[TRAIN] for one in (at, at + 1))
             if int(after * fraction) > int(rank * fraction):
-                todo.append(_File(number, at, rank))
+                todo.append(_File(number, at, corpus.files[at], rank))
         before += corpus.split.kept[TRAIN]
     ready: dict[_File, list[str]] = {}
     waiting = iter(todo)
@@ -121,9 +124,9 @@ def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
     for file, texts in engine.as_finished(
         _sample_file,
         todo,
-        tuple(corpora),
+        tuple(corpus.without_files() for corpus in corpora),
         fraction,
-        died=lambda file: tokens.died_reading(corpora[file.corpus], file.at),
+        died=lambda file: tokens.died_reading(file.scanned),
     ):
         ready[file] = texts
         while wanted in ready:
@@ -134,7 +137,7 @@ def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
 def _sample_file(file: _File, corpora: tuple[Corpus, ...], fraction: float) -> list[str]:
     """Returns the documents of a file to train on; runs in a worker."""
     rank, found = file.rank, []
-    for side, document in corpora[file.corpus].read_file(file.at):
+    for side, document in corpora[file.corpus].read_file(file.at, file.scanned):
         if side == TRAIN:
             if int((rank + 1) * fraction) > int(rank * fraction):
                 found.append(document)
