@@ -6,6 +6,7 @@ has used a server of Amazon or Google.
 """
 
 import contextlib
+import hashlib
 import http.client
 import http.server
 import json
@@ -254,6 +255,38 @@ class FaultProxy:
         hop |= set() if method == "HEAD" else {"content-length"}
         found = {k.lower(): v for k, v in response.getheaders() if k.lower() not in hop}
         return response.status, found, content
+
+
+class Sink(FaultProxy):
+    """Hashes and discards what is uploaded, of any size.
+
+    Attributes:
+        parts: name of an object -> bytes of each of its parts.
+        digests: name of an object -> SHA-256 of each of its parts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.parts: dict[str, dict[int, int]] = {}
+        self.digests: dict[str, dict[int, str]] = {}
+
+    def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        name, _, query = path.partition("?")
+        found = urllib.parse.parse_qs(query)
+        if method == "PUT":
+            number = int(found.get("partNumber", ["1"])[0])
+            self.parts.setdefault(name, {})[number] = len(body)
+            self.digests.setdefault(name, {})[number] = hashlib.sha256(body).hexdigest()
+            return 200, {"etag": '"1"'}, b""
+        kind = "InitiateMultipartUploadResult"
+        if method == "POST" and "uploadId" in found:
+            kind = "CompleteMultipartUploadResult"
+        text = (
+            f"<{kind}><Bucket>b</Bucket><Key>k</Key><UploadId>1</UploadId><ETag>1</ETag></{kind}>"
+        )
+        return 200, {"content-type": "application/xml"}, text.encode()
 
 
 class GoogleProxy(FaultProxy):

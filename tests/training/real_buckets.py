@@ -7,6 +7,7 @@ server. Not part of the suite: requires ``pip install -e '.[test,buckets]'``. Ru
 
 import base64
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -18,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import peak_memory
 import pytest
-from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server
+from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server, Sink
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from program import (
@@ -350,6 +352,33 @@ def test_the_key_of_a_service_account_signs_requests(server: Server, tmp_path: P
 
 def _base64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from jaxtrain.storage.bucket import Bucket
+Bucket("s3://bucket/run").put("file", Path(sys.argv[1]))
+"""
+
+
+def test_a_large_upload_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(2**30)  # uses no disk
+    with Sink() as sink:
+        for variable, value in sink.variables.items():
+            monkeypatch.setenv(variable, value)
+        peak_mib, _ = peak_memory.peak_mib(UPLOAD, path)
+    (parts,) = sink.parts.values()
+    assert parts == dict.fromkeys(
+        range(1, 65), 2**24
+    )  # S3 and Google allow 10,000 of 5 MiB or more
+    (digests,) = sink.digests.values()
+    assert set(digests.values()) == {hashlib.sha256(bytes(2**24)).hexdigest()}
+    assert peak_mib < 256  # 125 measured
 
 
 def test_of_many_writers_of_one_version_one_succeeds(
