@@ -44,11 +44,6 @@ _MODELS, _OPS = (f"{_PACKAGE / name}{os.sep}" for name in ("models", "ops"))
 
 # Operations whose inside is one more jaxpr, with the same arguments.
 _CALLS = ("jit", "pjit", "remat", "checkpoint", "closed_call", "custom_jvp", "custom_vjp")
-# Operations that compute nothing.
-_MOVES = (
-    *("reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "split", "concatenate"),
-    *("sharding_constraint", "stop_gradient", "copy", "name"),
-)
 _MOST_NAMED = 3
 
 
@@ -78,7 +73,7 @@ class _Value(NamedTuple):
 
     Attributes:
         array: the value; None if it was not computed.
-        how: how bad it is.
+        bad: how bad it is.
         origin: of its NaN/Inf; None if that is a constant, which is legal.
         names: the parameters that were used last to compute it.
         of_batch: whether it depends on the batch.
@@ -87,7 +82,7 @@ class _Value(NamedTuple):
     """
 
     array: Any
-    how: int = _FINE
+    bad: int = _FINE
     origin: Origin | None = None
     names: tuple[str, ...] = ()
     of_batch: bool = False
@@ -183,8 +178,8 @@ class FindNan:
 
     def _examined(self, state: State, batch: Batch, seen: int) -> Origin:
         for kind, arrays in (("parameter", state.params), ("model state", state.extras)):
-            if bad := [name for name in sorted(arrays) if _how(arrays[name])]:
-                worst = _WORDS[max(_how(arrays[name]) for name in bad)]
+            if bad := [name for name in sorted(arrays) if _badness(arrays[name])]:
+                worst = _WORDS[max(_badness(arrays[name]) for name in bad)]
                 return Origin(
                     f"{worst} in the {kind} {_listed(bad)} before the step: an earlier step "
                     "computed it, or the weights that the run started from contain it"
@@ -212,9 +207,9 @@ class FindNan:
         except _Found as found:
             return found.args[0]  # type: ignore[no-any-return]
         loss, grads = results[0], dict(zip(names, results[1:], strict=True))
-        if loss.how:
+        if loss.bad:
             return loss.origin or Origin("a constant NaN/Inf of the model is in the loss")
-        if bad := [name for name, grad in grads.items() if grad.how]:
+        if bad := [name for name, grad in grads.items() if grad.bad]:
             origins = [grads[name].origin for name in bad if grads[name].origin]
             origin = origins[0] if origins else Origin("a constant NaN/Inf is in a gradient")
             return origin._replace(
@@ -276,14 +271,14 @@ class _Pass:
 
         def read(atom: Any) -> _Value:
             if isinstance(atom, jax.extend.core.Literal):
-                return _Value(atom.val, _how(atom.val))
+                return _Value(atom.val, _badness(atom.val))
             return known[atom]
 
         # A value is released after its last use.
         left = collections.Counter(_variables(jaxpr.outvars))
         for equation in jaxpr.eqns:
             left.update(_variables(equation.invars))
-        given = [_Value(array, _how(array)) for array in constants]
+        given = [_Value(array, _badness(array)) for array in constants]
         known.update(zip(jaxpr.constvars, given, strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
         target = None if first is None else jaxpr.outvars[first]
@@ -299,7 +294,7 @@ class _Pass:
             ):
                 if left[variable]:
                     known[variable] = value
-                if variable is target and value.how and value.origin:
+                if variable is target and value.bad and value.origin:
                     raise _Found(value.origin)
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -308,30 +303,25 @@ class _Pass:
         self._check()
         self._count += 1
         place = place._replace(stack=f"{place.stack}/{equation.source_info.name_stack}")
-        parameters = equation.params
         if (
             equation.primitive.name == "scan"
             and self._accumulate > 1
-            and parameters["length"] == self._accumulate
+            and equation.params["length"] == self._accumulate
             and not place.inside
             and "jvp" not in place.stack
         ):  # of the microbatches: its program would be the step itself
             return self._scan(equation, inputs, place, microbatches=True)
         arrays = bind(equation, [one.array for one in inputs])
-        moves = equation.primitive.name in _MOVES and not any(one.how for one in inputs)
-        how = [_FINE if moves else _how(array) for array in arrays]
-        plain = [
-            self._labeled(equation, inputs, array, bad)
-            for array, bad in zip(arrays, how, strict=True)
-        ]
-        if not any(how):
+        plain = [self._labeled(equation, inputs, array) for array in arrays]
+        worst = max((one.bad for one in plain), default=_FINE)
+        if not worst:
             return plain
         inside: Sequence[_Value | None] | None = None
-        if all(one.how != _NAN for one in inputs):
-            inside = self._inside(equation, inputs, place, max(how))
+        if all(one.bad != _NAN for one in inputs):
+            inside = self._inside(equation, inputs, place, worst)
         return [
             value._replace(origin=self._origin(equation, inputs, value, place, within))
-            if value.how
+            if value.bad
             else value
             for value, within in zip(plain, inside or [None] * len(plain), strict=True)
         ]
@@ -353,16 +343,16 @@ class _Pass:
             place: of the operation.
             within: the same result, if the inside of the operation was evaluated.
         """
-        if within is not None and within.how:
+        if within is not None and within.bad:
             return within.origin
-        before = max((one for one in inputs if one.origin), key=lambda one: one.how, default=None)
+        before = max((one for one in inputs if one.origin), key=lambda one: one.bad, default=None)
         if before is not None:
             return before.origin
-        if value.how != _NAN and any(one.how for one in inputs):
+        if value.bad != _NAN and any(one.bad for one in inputs):
             return None
         return self._began(equation, inputs, value, place)
 
-    def _labeled(self, equation: Any, inputs: Sequence[_Value], array: Any, how: int) -> _Value:
+    def _labeled(self, equation: Any, inputs: Sequence[_Value], array: Any) -> _Value:
         """Returns a result of an operation, without the origin of its NaN/Inf."""
         own = dict.fromkeys(name for one in inputs if not one.of_batch for name in one.names)
         latest = max((one for one in inputs if one.names), key=lambda one: one.made, default=None)
@@ -373,9 +363,8 @@ class _Pass:
         by_row &= length in (self._rows, *leading) or (
             equation.primitive.name == "reshape" and length % self._rows == 0 and length > 0
         )
-        return _Value(
-            array, how, None, names, any(one.of_batch for one in inputs), by_row, self._count
-        )
+        of_batch = any(one.of_batch for one in inputs)
+        return _Value(array, _badness(array), None, names, of_batch, by_row, self._count)
 
     def _inside(
         self, equation: Any, inputs: list[_Value], place: _Place, worst: int
@@ -407,11 +396,11 @@ class _Pass:
         microbatches: bool = False,
     ) -> list[_Value]:
         """Evaluates a scan by iteration, up to the first one with a result that is as bad."""
-        how = equation.params
-        constants, carries = how["num_consts"], how["num_carry"]
+        parameters = equation.params
+        constants, carries = parameters["num_consts"], parameters["num_carry"]
         fixed, carry = inputs[:constants], inputs[constants:][:carries]
-        body, order, results = how["jaxpr"], range(how["length"]), list[_Value]()
-        for number in reversed(order) if how["reverse"] else order:
+        body, order, results = parameters["jaxpr"], range(parameters["length"]), list[_Value]()
+        for number in reversed(order) if parameters["reverse"] else order:
             name = "microbatch" if microbatches else "iteration"
             within = place._replace(inside=f"{place.inside}, {name} {number}")
             if microbatches:
@@ -429,7 +418,7 @@ class _Pass:
             )
             carry = results[:carries]
             targets = carry[: self._gradients] if microbatches else results
-            if any(one.how >= worst and one.origin for one in targets):
+            if any(one.bad >= worst and one.origin for one in targets):
                 break
         return results
 
@@ -437,15 +426,15 @@ class _Pass:
         self, equation: Any, inputs: list[_Value], place: _Place, worst: int
     ) -> list[_Value]:
         """Evaluates a loop by iteration, up to the first one with a result that is as bad."""
-        how = equation.params
-        test, body = how["cond_jaxpr"], how["body_jaxpr"]
-        of_test = inputs[: how["cond_nconsts"]]
-        of_body = inputs[len(of_test) :][: how["body_nconsts"]]
+        parameters = equation.params
+        test, body = parameters["cond_jaxpr"], parameters["body_jaxpr"]
+        of_test = inputs[: parameters["cond_nconsts"]]
+        of_body = inputs[len(of_test) :][: parameters["body_nconsts"]]
         carry, number = inputs[len(of_test) + len(of_body) :], 0
         while bool(self.run(test.jaxpr, test.consts, [*of_test, *carry], place)[0].array):
             where = place._replace(inside=f"{place.inside}, iteration {number}")
             carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], where)
-            if any(one.how >= worst and one.origin for one in carry):
+            if any(one.bad >= worst and one.origin for one in carry):
                 break
             number += 1
         return carry
@@ -457,7 +446,8 @@ class _Pass:
         names = ""
         if value.names:
             direct = any(one.names and not one.of_batch for one in inputs)
-            names = f" {'with' if direct else 'after'} the parameter {_listed(value.names)}"
+            kind = "parameter" if len(value.names) == 1 else "parameters"
+            names = f" {'with' if direct else 'after'} the {kind} {_listed(value.names)}"
         phase = "the sums after the backward pass"
         if "transpose(" in place.stack:
             phase = "the backward pass"
@@ -465,16 +455,18 @@ class _Pass:
             phase = "the forward pass"
         rows: tuple[int, ...] = ()
         if value.by_row:
-            rows = _rows(value.array, value.how, self._rows)
+            rows = _rows(value.array, value.bad, self._rows)
             rows = tuple(row * self._accumulate + place.microbatch for row in rows)
+        line, in_ops = _lines(equation)
+        operation = equation.primitive.name + (f" in {in_ops}" if in_ops else "")
         return Origin(
-            f"{_line(equation)} ({equation.primitive.name}{place.inside}){names}",
+            f"{line} ({operation}{place.inside}){names}",
             rows,
-            f"{_WORDS[value.how]} begins in {phase}",
+            f"{_WORDS[value.bad]} begins in {phase}",
         )
 
 
-def _how(value: Any) -> int:
+def _badness(value: Any) -> int:
     """Returns how bad a value is; anything but floating-point numbers is fine."""
     array = value if hasattr(value, "dtype") else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -483,7 +475,7 @@ def _how(value: Any) -> int:
         flags = np.asarray(_flags_on_device(array))
     else:  # a program for each shape would take half of the time, and here nothing is copied
         flags = _flags(np, np.asarray(array))
-    return next((how for how, is_so in zip(_WORDS, flags, strict=True) if is_so), _FINE)
+    return next((bad for bad, is_so in zip(_WORDS, flags, strict=True) if is_so), _FINE)
 
 
 def _flags(library: Any, array: Any) -> Any:
@@ -498,11 +490,11 @@ _flags_on_device = jax.jit(functools.partial(_flags, jnp))
 
 def _of_batch(name: str, array: jax.Array) -> _Value:
     """Returns an array of the batch, whose NaN/Inf may be legal."""
-    how, origin = _how(array), None
-    if how:
-        rows = _rows(array, how, len(array))
-        origin = Origin(f"{_WORDS[how]} is in the batch's {name!r}", rows)
-    return _Value(array, how, origin, of_batch=True, by_row=True)
+    bad, origin = _badness(array), None
+    if bad:
+        rows = _rows(array, bad, len(array))
+        origin = Origin(f"{_WORDS[bad]} is in the batch's {name!r}", rows)
+    return _Value(array, bad, origin, of_batch=True, by_row=True)
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
@@ -510,10 +502,10 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, jax.extend.core.Literal)]
 
 
-def _rows(array: jax.Array, how: int, rows: int) -> tuple[int, ...]:
+def _rows(array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
     """Returns the examples with a bad value, of an array whose first axis is that of examples."""
-    bad = np.asarray(jnp.isnan(array) if how == _NAN else jnp.isinf(array))
-    return tuple(np.flatnonzero(bad.reshape(rows, -1).any(1)).tolist())
+    places = np.asarray(jnp.isnan(array) if bad == _NAN else jnp.isinf(array))
+    return tuple(np.flatnonzero(places.reshape(rows, -1).any(1)).tolist())
 
 
 def _needed(jaxpr: Any, target: Any) -> Collection[int]:
@@ -530,17 +522,17 @@ def _needed(jaxpr: Any, target: Any) -> Collection[int]:
 
 def _contracts(equation: Any, inputs: Sequence[_Value]) -> bool:
     """Returns whether an operation sums over the examples."""
-    how = equation.params
-    if "dimension_numbers" in how and equation.primitive.name == "dot_general":
-        axes = how["dimension_numbers"][0]
+    parameters = equation.params
+    if "dimension_numbers" in parameters and equation.primitive.name == "dot_general":
+        axes = parameters["dimension_numbers"][0]
         return any(one.by_row and 0 in of for one, of in zip(inputs, axes, strict=False))
     if equation.primitive.name == "conv_general_dilated":
-        return bool(how["dimension_numbers"].lhs_spec[0] != 0)
-    return equation.primitive.name.startswith("reduce") and 0 in how.get("axes", ())
+        return bool(parameters["dimension_numbers"].lhs_spec[0] != 0)
+    return equation.primitive.name.startswith("reduce") and 0 in parameters.get("axes", ())
 
 
-def _line(equation: Any) -> str:
-    """Returns the line of the model that an operation comes from, and that of ``ops`` in it."""
+def _lines(equation: Any) -> tuple[str, str]:
+    """Returns the line of the model that an operation comes from, and that of ``ops``, if any."""
     in_ops = ""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():  # from the inside out
@@ -551,10 +543,10 @@ def _line(equation: Any) -> str:
         if name.startswith(_OPS):
             in_ops = in_ops or line
         elif name.startswith(_MODELS) or not name.startswith(f"{_PACKAGE}{os.sep}"):
-            return f"{line} ({in_ops})" if in_ops else line
+            return line, in_ops
         else:  # the step, which calls the model
-            return in_ops or line
-    return in_ops or "an unknown line"
+            return in_ops or line, ""
+    return in_ops or "an unknown line", ""
 
 
 def _shown(name: str) -> str:

@@ -21,7 +21,7 @@ ARGUMENTS = [
     *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
     *["--checkpoint.every", "10"],
     *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.97", "--optim.bad_in_a_row", "2"],
-    *["--loop.record_examples", "True", "--checkpoint.keep", "20"],
+    *["--loop.record_examples", "True", "--checkpoint.keep", "20", "--loop.find_nan", "True"],
 ]
 
 
@@ -52,6 +52,7 @@ def test_bad_steps_are_skipped_and_rolled_back(place: Path) -> None:
     assert positions == sorted(set(positions))  # no example is repeated after a rollback
     assert not {line["position"] for line in bad} & set(positions)
     assert all(len(line["ids"]) == 8 for line in examples + bad)
+    assert not any(line["origin"] for line in bad)  # their values are finite
 
 
 @pytest.mark.long
@@ -95,6 +96,9 @@ def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     assert "2 steps in a row after step" in ended.stderr
     assert "times: lower --optim.peak_lr" in ended.stderr
     assert ended.stderr.count("\n") == 1
+    origins = [line["origin"] for line in lines(place / "hopeless" / "bad_steps.jsonl")]
+    assert [origin is None for origin in origins] == [False] + [True] * (len(origins) - 1)
+    assert f"); {origins[0]}: skipped" in ended.stdout
 
 
 @pytest.mark.long

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from flax import nnx
 from program import TINY_MLM, environment, write_corpus
 
 from jaxtrain import config
+from jaxtrain.bench.measurement import synthetic_batch
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training import setup
@@ -338,6 +341,66 @@ def test_it_is_off_with_several_processes(monkeypatch: pytest.MonkeyPatch) -> No
     assert setup._find_nan(parts, signals, lambda: None, said.append) is None
     (spoken,) = said
     assert spoken.startswith("loop.find_nan is off: this run has 2 processes")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "overrides", "parameter", "expected"),
+    [
+        (
+            "demo_gpt",
+            (),
+            "blocks.2.up",
+            "Inf begins in the forward pass at jaxtrain/models/gpt.py:N (square) after the "
+            "parameter blocks.2.up, in all 16 examples of the batch",
+        ),
+        (
+            "demo_mlm",
+            ("--mesh.fsdp", "2"),
+            "layers.2.attention_norm.bias",
+            "Inf begins in the backward pass at jaxtrain/models/mlm.py:N (mul in "
+            "jaxtrain/ops/layers.py:N) after the parameter layers.2.ff_norm.scale, in all 32 "
+            "examples of the batch; the loss is finite, and the gradient of embeddings.norm.bias, "
+            "embeddings.norm.scale, embeddings.position and 35 more is not",
+        ),
+        (
+            "demo",
+            (),
+            "decoder.head.bias",
+            "Inf begins in the forward pass at jaxtrain/models/video_ae/autoencoder.py:N (square) "
+            "after the parameter decoder.tail.bias, in all 4 examples of the batch",
+        ),
+        ("demo_gpt", (), "", "not reproduced: "),
+    ],
+)
+def test_shipped_models(
+    name: str,
+    overrides: tuple[str, ...],
+    parameter: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One large value is planted in a parameter; prints the time that it takes to find it."""
+    run = config.load(name, overrides)
+    mesh = toy.mesh_of(run.mesh.data, run.mesh.fsdp)
+    parts = setup.build_without_data(run, mesh)
+    state = parts.fresh_state()
+    if parameter:
+        array = np.array(state.params[parameter])
+        array.flat[0] = 1e38
+        planted = jax.device_put(array, state.params[parameter].sharding)
+        state = dataclasses.replace(state, params={**state.params, parameter: planted})
+    loud = dataclasses.replace(run, loop=dataclasses.replace(run.loop, find_nan=True))
+    find = setup._find_nan(dataclasses.replace(parts, run=loud), StopSignals(), lambda: None, print)
+    assert find is not None
+    find.watch(0, state, synthetic_batch(parts))
+    began, began_cpu = time.perf_counter(), time.process_time()
+    found = find(0, 0, range(run.data.batch_size))
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+    with capsys.disabled():
+        print(f"\n{name} {parameter or '(nothing)'}: {wall_s:.1f} s, {cpu_s:.1f} CPU s")
+    assert found is not None
+    assert re.sub(r"py:\d+", "py:N", found).startswith(expected)
 
 
 # An example with many equal tokens in a row makes the loss 0/0.
