@@ -56,7 +56,7 @@ def _model(flags: argparse.Namespace) -> video.Autoencoder:
 
 def _folder(flags: argparse.Namespace) -> int:
     cluster = engine_flags.cluster(flags)
-    todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4", flags.workers)
+    todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4", flags)
     model = _model(flags)
     settings = {
         "weights": model.digest(),

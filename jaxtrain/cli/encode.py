@@ -74,9 +74,7 @@ def _note(video: Video, found: latent_files.Encoded) -> str:
 
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
     cluster = engine_flags.cluster(flags)
-    todo = video_flags.folder_jobs(
-        flags.video, flags.target, files.SUFFIXES, storage.suffix, flags.workers
-    )
+    todo = video_flags.folder_jobs(flags.video, flags.target, files.SUFFIXES, storage.suffix, flags)
     model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
     storage.check(model.model.latent_channels)
     settings = {

@@ -7,23 +7,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.data.estimate import SAMPLE, Estimate
+from jaxtrain.errors import InputError
 from jaxtrain.reporting import formats
 from jaxtrain.storage import atomic, disks
 from jaxtrain.storage.bucket import is_bucket
 
 
-def add(parser: argparse.ArgumentParser, things: str) -> None:
+def add(parser: argparse.ArgumentParser, things: str, most: int = SAMPLE) -> None:
     """Adds ``--dry-run``.
 
     Args:
         parser: receives the flag.
         things: what a sample consists of, such as "videos".
+        most: how many of them.
     """
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help=f"only estimate time and bytes, from {SAMPLE} {things}, and write nothing",
+        help=f"only estimate time and bytes, from {most} {things}, and write nothing",
     )
+
+
+def check_local(flags: argparse.Namespace) -> None:
+    """Checks that an estimate of what a model takes is made on this machine.
+
+    Raises:
+        InputError: it is not.
+    """
+    if flags.dry_run and flags.engine == "ray":
+        raise InputError(
+            "--dry-run measures this machine's devices: omit --engine ray, and divide the time on "
+            "one device by the number of workers"
+        )
 
 
 def write(found: Estimate, file: Path) -> None:

@@ -57,11 +57,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
-    if flags.dry_run and flags.engine == "ray":
-        raise InputError(
-            "--dry-run measures this machine's devices: omit --engine ray, and divide the time on "
-            "one device by the number of workers"
-        )
+    estimate.check_local(flags)
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):

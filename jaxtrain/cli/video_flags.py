@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import jax
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, engine_flags
+from jaxtrain.cli import command_line, engine_flags, estimate
 from jaxtrain.config import Precision
 from jaxtrain.data import engine, worker_count
-from jaxtrain.errors import InputError
+from jaxtrain.data.estimate import Measured, from_sample, spread
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import folder
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
@@ -24,6 +26,7 @@ from jaxtrain.inference.video import Autoencoder
 _MOST_WORKERS = 1024
 _WORST_CRF = 51
 _PRINT_EVERY_S = 10.0
+_SAMPLE = 4  # files for an estimate, each of which is processed twice
 
 
 def add_crf(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +127,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
+    estimate.add(parser, "files of a folder", _SAMPLE)
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
@@ -136,6 +140,8 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
     for name, value in (("workers", flags.workers), ("engine", cluster)):
         if value is not None:
             raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
+    if flags.dry_run:
+        raise InputError(f"--dry-run is for folders, and {source} is not one: omit it")
     engine_flags.cluster(flags)  # refuses Ray's other flags
 
 
@@ -144,16 +150,18 @@ def folder_jobs(
     target: Path,
     suffixes: frozenset[str],
     target_suffix: str,
-    workers: int | None,
+    flags: argparse.Namespace,
 ) -> list[folder.Job]:
-    """Lists the files of a folder, and creates OUT; see :func:`folder.jobs`.
+    """Lists the files of a folder, and creates OUT unless it is a dry run; see `folder.jobs`.
 
     Raises:
         InputError: ``--workers`` is below 1 or too large, or :func:`folder.jobs` raises it.
     """
-    if workers is not None and not 0 < workers <= _MOST_WORKERS:
-        raise InputError(f"--workers {workers}: use 1 to {_MOST_WORKERS}")
-    return folder.jobs(source, target, suffixes, target_suffix, terminal.out)
+    if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
+        raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
+    estimate.check_local(flags)
+    create = not flags.dry_run
+    return folder.jobs(source, target, suffixes, target_suffix, terminal.out, create=create)
 
 
 def process_folder(
@@ -179,6 +187,9 @@ def process_folder(
     Raises:
         InputError: OUT has results with other settings.
     """
+    if flags.dry_run:
+        _estimate(model, folder.left(todo, flags.target, settings), flags, work)
+        return 0
     counter = Counter(len(todo), "file")
     start = _on_this_machine if cluster is None else functools.partial(_on_cluster, cluster)
     try:
@@ -195,6 +206,33 @@ def process_folder(
         f"results and reasons: {flags.target / folder.MANIFEST}"
     )
     return 1 if found.failed else 0
+
+
+def _estimate(
+    model: Autoencoder, left: list[folder.Job], flags: argparse.Namespace, work: Work
+) -> None:
+    """Prints what the files take, from a sample that is processed one by one on one device."""
+    devices = model.devices()
+    own = model.on(devices[0])
+    sizes = [(job.source.stat().st_size, job) for job in left]
+    sample = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for size, job in spread(sizes, lambda one: one[0], _SAMPLE):
+            target = Path(temporary, job.target.name)
+            seconds, written, dropped = 0.0, 0, None
+            try:
+                for _ in range(2):  # the first time, the model is compiled
+                    began = time.monotonic()
+                    work(own, Job(job.source, target, _never))
+                    seconds, written = time.monotonic() - began, target.stat().st_size
+            except InputError as error:
+                dropped = BadExample(job.name, str(error))
+            sample.append(Measured(size=size, seconds=seconds, written=written, dropped=dropped))
+    found = from_sample(sample, len(left), sum(size for size, _ in sizes))
+    room = (len(devices), 1)
+    estimate.report(
+        found, flags.target, "files", "results", room=room, worker="device", say=terminal.out
+    )
 
 
 def _on_this_machine(

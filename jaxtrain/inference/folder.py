@@ -83,6 +83,8 @@ def jobs(
     suffixes: frozenset[str],
     target_suffix: str,
     say: Callable[[str], None],
+    *,
+    create: bool = True,
 ) -> list[Job]:
     """Lists the files below a folder, and creates the folders of their results.
 
@@ -92,6 +94,7 @@ def jobs(
         suffixes: of the files to process, in lower case.
         target_suffix: of the results.
         say: receives a line about skipped links.
+        create: whether to create folders.
 
     Raises:
         InputError: there are none, two have the same result, or OUT is inside the source.
@@ -118,7 +121,7 @@ def jobs(
     if not found:
         raise InputError(f"{source} has no files that end with {', '.join(sorted(suffixes))}")
     try:
-        for target in found:
+        for target in found if create else ():
             target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"OUT {error.filename} cannot be created: {error.strerror}") from error
@@ -381,6 +384,20 @@ def _sort(path: Path, settings: Mapping[str, Any], records: Mapping[str, Record]
     """Writes the manifest again, sorted by name."""
     lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
     atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def left(todo: Sequence[Job], out: Path, settings: Mapping[str, Any]) -> list[Job]:
+    """Returns the files that :func:`run` would process; writes nothing.
+
+    Raises:
+        InputError: OUT has results with other settings.
+    """
+    records: dict[str, Record] = {}
+    for place in (out, out / _PARTS):  # the lines of the manifest, and of commands that share OUT
+        others = _Others(place, settings)
+        others.read()
+        records |= others.records
+    return [job for job in todo if not _is_done(job, records.get(job.name))]
 
 
 class _Others:
