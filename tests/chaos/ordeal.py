@@ -419,7 +419,8 @@ class Ordeal:
                     self._compare_arrays(target)
         for copied in self._copies:
             self._compare_arrays(copied)
-        log = (copy / "log.txt").read_text(errors="replace")
+        # A start that ended before it uploaded its log has reported on the console only.
+        log = (self._place / "launcher.txt").read_text(errors="replace")
         found_damaged = set(re.findall(r"checkpoint (?:\S*/)?(\d+) (?:is damaged|cannot be)", log))
         for step in self._striker.to_be_found:
             if str(step) not in found_damaged:
