@@ -71,9 +71,10 @@ class Probe:
         def tap(equation: Any, values: list[Any]) -> list[Any]:
             if not equation.primitive.name.startswith(_TAPPED):
                 return values
+            constant = constants_of(equation)
             for place, value in enumerate(values):
                 floats = jnp.issubdtype(value.dtype, jnp.floating)
-                if floats and value.shape[:1] == (rows,):
+                if floats and value.shape[:1] == (rows,) and place not in constant:
                     values[place] = self.seen("activations", value, split)
                     found.append(checksums(values[place], self.mesh, split))
                     self.names.append(f"activations ({equation.primitive.name})")
@@ -125,6 +126,27 @@ def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     with equation.ctx.manager:
         results = equation.primitive.bind(*inputs, **how)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def constants_of(equation: Any) -> set[int]:
+    """Returns the places of the results of a ``jit`` that do not depend on variables.
+
+    XLA computes checksums of constants when it compiles. With them, the step of ``demo_mlm`` with
+    64 sequences of 256 tokens did not compile in 280 s on a busy CPU; without, in 9.5 s of CPU.
+    """
+    if equation.primitive.name != "jit":
+        return set()
+    inner = equation.params["jaxpr"].jaxpr
+
+    def variables(atoms: Sequence[Any]) -> set[Any]:
+        return {atom for atom in atoms if not isinstance(atom, jax.extend.core.Literal)}
+
+    given = zip(inner.invars, equation.invars, strict=True)
+    varies = {one for one, outer in given if variables([outer])}
+    for one in inner.eqns:
+        if varies & variables(one.invars):
+            varies.update(one.outvars)
+    return {place for place, one in enumerate(inner.outvars) if not varies & variables([one])}
 
 
 def checksums(array: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:

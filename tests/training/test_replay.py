@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import unittest.mock
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import AXES, batch_sharding
-from jaxtrain.training import preflight, replay, skip_step
+from jaxtrain.training import loop, preflight, replay, skip_step
 from jaxtrain.training.replay import Difference, Probe, Replay, compare
 from jaxtrain.training.step import build_train_step, jit_train_step
 
@@ -184,6 +185,79 @@ def test_the_step_computes_the_same_with_checksums() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "bool"])
+def test_any_flipped_bit_changes_the_checksum_of_its_device(dtype: str) -> None:
+    mesh, rng = toy.mesh_of(2, 2), np.random.default_rng(0)
+    split = PartitionSpec(AXES)
+
+    compiled = jax.jit(lambda array: replay.checksums(array, mesh, split))
+
+    def of(bits: np.ndarray) -> np.ndarray:
+        array = jax.device_put(bits.view(jnp.dtype(dtype)), jax.NamedSharding(mesh, split))
+        return np.asarray(compiled(array))
+
+    size = jnp.dtype(dtype).itemsize
+    values = rng.integers(2 if dtype == "bool" else 1 << 8 * size, size=(8, 3))
+    bits = values.astype(f"uint{8 * size}")
+    for bit in range(1 if dtype == "bool" else 8 * size):
+        wrong, row = bits.copy(), int(rng.integers(8))
+        wrong[row, 1] ^= wrong.dtype.type(1 << bit)
+        assert np.flatnonzero(of(wrong) != of(bits)).tolist() == [row // 2], bit
+
+
+@jax.custom_jvp
+def with_own_derivative(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+with_own_derivative.defjvps(lambda change, result, x: change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("dot_general", lambda x: x @ x.T),
+        ("conv_general_dilated", lambda x: jax.lax.conv(x[:, None], x[:2, None, :2], (1,), "SAME")),
+        ("scan", lambda x: jax.lax.scan(lambda y, _: (y * y, None), x, None, 2)[0]),
+        ("while", lambda x: jax.lax.while_loop(lambda y: y[0, 0] > 2, lambda y: y * 0.5, x)),
+        ("cond", lambda x: jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)),
+        ("jit", jax.jit(lambda x: x + 1)),
+        ("remat|checkpoint", jax.checkpoint(lambda x: x + 1)),
+        ("custom_jvp_call", with_own_derivative),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_results_of_these_operations_are_checksummed(kind: str, function: Any) -> None:
+    probe = Probe(toy.mesh_of(1, 8))
+    x = jnp.ones((8, 4))
+    jax.jit(lambda x: probe.function(function, x, 8)).trace(x)
+    assert re.search(kind, " ".join(probe.names)), probe.names
+    jax.jit(lambda x: probe.function(function, x, 7)).trace(x)
+    assert probe.names == []  # not split by example
+
+
+def test_constants_are_not_checksummed() -> None:
+    """XLA would compute their checksums when it compiles, for minutes in larger models."""
+    probe = Probe(toy.mesh_of(1, 8))
+    inner = jax.jit(lambda x, fill: (x + fill, jnp.full(x.shape, fill), jnp.zeros((8, 4)), x))
+    x = jnp.ones((8, 4))
+    jax.jit(lambda x: probe.function(lambda x: inner(x, 2.0), x, 8)).trace(x)
+    assert len(probe.names) == 2
+    jax.jit(lambda x: probe.function(lambda x: inner(x, x[0, 0]), x, 8)).trace(x)
+    assert len(probe.names) == 3
+
+
+def test_without_a_majority_all_devices_with_copies_are_named() -> None:
+    checks = np.asarray([[1, 2, 7, 7], [1, 1, 7, 6]], np.uint32)
+    names = ["first", "second"]
+    assert compare(checks, checks, names, {0: [[0, 1], [2, 3]]}) == Difference(
+        "copies of first", (0, 1)
+    )
+    assert compare(checks, checks, names, {1: [[0, 1], [2, 3]]}) == Difference(
+        "copies of second", (2, 3)
+    )
+
+
 class Stepping:
     """Returns prepared checksums, as a step does."""
 
@@ -212,8 +286,11 @@ def test_a_difference_moves_uncertified_checkpoints_aside(tmp_path: Path) -> Non
         r"step 4 are in uncertified/: resume with --resume latest, which uses the newest "
         r"checkpoint up to step 4, the last certified one; if this device is named again, .*"
     )
+    saving = tmp_path / "checkpoints/7"  # by a save in the background, for which it waits
+    again._settle = saving.mkdir
     with pytest.raises(RunAgain, match=message):
         again(7, None, None)
+    assert (tmp_path / "uncertified/checkpoints/7/reason.txt").exists()
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/[0-9]*"))
     assert left == ["best/3", "checkpoints/2", "checkpoints/4"]
     reason = (tmp_path / "uncertified/checkpoints/6/reason.txt").read_text()
@@ -247,6 +324,13 @@ def test_after_a_rollback_later_steps_are_no_longer_certified(tmp_path: Path) ->
     # And that start is never from scratch.
     with pytest.raises(InputError, match=r"intact \(all are in uncertified; .*more than 2 steps"):
         resume.choose("latest", tmp_path, tmp_path, max_lost_steps=2)
+
+
+def test_a_rollback_of_the_loop_reaches_the_replay() -> None:
+    setup, position = unittest.mock.MagicMock(), Position(done=2)
+    setup.rollback.return_value = ("restored", position)
+    assert loop._roll_back(setup, "state") == "restored"  # type: ignore[arg-type]
+    setup.replay.rewound.assert_called_once_with(position)
 
 
 def test_the_state_at_the_first_start_with_checks_counts_as_right(tmp_path: Path) -> None:
@@ -292,6 +376,8 @@ def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     (problem,) = preflight._replay(run)
     assert "add --deterministic True" in problem
     assert list(preflight._replay(dataclasses.replace(run, deterministic=True))) == []
+    with pytest.raises(InputError, match="add --deterministic True"):
+        preflight.check(run, resumes=False)
 
 
 class Copy:
