@@ -7,10 +7,13 @@ a local folder.
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
+import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +26,7 @@ from jaxtrain.storage.lease import Lease, holder
 
 Result = TypeVar("Result")
 
+_ONE_PIECE = 2**62  # bytes: more than any object has
 _OLD_S = 24 * 3600.0  # a temporary folder of this age was left by a killed process
 # On top of the tries of the client, which end after seconds: a store that limits the rate may
 # refuse longer than that.
@@ -64,11 +68,7 @@ class BucketOutput:
         own = self._folder(cache_root)
         top = own.parent.parent
         try:
-            for left in top.glob("*/*"):
-                earlier = left.parent == own.parent and left.name != own.name
-                with contextlib.suppress(OSError):
-                    if earlier or time.time() - left.stat().st_mtime > _OLD_S:
-                        shutil.rmtree(left, ignore_errors=True)
+            _remove_old(top, own)
             work = own / secrets.token_hex(6)
             work.mkdir(parents=True)
             try:
@@ -117,6 +117,57 @@ class BucketOutput:
                     f"{self.url}/{name} has {there.get(name, 0):,} bytes in the bucket after an "
                     f"upload of {size:,}: check that nothing else writes there, and start again"
                 )
+
+
+@contextlib.contextmanager
+def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
+    """Fetches an object into a temporary folder, which is removed at the end.
+
+    Args:
+        url: of the object.
+        cache_root: the cache folder.
+
+    Yields:
+        The path, and the SHA-256 of the content.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        RunAgain, InputError: it cannot be fetched, or the disk is full.
+    """
+    bucket, name = object_at(url)
+    top = cache_root / "scratch" / "files"
+    with contextlib.ExitStack() as stack:
+        try:
+            _remove_old(top.parent)
+            top.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=top))
+            path = Path(folder, name.rpartition("/")[2])
+            digests = patiently(lambda: bucket.download(name, path, _ONE_PIECE))
+        except OSError as error:
+            raise disk_trouble(
+                error,
+                f"cannot write to the temporary folder {top}",
+                "set $JAXTRAIN_CACHE to a folder on another disk",
+            ) from error
+        if digests is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+        yield path, digests[0] if digests else hashlib.sha256().hexdigest()
+
+
+def object_at(url: str) -> tuple[Bucket, str]:
+    """Returns the client of a bucket and the name of the object at a URL."""
+    scheme, _, rest = url.partition("://")
+    host, _, name = rest.partition("/")
+    return opened(f"{scheme}://{host}"), name
+
+
+def _remove_old(top: Path, own: Path | None = None) -> None:
+    """Removes temporary folders of killed processes, and those of earlier starts beside ``own``."""
+    for left in top.glob("*/*"):
+        earlier = own is not None and left.parent == own.parent and left.name != own.name
+        with contextlib.suppress(OSError):
+            if earlier or time.time() - left.stat().st_mtime > _OLD_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=4)

@@ -112,6 +112,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
 
 
+def fetch_file(path: Path) -> None:
+    """Fetches a file of a local copy from the bucket, if it is missing; does nothing for others.
+
+    Raises:
+        RunAgain, InputError: the bucket is unavailable, or the disk is full.
+    """
+    place_there = in_bucket(path)
+    if place_there is None or path.exists():
+        return
+    output, name = place_there
+    if output.bucket.about(name) is not None:
+        with _explained(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with appearing(path) as beside:
+                patiently(lambda: output.bucket.download(name, beside))
+
+
+def upload_file(path: Path) -> None:
+    """Uploads a file of a local copy; does nothing for others.
+
+    Raises:
+        RunAgain, InputError: the bucket is unavailable.
+    """
+    if (place_there := in_bucket(path)) is not None:
+        output, name = place_there
+        output.put(name, path)
+
+
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Returns the manifest of a complete folder; None if it is missing or a file does not match.
 

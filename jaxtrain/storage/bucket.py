@@ -235,15 +235,16 @@ class Bucket:
                 os.fsync(file.fileno())
         return digests
 
-    def size(self, name: str) -> int | None:
-        """Returns the bytes of an object; None if there is none.
+    def about(self, name: str) -> tuple[int, str] | None:
+        """Returns the bytes and ETag of an object; None if there is none.
 
         Raises:
             Unavailable, InputError: it is unknown.
         """
         with self._explained(f"read {name}"):
             try:
-                return int(self._obstore.head(self._store, name)["size"])
+                found = self._obstore.head(self._store, name)
+                return found["size"], found["e_tag"] or ""
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
@@ -255,9 +256,21 @@ class Bucket:
         Raises:
             Unavailable, InputError: they cannot be listed.
         """
+        return {name: size for name, (size, _) in self.versions(folder).items()}
+
+    def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
+        """Returns the objects below a folder: name -> bytes and ETag.
+
+        Raises:
+            Unavailable, InputError: they cannot be listed.
+        """
         with self._explained(f"list {folder or 'the folder'}"):
             pages = self._obstore.list(self._store, prefix=folder or None)
-            return {entry["path"]: entry["size"] for page in pages for entry in page}
+            return {
+                entry["path"]: (entry["size"], entry["e_tag"] or "")
+                for page in pages
+                for entry in page
+            }
 
     def delete(self, names: list[str]) -> None:
         """Deletes objects; those that do not exist are ignored.

@@ -210,8 +210,10 @@ def test_a_node_of_a_cluster_is_killed(
     same_as_local(place, server, "ray")
 
 
-def tokens(place: Path, where: Path | str, **variables: str) -> subprocess.Popen[str]:
-    data = ("--data.path", place / "texts", "--data.cache_dir", where, "--model.vocab_size", 300)
+def tokens(
+    place: Path, path: Path | str, where: Path | str, **variables: str
+) -> subprocess.Popen[str]:
+    data = ("--data.path", path, "--data.cache_dir", where, "--model.vocab_size", 300)
     return subprocess.Popen(
         command("prepare", "tokens", "--config", "demo_mlm", *data),
         env=environment(place, **variables),
@@ -228,22 +230,26 @@ def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
     for number in range(6):
         words = [f"word{number * 7 + n % (50 + number)}" for n in range(3000)]
         (place / f"texts/{number}.txt").write_text(" ".join(words) + ".\n\n")
-    local = place / "local"
-    output(tokens(place, local))
+        server.write(f"texts/{number}.txt", (place / f"texts/{number}.txt").read_bytes())
+    local, texts = place / "local", f"s3://{BUCKET}/texts"
+    output(tokens(place, place / "texts", local))
 
     url = f"s3://{BUCKET}/cache"
     proxy.fault = lambda method, path: "slow" if method == "PUT" and "train.tokens" in path else ""
-    process = tokens(place, url, **proxy.variables)
+    process = tokens(place, texts, url, **proxy.variables)
     wait_for(lambda: any("train.tokens" in path for _, path, _ in proxy.requests), "the upload")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not [name for name in server.sizes("cache") if "tokens-" in name and "manifest" in name]
 
-    said = output(tokens(place, url, **proxy.variables))
+    said = output(tokens(place, texts, url, **proxy.variables))
     assert f"ready in {url}: train with" in said
     assert "tokenizing" not in said  # finished before the kill
-    said = output(tokens(place, url, **server.variables, JAXTRAIN_CACHE=str(place / "other")))
+    said = output(
+        tokens(place, texts, url, **server.variables, JAXTRAIN_CACHE=str(place / "other"))
+    )
     assert said.count("MB from s3://bucket/cache/text/") >= 2
+    assert "scanning" not in said
     assert "tokenizing" not in said
     copy = place / "copy-cache"
     server.download("cache", copy)

@@ -31,7 +31,9 @@ def test_an_object_is_written_read_listed_and_deleted(bucket: Bucket, tmp_path: 
     assert found.data == b"one"
     assert bucket.sizes() == {"a/b": 3, "a/c": 5, "ab": 0}
     assert bucket.sizes("a") == {"a/b": 3, "a/c": 5}
-    assert (bucket.size("a/b"), bucket.size("a"), bucket.size("ab")) == (3, None, 0)
+    assert bucket.about("a") is None
+    assert bucket.about("a/b") == bucket.versions("a")["a/b"]
+    assert bucket.about("a/b") != bucket.about("ab")
     bucket.delete(["a/b", "ab"])
     bucket.delete([])
     assert bucket.sizes() == {"a/c": 5}

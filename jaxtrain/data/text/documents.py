@@ -13,6 +13,9 @@ A document is a coherent text, independent of the documents around it.
 
 Text is UTF-8. A file with any error is bad: it is recorded with the reason, and nothing in it is
 used for training.
+
+Files in a bucket (``s3://``, ``gs://``) are fetched one at a time, each time they are read, into a
+temporary folder.
 """
 
 import codecs
@@ -37,11 +40,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.data import cache, folders, shared_folder, worker_count, worker_pool
-from jaxtrain.data.engine import Engine
+from jaxtrain.data import bucket_output, cache, folders, shared_folder, worker_count, worker_pool
+from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.bucket import normalized
 from jaxtrain.telemetry import progress_bar
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -72,7 +77,7 @@ _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time 
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
 
-Fresh = tuple[int, Path, str, int, int]
+Fresh = tuple[int, str, str, int, int]
 """Number, path, name, size, and mtime_ns of a file that must be read."""
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -83,10 +88,10 @@ class Scanned:
     """The result of scanning one input file.
 
     Attributes:
-        path: absolute path.
+        path: absolute path, or the URL of an object in a bucket.
         name: path relative to the given folder, with ``/``.
         size: file size in bytes.
-        mtime_ns: modification time.
+        mtime_ns: modification time; for an object, a number made from its ETag.
         sha256: digest of the file's bytes.
         documents: number of documents; 0 for a bad file.
         characters: number of characters in the documents.
@@ -106,18 +111,39 @@ class Scanned:
     reason: str | None
     unread: bool = False
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yields the file on this disk.
+
+        Raises:
+            BadExample: it is an object that has changed since it was scanned.
+            FileNotFoundError: it is an object that does not exist any more.
+            RunAgain, InputError: it is an object that cannot be fetched.
+        """
+        with _on_disk(self.path) as (path, sha256):
+            if sha256 not in (None, self.sha256):
+                raise BadExample(self.path, "it has changed")
+            yield path
+
     def unchanged(self) -> bool:
         """Returns whether size and modification time are the same as when it was scanned.
 
         Raises:
             OSError: the file or its disk is gone.
         """
+        if addresses.is_address(self.path):  # compared when it was opened
+            return True
         stat = Path(self.path).stat()
         return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 def is_absent(pattern: str) -> bool:
-    """Returns whether ``pattern`` is neither a file nor a folder nor a glob with matches."""
+    """Returns whether ``pattern`` is neither a file nor a folder nor a glob with matches.
+
+    URLs are not checked.
+    """
+    if addresses.is_address(pattern):
+        return False
     given = expanded(pattern).absolute()
     there = os.path.isfile(given) or os.path.isdir(given)
     return not there and next(glob.iglob(str(given), recursive=True), None) is None
@@ -132,21 +158,90 @@ def absent(flag: str, pattern: str) -> str:
     )
 
 
-def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+@contextlib.contextmanager
+def _on_disk(path: str) -> Iterator[tuple[Path, str | None]]:
+    """Yields a file; of an object in a bucket, a temporary copy and its SHA-256."""
+    if not addresses.is_address(path):
+        yield Path(path), None
+        return
+    with bucket_output.fetched(path, cache.root(None)) as found:
+        yield found
+
+
+def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[str, str, int, int]]:
     """Finds the text files of a folder (recursively, without hidden files) or a glob, or one file.
 
     Args:
-        pattern: a file, a folder, or a glob (``**`` matches nested folders).
+        pattern: a file, a folder, or a glob (``**`` matches nested folders); or the URL of a file
+            or a folder in a bucket.
         flag: the command-line flag that gave the pattern, for messages.
         say: prints a line about skipped links, and about skipped files of other kinds.
 
     Returns:
-        (absolute path, relative name) of each file, sorted by name.
+        Path or URL, relative name, size, and modification time or version of each file, sorted by
+        name.
 
     Raises:
         InputError: nothing matches, no file has a known suffix, or a file is parquet and the extra
             ``parquet`` is not installed.
+        RunAgain: the bucket is unavailable.
     """
+    if addresses.is_address(pattern):
+        found = _listed(pattern, flag)
+    else:
+        found = {
+            str(path): (name, *_size_and_time(path)) for path, name in _walked(pattern, flag, say)
+        }
+    known = [(path, *about) for path, about in found.items() if _suffix(path) in SUFFIXES]
+    if not known:
+        raise InputError(
+            f"{flag} {pattern}: none of its {len(found)} files is a text file; pass "
+            f"{', '.join(SUFFIXES)} files"
+        )
+    parquet = next((name for path, name, *_ in known if _suffix(path) == ".parquet"), None)
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        raise InputError(
+            f"{flag} {pattern}: {parquet} requires the package pyarrow: "
+            f"{versions.install('parquet')}"
+        )
+    others = Counter(_suffix(path) or "without a suffix" for path in found) - Counter(
+        _suffix(path) for path, *_ in known
+    )
+    if others:
+        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
+        more = ", ..." if len(others) > _LISTED else ""
+        say(
+            f"{flag} {pattern}: skipped {others.total()} of {len(found)} files, which are of "
+            f"other kinds: {', '.join(kinds)}{more}; supported: {', '.join(SUFFIXES)}"
+        )
+    return sorted(known, key=lambda item: item[1])
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _listed(pattern: str, flag: str) -> dict[str, tuple[str, int, int]]:
+    """Returns name, size, and version of each object at a URL, without hidden ones."""
+    url = normalized(pattern, flag)
+    bucket, folder = bucket_output.object_at(url)
+    there = {
+        name.removeprefix(f"{folder}/"): about for name, about in bucket.versions(folder).items()
+    }
+    if not there and (file := bucket.about(folder)) is not None:
+        url, _, name = url.rpartition("/")
+        there = {name: file}
+    if not there:
+        raise InputError(f"{flag} {url}: no such file or folder in the bucket: check the URL")
+    return {
+        f"{url}/{name}": (name, size, int(cache.digest(tag)[:15], 16))
+        for name, (size, tag) in there.items()
+        if not any(part.startswith(".") for part in name.split("/"))
+    }
+
+
+def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tuple[Path, str]]:
+    """Yields the files that a path or a glob leads to, and their names."""
     given = expanded(pattern).absolute()
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
@@ -157,30 +252,7 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
         if not paths:
             raise InputError(absent(flag, pattern))
         base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
-    found = {p: p.relative_to(base).as_posix() for p in paths if not p.is_dir()}
-    known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]
-    if not known:
-        raise InputError(
-            f"{flag} {pattern}: none of its {len(found)} files is a text file; pass "
-            f"{', '.join(SUFFIXES)} files"
-        )
-    parquet = next((name for p, name in known if p.suffix.lower() == ".parquet"), None)
-    if parquet and importlib.util.find_spec("pyarrow") is None:
-        raise InputError(
-            f"{flag} {pattern}: {parquet} requires the package pyarrow: "
-            f"{versions.install('parquet')}"
-        )
-    others = Counter(p.suffix.lower() or "without a suffix" for p in found) - Counter(
-        p.suffix.lower() for p, _ in known
-    )
-    if others:
-        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
-        more = ", ..." if len(others) > _LISTED else ""
-        say(
-            f"{flag} {pattern}: skipped {others.total()} of {len(found)} files, which are of "
-            f"other kinds: {', '.join(kinds)}{more}; supported: {', '.join(SUFFIXES)}"
-        )
-    return sorted(known, key=lambda item: item[1])
+    yield from ((p, p.relative_to(base).as_posix()) for p in paths if not p.is_dir())
 
 
 def scan(
@@ -220,8 +292,10 @@ def look_up(
     Raises:
         InputError: see :func:`find`.
     """
-    key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
+    where = pattern if addresses.is_address(pattern) else str(Path(pattern).absolute())
+    key = cache.digest(_VERSION, where, text_field)
     record = folder / f"scan-{key[:16]}.jsonl"
+    cache.fetch_file(record)
     known: dict[tuple[str, int, int], Scanned] = {}
     try:
         with open(record, encoding="utf-8") as lines:
@@ -232,9 +306,8 @@ def look_up(
         known = {}  # no record, or one of another version: read all files
     result: list[Scanned | None] = []
     fresh = []
-    for at, (path, name) in enumerate(find(pattern, flag, say)):
-        size, mtime_ns = _size_and_time(path)
-        old = known.get((str(path), size, mtime_ns))
+    for at, (path, name, size, mtime_ns) in enumerate(find(pattern, flag, say)):
+        old = known.get((path, size, mtime_ns))
         result.append(dataclasses.replace(old, name=name) if old and old.name != name else old)
         if old is None:
             fresh.append((at, path, name, size, mtime_ns))
@@ -252,13 +325,15 @@ def _scan_fresh(
 ) -> None:
     """Fills in ``result`` and saves it periodically, so that a kill loses little of the work."""
     for path in _crashing(
-        one[1] for one in fresh if one[1].suffix.lower() == ".parquet" and one[1].is_file()
+        one[1] for one in fresh if _suffix(one[1]) == ".parquet" and os.path.isfile(one[1])
     ):
         (crashing,) = (one for one in fresh if one[1] == path)
         result[crashing[0]] = bad(crashing[1:], "broken parquet: it crashes the reader")
         fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
     processes = min(most or worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
+    if engine is None and any(addresses.is_address(one[1]) for one in fresh):
+        engine = Local(max(1, processes))  # a file may crash the reader
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
         scanned: Iterable[tuple[Fresh, Scanned]]
@@ -283,9 +358,10 @@ def _scan_fresh(
                     record,
                     (json.dumps(dataclasses.asdict(f)) for f in result if f and not f.unread),
                 )
+    cache.upload_file(record)
 
 
-def _crashing(paths: Iterable[Path]) -> Iterator[Path]:
+def _crashing(paths: Iterable[str]) -> Iterator[str]:
     """Yields the parquet files whose footer crashes Arrow.
 
     Arrow reads a column's metadata in code that no exception can leave, so a damaged footer ends
@@ -305,7 +381,7 @@ def _crashing(paths: Iterable[Path]) -> Iterator[Path]:
                 yield waiting.popleft()
 
 
-def _read_footer(path: Path) -> None:
+def _read_footer(path: str) -> None:
     import pyarrow.parquet
 
     _silence_stderr()
@@ -323,13 +399,15 @@ def _silence_stderr() -> None:
     os.close(nowhere)
 
 
-def bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
+def bad(found: tuple[str, str, int, int], reason: str) -> Scanned:
     """Returns the scan of a file (path, name, size, and mtime_ns) that cannot be used."""
     path, name, size, mtime_ns = found
-    with open(path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = ""
+    if not addresses.is_address(path):
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return Scanned(
-        path=str(path),
+        path=path,
         name=name,
         size=size,
         mtime_ns=mtime_ns,
@@ -357,7 +435,7 @@ def _scan_on_node(found: Fresh, text_field: str | None) -> Scanned:
         InputError: the file is not there.
     """
     scanned = scan_file(found, text_field)
-    if scanned.unread and not found[1].exists():
+    if scanned.unread and not addresses.is_address(found[1]) and not os.path.exists(found[1]):
         raise shared_folder.not_seen(found[1])
     return scanned
 
@@ -368,14 +446,18 @@ def scan_file(found: Fresh, text_field: str | None) -> Scanned:
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-            raise BadExample(str(path), "not a regular file")
-        with open(path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        for document in read(path, text_field):
-            documents += 1
-            characters += len(document)
-            text_bytes += len(document.encode())
+        with _on_disk(path) as (there, fetched):
+            if not stat.S_ISREG(there.stat().st_mode):  # a pipe or a device may never end
+                raise BadExample(path, "not a regular file")
+            if fetched is not None:
+                sha256 = fetched
+            else:
+                with open(there, "rb") as file:
+                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            for document in read(there, text_field):
+                documents += 1
+                characters += len(document)
+                text_bytes += len(document.encode())
         if documents == 0:
             reason = "no text in it"
     except BadExample as error:
@@ -385,7 +467,7 @@ def scan_file(found: Fresh, text_field: str | None) -> Scanned:
     if reason is not None:
         documents = characters = text_bytes = 0
     return Scanned(
-        path=str(path),
+        path=path,
         name=name,
         size=size,
         mtime_ns=mtime_ns,

@@ -241,11 +241,12 @@ def _read(file: Fresh | Scanned, text_field: str | None) -> _Tried:
         scan_s = watch.seconds()
     watch, texts, characters = Stopwatch(), [], 0
     try:
-        for text in documents.read(Path(scanned.path), text_field) if scanned.documents else ():
-            texts.append(text)
-            characters += len(text)
-            if characters >= _CHARACTERS:
-                break
+        with scanned.opened() as path:
+            for text in documents.read(path, text_field) if scanned.documents else ():
+                texts.append(text)
+                characters += len(text)
+                if characters >= _CHARACTERS:
+                    break
     except (BadExample, OSError) as error:  # it has changed since it was scanned
         return _Tried(scanned=scanned, scan_s=scan_s).failed(first_line(error))
     return _Tried(scanned=scanned, scan_s=scan_s, texts=tuple(texts), text_s=watch.seconds())

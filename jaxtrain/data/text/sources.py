@@ -68,7 +68,8 @@ class Text:
     second (benchmarks/LOG.md, "Text input")."""
 
     path: str | None = None
-    """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob, or
+    """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob,
+    s3://BUCKET/PATH or gs://BUCKET/PATH of a file or folder, or
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
     extra hf)."""
     more_paths: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -117,7 +118,7 @@ class Corpus:
             InputError: the file is not on this machine, or see :meth:`read`.
             RunAgain: its disk does not respond now.
         """
-        if not os.path.exists(file.path):
+        if not addresses.is_address(file.path) and not os.path.exists(file.path):
             raise shared_folder.not_seen(file.path)
         return ((side, document) for _, side, document in self._read_file(at, file, 0, skip))
 
@@ -127,11 +128,12 @@ class Corpus:
         number = first
         sides = (int(side) for block in self.split.of_file(at) for side in block)
         try:
-            for document in documents.read(Path(file.path), self.text_field):
-                side = next(sides, SKIPPED)
-                if side != SKIPPED and number >= start:
-                    yield number, side, document
-                number += 1
+            with file.opened() as path:
+                for document in documents.read(path, self.text_field):
+                    side = next(sides, SKIPPED)
+                    if side != SKIPPED and number >= start:
+                        yield number, side, document
+                    number += 1
             same = number == first + file.documents and file.unchanged()
         except (BadExample, FileNotFoundError):
             same = False

@@ -127,8 +127,8 @@ class LatentStore:
         name = self._name(entry)
         if listed is not None:
             return listed.get(name) == self._bytes(windows)
-        size = patiently(lambda: output.bucket.size(f"{folder}/{name}"))
-        return size == self._bytes(windows)
+        found = patiently(lambda: output.bucket.about(f"{folder}/{name}"))
+        return found is not None and found[0] == self._bytes(windows)
 
     def fetch(self, videos: Iterable[tuple[Entry, int]], say: Callable[[str], None]) -> None:
         """Fetches latents that exist in the bucket and not on this disk.

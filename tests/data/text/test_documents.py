@@ -56,7 +56,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
 
     def names(pattern: str) -> list[str]:
         said.clear()
-        return [name for _, name in find(str(tmp_path / pattern), "--data.path", said.append)]
+        return [name for _, name, *_ in find(str(tmp_path / pattern), "--data.path", said.append)]
 
     said: list[str] = []
     assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
