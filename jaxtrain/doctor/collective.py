@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxtrain import config
 from jaxtrain.distributed.key_value import KeyValueStore
+from jaxtrain.doctor import devices
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted
@@ -42,6 +43,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     return {
         "all-reduce": lambda: all_reduce(jax.devices(), subject.store.count),
         "links": lambda: links(jax.devices(), subject.store, socket.gethostname()),
+        "rates": lambda: devices.compare_hosts(subject, socket.gethostname()),
     }
 
 

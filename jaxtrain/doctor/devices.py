@@ -1,5 +1,6 @@
 """Checks the number, kind, and memory of the devices, and their driver."""
 
+import json
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from jaxtrain.bench import ceilings
 from jaxtrain.config import invocation
 from jaxtrain.doctor import packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted, size
 from jaxtrain.planning import cards
 from jaxtrain.telemetry.hardware import Driver
@@ -34,7 +36,7 @@ def checks(subject: Subject) -> dict[str, Check]:
         "count": lambda: count(subject, jax.devices()),
         "kind": lambda: kind(subject, jax.local_devices()),
         "in use": lambda: in_use(subject.driver),
-        "rates": lambda: rates(jax.local_devices()),
+        "rates": lambda: rates(subject, jax.local_devices()),
         "libraries": lambda: packages.plugin(find),
         "torch": lambda: packages.torch(find),
     }
@@ -185,7 +187,14 @@ def in_use(found: Driver) -> Iterator[Finding]:
             )
 
 
+_RATES: tuple[tuple[str, str, Callable[[ceilings.Ceilings], float]], ...] = (
+    ("bf16 matmuls", "TFLOP/s", lambda one: one.bf16_flops / 1e12),
+    ("copies", "GB/s", lambda one: one.copy_bytes / 1e9),
+)
+
+
 def rates(
+    subject: Subject,
     devices: list[jax.Device],
     measure: Callable[[jax.Device], ceilings.Ceilings] = lambda device: ceilings.measure(
         device, _MEASURED_S
@@ -194,17 +203,16 @@ def rates(
     """Measures the matmul and copy rates of each GPU by itself, and names one that is slow.
 
     Args:
+        subject: takes the rates.
         devices: of this process.
         measure: returns the rates of a device.
     """
     if devices[0].platform == "cpu":
         return
     found = {device: measure(device) for device in devices}
+    subject.rates = list(found.values())
     slow = False
-    for what, unit, rate in (
-        ("bf16 matmuls", "TFLOP/s", lambda one: one.bf16_flops / 1e12),
-        ("copies", "GB/s", lambda one: one.copy_bytes / 1e9),
-    ):
+    for what, unit, rate in _RATES:
         each = {device: rate(one) for device, one in found.items()}
         median = statistics.median(each.values())
         for device, own in each.items():
@@ -224,6 +232,38 @@ def rates(
             f"{min(flops):.3g} to "
             f"{max(flops):.3g} TFLOP/s, copies at {min(copied):.3g} to {max(copied):.3g} GB/s"
         )
+
+
+def compare_hosts(subject: Subject, host: str) -> Iterator[Finding]:
+    """Compares the measured rates of the processes' GPUs, and names a host whose GPUs are slow.
+
+    All must call it, also without GPUs. A process may have a single GPU.
+
+    Args:
+        subject: has this process's rates.
+        host: the name of this one.
+    """
+    if subject.store.count == 1:
+        return
+    own = [statistics.median(map(rate, subject.rates)) for _, _, rate in _RATES if subject.rates]
+    texts = subject.store.gather("rates of the GPUs", json.dumps([host, own]), ANSWER_S)
+    every = [(host, each) for host, each in map(json.loads, texts) if each]
+    slow = False
+    for place, (what, unit, _) in enumerate(_RATES):
+        for process, (name, each) in enumerate(every) if len(every) > 1 else ():
+            others = statistics.median(
+                one[place] for other, (_, one) in enumerate(every) if other != process
+            )
+            if each[place] < _SLOW * others:
+                slow = True
+                yield warning(
+                    f"GPUs of a process on host {name}: {what} at {each[place]:.3g} {unit}, "
+                    f"against {others:.3g} in the median of the other processes (measured)",
+                    "every step waits for them: check their temperature, power limit, and other "
+                    "programs with nvidia-smi -q, or use another host",
+                )
+    if len(every) > 1 and not slow:
+        yield ok(f"the GPUs of {len(every)} processes are equally fast (measured)")
 
 
 def _counted(names: "Iterator[str]") -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Doctor's checks of the devices; GPUs are simulated by descriptions."""
 
+import concurrent.futures
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, subject, tiny
+from fake_key_value import FakeClient
 from recorded_packages import H100 as GPUS
 
 from jaxtrain import config
 from jaxtrain.bench.ceilings import Ceilings
 from jaxtrain.doctor import devices
+from jaxtrain.doctor.finding import Finding
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.hardware import Driver
 
@@ -32,19 +35,55 @@ def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
     return [Gpu(kind) for _ in range(count)]
 
 
-def test_the_rates_of_each_gpu_are_compared() -> None:
+USUAL = Ceilings(700e12, 1.0, 2.9e12)
+
+
+def test_the_rates_of_each_gpu_are_compared(tmp_path: Path) -> None:
     four: list[Any] = [Gpu(local_hardware_id=number) for number in range(4)]
+    own = subject(tmp_path)
 
     def measured(flops: float, copies: float) -> Any:
-        slow, usual = Ceilings(flops, 1.0, copies), Ceilings(700e12, 1.0, 2.9e12)
-        return lambda device: slow if device.local_hardware_id == 2 else usual
+        slow = Ceilings(flops, 1.0, copies)
+        return lambda device: slow if device.local_hardware_id == 2 else USUAL
 
-    found = only_warning(devices.rates(four, measured(500e12, 2.9e12)))
+    found = only_warning(devices.rates(own, four, measured(500e12, 2.9e12)))
     assert found.seen.startswith("GPU 2: bf16 matmuls at 500 TFLOP/s, against 700 in the median")
-    found = only_warning(devices.rates(four, measured(700e12, 1.5e12)))
+    assert [one.bf16_flops for one in own.rates] == [700e12, 700e12, 500e12, 700e12]
+    found = only_warning(devices.rates(own, four, measured(700e12, 1.5e12)))
     assert found.seen.startswith("GPU 2: copies at 1.5e+03 GB/s, against 2.9e+03 in the median")
-    assert all_ok(devices.rates(four, measured(690e12, 2.8e12)))
-    assert list(devices.rates(jax.devices())) == []  # CPUs are one machine
+    assert all_ok(devices.rates(own, four, measured(690e12, 2.8e12)))
+    assert list(devices.rates(own, jax.devices())) == []  # CPUs are one machine
+
+
+def _compared(tmp_path: Path, *each: list[Ceilings]) -> list[Finding]:
+    """Returns the findings of process 0, given the rates of all processes."""
+    subjects = [
+        subject(tmp_path, store=store, rates=rates)
+        for store, rates in zip(FakeClient(len(each)).stores(), each, strict=True)
+    ]
+
+    def found(number: int) -> list[Finding]:
+        return list(devices.compare_hosts(subjects[number], f"n{number}"))
+
+    with concurrent.futures.ThreadPoolExecutor(len(each)) as pool:
+        first, *others = pool.map(found, range(len(each)))
+    assert all(one == first for one in others)
+    return first
+
+
+def test_the_gpus_of_hosts_are_compared(tmp_path: Path) -> None:
+    slow = Ceilings(500e12, 1.0, 2.9e12)
+    found = only_warning(_compared(tmp_path, [USUAL], [slow], [USUAL]))
+    assert found.seen == (
+        "GPUs of a process on host n1: bf16 matmuls at 500 TFLOP/s, against 700 in the median of "
+        "the other processes (measured)"
+    )
+    # One of many is named by its own process.
+    assert all_ok(_compared(tmp_path, [USUAL] * 4, [USUAL, USUAL, slow, USUAL])) == (
+        "the GPUs of 2 processes are equally fast (measured)"
+    )
+    assert _compared(tmp_path, [USUAL], []) == _compared(tmp_path, [], []) == []
+    assert list(devices.compare_hosts(subject(tmp_path, rates=[slow]), "n0")) == []
 
 
 def test_no_gpus_for_a_config_of_eight(tmp_path: Path) -> None:
