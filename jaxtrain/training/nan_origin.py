@@ -33,13 +33,9 @@ from jaxtrain.training.step import Batch, LossSums, means
 _FINE, _MINUS_INF, _INF, _NAN = range(4)
 _WORDS = {_NAN: "NaN", _INF: "Inf", _MINUS_INF: "Inf"}
 
-_HERE = Path(__file__).resolve().parent
-_PACKAGE = _HERE.parent
-# Code that is never the model's.
-_LIBRARIES = (
-    *(f"{Path(str(one.__file__)).parent}{os.sep}" for one in (jax, flax, optax)),
-    *("<", sysconfig.get_path("stdlib") + os.sep),
-)
+_PACKAGE = Path(__file__).resolve().parent.parent
+_LIBRARIES = tuple(f"{Path(str(one.__file__)).parent}{os.sep}" for one in (jax, flax, optax))
+_STANDARD = ("<", sysconfig.get_path("stdlib") + os.sep)
 _MODELS, _OPS = (f"{_PACKAGE / name}{os.sep}" for name in ("models", "ops"))
 
 # Operations whose inside is one more jaxpr, with the same arguments.
@@ -537,7 +533,7 @@ def _lines(equation: Any) -> tuple[str, str]:
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():  # from the inside out
         name = frame.file_name
-        if name.startswith(_LIBRARIES):
+        if _never_a_model(name):
             continue
         line = f"{_shown(name)}:{frame.line_num}"
         if name.startswith(_OPS):
@@ -547,6 +543,12 @@ def _lines(equation: Any) -> tuple[str, str]:
         else:  # the step, which calls the model
             return in_ops or line, ""
     return in_ops or "an unknown line", ""
+
+
+def _never_a_model(file: str) -> bool:
+    # Without a virtual environment, packages are below the standard library.
+    installed = "site-packages" in file or "dist-packages" in file
+    return file.startswith(_LIBRARIES) or (file.startswith(_STANDARD) and not installed)
 
 
 def _shown(name: str) -> str:

@@ -52,14 +52,14 @@ class Rollback:
         if not chosen:
             raise InputError(
                 f"{trouble}, and there is no checkpoint to restore: lower --optim.peak_lr, or find "
-                "the cause with --debug"
+                "the cause with --loop.find_nan True"
             )
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MOST:
             raise InputError(
                 f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: lower "
-                "--optim.peak_lr, or find the cause with --debug"
+                "--optim.peak_lr, or find the cause with --loop.find_nan True"
             )
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")

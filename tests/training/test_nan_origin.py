@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from jaxtrain import config
 from jaxtrain.bench.measurement import synthetic_batch
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
-from jaxtrain.training import setup
+from jaxtrain.training import nan_origin, setup
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
 from jaxtrain.training.step import build_gradients
@@ -341,6 +342,14 @@ def test_it_is_off_with_several_processes(monkeypatch: pytest.MonkeyPatch) -> No
     assert setup._find_nan(parts, signals, lambda: None, said.append) is None
     (spoken,) = said
     assert spoken.startswith("loop.find_nan is off: this run has 2 processes")
+
+
+def test_an_installed_model_is_not_part_of_a_library() -> None:
+    standard = sysconfig.get_path("stdlib")
+    assert nan_origin._never_a_model(f"{standard}/contextlib.py")
+    assert nan_origin._never_a_model(jax.numpy.__file__)
+    assert not nan_origin._never_a_model(f"{standard}/site-packages/mine/model.py")
+    assert not nan_origin._never_a_model(__file__)
 
 
 @pytest.mark.long
