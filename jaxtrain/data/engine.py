@@ -14,6 +14,7 @@ import itertools
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import time
@@ -38,7 +39,8 @@ _MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
-_MODELS = ("jax", "jaxlib")  # packages that determine what a model computes
+# Packages that determine what a model computes, and how it is sent.
+_MODELS = ("jax", "jaxlib", "flax")
 # Of the memory of a GPU that several workers share, for all of them together.
 _GPU_MEMORY = 0.9
 
@@ -348,7 +350,7 @@ class Ray:
         gpus, cpus = self._of_each_actor(ray)
         slots = at_once or cpus
         holder = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=slots)(_Holder)
-        shared = ray.put((begin, (cpus, *fixed), _stamp(*_MODELS)))
+        shared, stamp = ray.put((begin, (cpus, *fixed))), _stamp(*_MODELS)
         lost = (
             ray.exceptions.RayActorError,
             ray.exceptions.WorkerCrashedError,
@@ -382,7 +384,7 @@ class Ray:
                 read, room = time.monotonic(), self._actors(ray, gpus, cpus)
             if len(starting) < len(ahead) and len(starting) + len(ready) < room:
                 actor = _Actor(holder.remote())
-                starting[actor.handle.begin.remote([shared], gpus)] = actor
+                starting[actor.handle.begin.remote([shared], gpus, stamp)] = actor
                 continue
             refs = [*starting, *running]
             done, _ = ray.wait(refs, num_returns=1, timeout=_RESIZE_S)
@@ -471,18 +473,18 @@ class _Actor:
 class _Holder:
     """Holds a model in a Ray actor. Its methods return errors, which Ray would wrap."""
 
-    def begin(self, shared: list[Any], gpus: float) -> Exception | None:
+    def begin(self, shared: list[Any], gpus: float, stamp: str) -> Exception | None:
         """Loads the model; returns an error or None."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if not gpus:
             os.environ["JAX_PLATFORMS"] = "cpu"
         elif gpus < 1:
             os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", f"{_GPU_MEMORY * gpus:.3f}")
-        begin, fixed, stamp = _fetched(shared[0])
         try:
-            _check_stamp(stamp, _stamp(*_MODELS))
+            _check_stamp(stamp, _stamp(*_MODELS))  # others may be unable to unpickle the model
             if gpus:
                 _check_gpu()
+            begin, fixed = _fetched(shared[0])
             self._process = begin(*fixed)
         except Exception as error:
             return error
@@ -515,6 +517,7 @@ def _connected(address: str) -> Any:
         raise InputError(f"--engine ray requires Ray: {versions.install('ray')}") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that is started here
     more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    on_stop = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
             # To start a cluster, Ray forks only to execute another program.
@@ -527,6 +530,9 @@ def _connected(address: str) -> Any:
         ) from error
     except (ValueError, RuntimeError) as error:  # a malformed address, or other versions
         raise InputError(f"--ray-address {address}: {first_line(error)}") from error
+    finally:
+        if on_stop is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_stop)  # with Ray's own handler, SIGTERM is an abort
     return ray
 
 

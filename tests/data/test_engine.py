@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import sys
 import time
 import types
@@ -94,6 +95,17 @@ def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
         )
     assert found == {0: 0, 1: 1, 2: -2, 3: 3}
     assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
+
+
+def test_ray_does_not_handle_sigterm() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray = mock.MagicMock()
+    ray.init.side_effect = lambda **how: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with mock.patch.dict(sys.modules, {"ray": ray}):
+        engine._connected("auto")
+    assert ray.init.call_count == 1
+    found = signal.signal(signal.SIGTERM, before)
+    assert found == before
 
 
 class _LostError(Exception):
@@ -194,9 +206,10 @@ def _with_models(
     gpus: float | None = None,
     at_once: int | None = 1,
     items: int = 5,
+    fetched: Callable[[Any], Any] = lambda shared: shared,
 ) -> dict[int, int]:
     monkeypatch.setattr(engine, "_connected", lambda address: cluster)
-    monkeypatch.setattr(engine, "_fetched", lambda shared: shared)
+    monkeypatch.setattr(engine, "_fetched", fetched)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     return dict(
         engine.Ray("auto", gpus=gpus).with_models(
@@ -258,6 +271,15 @@ def test_a_worker_on_a_machine_whose_gpu_jax_does_not_see_ends_the_work(
 ) -> None:
     with pytest.raises(InputError, match="jax sees only the CPU on the Ray node"):
         _with_models(monkeypatch, _Cluster(CPU=1, GPU=1))
+
+
+def test_a_worker_with_other_versions_does_not_receive_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stamp, stamps = engine._stamp, iter(("flax 1", "flax 2"))
+    monkeypatch.setattr(engine, "_stamp", lambda *more: f"{next(stamps)}, {stamp(*more)}")
+    with pytest.raises(InputError, match=r"has flax 2, .*, but this command has flax 1.* jaxlib "):
+        _with_models(monkeypatch, _Cluster(CPU=1), fetched=mock.Mock(side_effect=AttributeError))
 
 
 def test_a_task_rejects_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
