@@ -8,7 +8,8 @@
 # first is process 0. Empty lines and text after # are ignored. Every host is checked first. Each line
 # of output begins with the host's name. If one process or its connection fails, all are ended, and
 # the run restarts with --resume latest. Ctrl-C and SIGTERM are forwarded to all: they save and exit.
-# JAXTRAIN_RUN_TOKEN (supervise.sh) is sent to the hosts through ssh's standard input.
+# JAXTRAIN_RUN_TOKEN (supervise.sh) is sent to the hosts through ssh's standard input. Credentials for a
+# bucket are not sent: each host needs its own, for example in /etc/environment.
 # Settings, from the environment (others: supervise.sh, nccl.sh):
 #   REMOTE_DIR         folder to run in, on every host (default: the current folder)
 #   PYTHON             the interpreter, on every host (default: see supervise.sh)
@@ -39,6 +40,7 @@ remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: prints the problem as its
         echo "$2 cannot import jaxtrain ($(tail -n 1 <<<"$reason")): install it there"
         return 1
     fi
+    set -- "$1" "$2" "$(with_cache "$3")"
     missing_directories "$3" | sed 's/^/made /'
     if ! reason=$(mkdir -p -- "$3" 2>&1); then
         echo "cannot create the run directory ($reason): pass another --output-dir"
@@ -134,14 +136,20 @@ remote_remove() { # remote_remove REMOTE_DIR DIR...
 }
 
 remote_newest() { # remote_newest REMOTE_DIR DIR
-    cd -- "$1" && newest_checkpoint "$2"
+    cd -- "$1" && newest_checkpoint "$(with_cache "$2")"
+}
+
+with_cache() { # with_cache DIR: prints it with this host's cache folder in place of {cache}
+    local cache=${JAXTRAIN_CACHE:-~/.cache/jaxtrain}
+    [[ $1 != '{cache}/'* ]] || set -- "$cache/${1#*/}"
+    printf '%s\n' "$1"
 }
 
 # --- Functions that run here.
 
 remotely() { # remotely FUNCTION ARGUMENT...: prints a command for any login shell
     local text
-    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint missing_directories remove_empty)
+    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint missing_directories remove_empty with_cache)
         newest_checkpoint() { local_newest_checkpoint \"\$@\"; }; $(printf '%q ' "$@")"
     # Base64 has no character that is special to a shell.
     printf "exec bash -c 'eval \"\$(echo %s | base64 -d)\"'" "$(base64 <<<"$text" | tr -d '\n')"
@@ -284,6 +292,8 @@ newest_checkpoint() { # asks the first host, as this machine may not see the dir
 }
 
 checkpoint_host() { echo "${hosts[0]}"; }
+
+default_cache() { echo '{cache}'; } # a host's may differ from this machine's: see with_cache
 
 (($#)) || refuse "which hosts? launch/ssh.sh hosts.txt --config NAME --output-dir DIR ..."
 read_hosts "$1"

@@ -139,10 +139,15 @@ stage() { # stage URL ARGUMENT...: prints the folder in this host's cache for a 
     local url=$1 cache name
     shift
     url=$(sed -E 's|^gcs:|gs:|; s|/+|/|g; s|:/|://|; s|/$||' <<<"$url")
-    cache=$(option --data.cache_dir "$@") || cache=${JAXTRAIN_CACHE:-~/.cache/jaxtrain}
+    cache=$(option --data.cache_dir "$@") || cache=$(default_cache)
     name=$(printf '%s' "${url##*/}" | LC_ALL=C tr -cd 'A-Za-z0-9_.-')
     printf '%s/buckets/%s-%s/run\n' "$cache" "${name:0:40}" \
         "$(printf '%s' "$url" | sha256sum | cut -c 1-12)"
+}
+
+default_cache() {
+    local cache=${JAXTRAIN_CACHE:-~/.cache/jaxtrain}
+    printf '%s\n' "$cache"
 }
 
 missing_directories() { # missing_directories DIR: prints it and its missing parents, the deepest first
@@ -465,7 +470,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         fi
         if ((in_vain > MAX_RESTARTS)); then
             say "ended with $(described "$code"), and $(why_in_vain "$directory"): giving up; see the" \
-                "log in $directory"
+                "log in $(option --output-dir "$@")"
             ((code != 75)) || code=1 # 75 would ask an outer launcher for a restart
             exit "$code"
         fi

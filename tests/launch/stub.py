@@ -86,8 +86,12 @@ if host == "gone":
     sys.exit(print("ssh: connect to host gone: Connection refused", file=sys.stderr) or 255)
 with open(os.environ["STUBS"] + "/ssh." + host, "a") as file:
     file.write(str(os.getpid()) + "\\n")
+# A host has an environment of its own.
+own = dict(os.environ, HOME=os.environ.get("REMOTE_HOME", os.environ["HOME"]))
+own.pop("JAXTRAIN_CACHE", None)
 remote = subprocess.Popen(
     ["sh", "-c", command],
+    env=own,
     stdin=subprocess.DEVNULL if "-n" in options else subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,

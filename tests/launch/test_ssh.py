@@ -15,6 +15,8 @@ import pytest
 from launch.stub import Stubs
 from launch.test_local import PROGRAMS, SHOWS, tokens, wait_until
 
+from jaxtrain.checkpoint import in_bucket
+
 RUN = ("--config", "demo", "--output-dir", "run")
 TWO = "# two hosts\nme@a   # the first\n\nb\r\n"
 
@@ -214,6 +216,24 @@ def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> Non
     code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
     assert code == 0, err
     assert "(newest: 3)" in err
+
+
+def test_a_run_in_a_bucket_uses_the_cache_of_its_hosts(tmp_path: Path) -> None:
+    home = tmp_path / "host"
+    home.mkdir()
+    stage = in_bucket.stage("s3://bucket/one", home / ".cache" / "jaxtrain")
+    save = f'mkdir -p "{stage}/checkpoints/$2" && echo {{}} >"{stage}/checkpoints/$2/manifest.json"'
+    stubs = Stubs(tmp_path, f"play() {{ (($1)) || {{ {save}; }}; exit 75; }}")
+    (tmp_path / "mine").write_text("no folder can be created here")
+    code, _, err = stubs.run(
+        *("ssh.sh", hosts(tmp_path), "--config", "demo", "--output-dir", "s3://bucket/one"),
+        HOME=str(tmp_path / "mine"),
+        JAXTRAIN_CACHE=str(tmp_path / "mine"),
+        REMOTE_HOME=str(home),
+        MAX_RESTARTS="0",
+    )
+    assert code == 1
+    assert "no new checkpoint (newest: 1): giving up; see the log in s3://bucket/one\n" in err
 
 
 # After its first start, ssh to the host "a" fails as if the host were off.
