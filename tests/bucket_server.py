@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, Self
 
 BUCKET = "bucket"
+SECRET = "not-to-be-recorded"
 KEYS = {
     "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SESSION_TOKEN": SECRET,
     "AWS_REGION": "us-east-1",
 }
 _STARTS_S = 60.0
@@ -347,7 +349,7 @@ class GoogleProxy(FaultProxy):
 
     @property
     def variables(self) -> dict[str, str]:
-        key = json.dumps(self.key())
+        key = json.dumps(self.key() | {"private_key": SECRET, "private_key_id": SECRET})
         return {"GOOGLE_SERVICE_ACCOUNT_KEY": key, "GOOGLE_BASE_URL": self.url}
 
 

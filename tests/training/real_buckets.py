@@ -21,7 +21,7 @@ from pathlib import Path
 
 import peak_memory
 import pytest
-from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server, Sink
+from bucket_server import BUCKET, SECRET, FaultProxy, GoogleProxy, Server, Sink
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from program import (
@@ -76,9 +76,16 @@ def arguments(name: str, steps: int, scheme: str = "s3") -> list[str]:
 
 
 def same_as_straight(place: Path, server: Server, name: str) -> None:
-    """Compares every loss and every example in the bucket with the undisturbed run."""
+    """Compares every loss and every example in the bucket with the undisturbed run.
+
+    No credential is in the bucket, or in the files of the run on disk.
+    """
     copy = place / f"copy-{name}"
     server.download(name, copy, without="data/")
+    stages = (place / "cache" / "buckets").glob("*/run*")
+    files = [one for folder in (copy, *stages) for one in folder.rglob("*") if one.is_file()]
+    assert {one.name for one in files} >= {"log.txt", "config.json", "report.html"}
+    assert [one for one in files if SECRET.encode() in one.read_bytes()] == []
     assert losses(copy) == losses(place / "straight")
     assert example_ids(copy) == example_ids(place / "straight")
     assert (copy / "report.html").is_file()
@@ -220,6 +227,7 @@ def test_a_connection_with_many_faults(place: Path, server: Server, proxy: Fault
     assert f"is not uploaded yet: {proxy.scheme}://bucket/{name}: cannot" in text
     assert "Traceback" not in text
     assert "Debug source" not in text
+    assert SECRET not in text
     same_as_straight(place, server, name)
 
 
@@ -240,6 +248,7 @@ def test_a_start_without_access_is_one_line(
     errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert message in errors[0]
+    assert SECRET not in found.stdout + found.stderr
 
 
 def test_a_second_live_run_and_a_missing_bucket_are_refused(
