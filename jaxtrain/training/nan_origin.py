@@ -393,9 +393,11 @@ class _Pass:
     ) -> list[_Value]:
         """Evaluates a scan by iteration, up to the first one with a result that is as bad."""
         parameters = equation.params
-        constants, carries = parameters["num_consts"], parameters["num_carry"]
-        fixed, carry = inputs[:constants], inputs[constants:][:carries]
         body, order, results = parameters["jaxpr"], range(parameters["length"]), list[_Value]()
+        # What is split by iteration has one more axis outside. jax 0.12 does not store the numbers.
+        carries = _same_axes(equation.outvars, body.jaxpr.outvars)
+        constants = _same_axes(equation.invars, body.jaxpr.invars) - carries
+        fixed, carry = inputs[:constants], inputs[constants:][:carries]
         for number in reversed(order) if parameters["reverse"] else order:
             name = "microbatch" if microbatches else "iteration"
             within = place._replace(inside=f"{place.inside}, {name} {number}")
@@ -502,6 +504,12 @@ def _rows(array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
     """Returns the examples with a bad value, of an array whose first axis is that of examples."""
     places = np.asarray(jnp.isnan(array) if bad == _NAN else jnp.isinf(array))
     return tuple(np.flatnonzero(places.reshape(rows, -1).any(1)).tolist())
+
+
+def _same_axes(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """Returns how many variables have the same number of axes outside a scan and inside it."""
+    pairs = zip(outside, inside, strict=True)
+    return sum(len(one.aval.shape) == len(other.aval.shape) for one, other in pairs)
 
 
 def _needed(jaxpr: Any, target: Any) -> Collection[int]:
