@@ -1,5 +1,6 @@
 """Stands in for a Ray cluster (jaxtrain.data.engine.Ray): one worker, in this process."""
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,9 +28,13 @@ class ClusterHere:
         self, begin: Any, items: Any, *fixed: Any, died: Any, at_once: int | None = 1
     ) -> Iterator[Any]:
         self.at_once = at_once
-        process = begin(2, *pickle.loads(pickle.dumps(fixed)))
+        elsewhere = contextlib.chdir("/")  # workers have other working directories
+        with elsewhere:
+            process = begin(2, *pickle.loads(pickle.dumps(fixed)))
         for item in reversed(list(items)):
             sent = pickle.loads(pickle.dumps(item))
             self.items.append(sent)
-            result = died(item) if self._kills(item) else process(sent)
+            killed = self._kills(item)
+            with elsewhere:
+                result = died(item) if killed else process(sent)
             yield item, pickle.loads(pickle.dumps(result))

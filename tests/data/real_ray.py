@@ -353,7 +353,7 @@ def test_a_file_that_kills_its_worker_costs_only_itself(tmp_path: Path, cluster:
         (texts / f"{number}.txt").write_text(str(number))
     found = folder.run_on(
         engine.Ray(cluster.address),
-        folder.jobs(texts, out, frozenset((".txt",)), ".up"),
+        folder.jobs(texts, out, frozenset((".txt",)), ".up", print),
         out,
         {},
         end_at_3,
