@@ -530,6 +530,11 @@ def _connected(address: str) -> Any:
         ) from error
     except (ValueError, RuntimeError) as error:  # a malformed address, or other versions
         raise InputError(f"--ray-address {address}: {first_line(error)}") from error
+    except Exception as error:  # Ray has no class for a node that starts too slowly
+        raise RunAgain(
+            f"--ray-address {address}: {first_line(error)}: free memory or CPUs of this machine, "
+            "and start again"
+        ) from error
     finally:
         if on_stop is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_stop)  # with Ray's own handler, SIGTERM is an abort

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from jaxtrain.data import engine
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 
 def square(number: int, plus: int) -> int:
@@ -66,6 +66,23 @@ def test_ray_is_imported_only_if_chosen() -> None:
         pytest.raises(InputError, match=r"--engine ray requires Ray: .*pip install .*ray"),
     ):
         list(engine.Ray("auto").as_finished(square, range(2), 0, died=int))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ConnectionError("refused"), InputError, "no Ray cluster found"),
+        (ValueError("malformed"), InputError, "--ray-address local: malformed"),
+        (Exception("timed out"), RunAgain, "local: timed out: free memory or CPUs"),
+    ],
+)
+def test_a_cluster_that_does_not_start(error: Exception, kind: type[Exception], said: str) -> None:
+    init = mock.Mock(side_effect=error)
+    with (
+        mock.patch.dict(sys.modules, {"ray": types.SimpleNamespace(init=init)}),
+        pytest.raises(kind, match=said),
+    ):
+        engine.Ray("local").room()
 
 
 class _MemoryError(Exception):
