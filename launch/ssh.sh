@@ -148,8 +148,8 @@ with_cache() { # with_cache DIR: prints it with this host's cache folder in plac
 # --- Functions that run here.
 
 remotely() { # remotely FUNCTION ARGUMENT...: prints a command for any login shell
-    local text
-    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint missing_directories remove_empty with_cache)
+    local text used=(local_newest_checkpoint missing_directories remove_empty with_cache)
+    text="launcher=ssh.sh; $(declare -f "$1" "${used[@]}")
         newest_checkpoint() { local_newest_checkpoint \"\$@\"; }; $(printf '%q ' "$@")"
     # Base64 has no character that is special to a shell.
     printf "exec bash -c 'eval \"\$(echo %s | base64 -d)\"'" "$(base64 <<<"$text" | tr -d '\n')"
