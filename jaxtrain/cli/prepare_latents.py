@@ -13,6 +13,7 @@ from jaxtrain import config, terminal
 from jaxtrain.cli import command_line, engine_flags, estimate
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
+from jaxtrain.storage.disks import disk_trouble
 
 
 def main(arguments: list[str]) -> int:
@@ -140,9 +141,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
                     share=None if shared is None else shared[0],
                 )
     except OSError as error:
-        raise InputError(
-            f"cannot write to {target.where} ({error.strerror}): free space there, or choose "
-            "another folder with --data.cache_dir; finished latents are kept"
+        raise disk_trouble(
+            error,
+            f"cannot write to {target.where}",
+            "choose another folder with --data.cache_dir; finished latents are kept",
         ) from error
     if flags.json:
         result = made._asdict() | {"teacher": teacher.name, "folder": target.where}

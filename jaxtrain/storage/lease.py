@@ -135,6 +135,12 @@ class Lease:
         if self._is_mine(found):  # the answer to an earlier write was lost
             assert found is not None
             self._version, self._renewed_at = found.version, time.monotonic()
+        elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
+            self._lost = (
+                f"another run may have used {self._bucket.url} meanwhile, because this one could "
+                f"not renew its lease for {self._expires_s:g} s, and it is gone: resume"
+            )
+            self._say(f"warning: {self._lost}")
         elif found is None:
             if not self._deleted:
                 self._say(

@@ -393,8 +393,12 @@ class Mirror:
             self._rejected = True
         while not problem or time.monotonic() - began < _GIVE_UP_S:
             try:
+                self._lease.check()
                 write_whole(self.directory / _UNCERTIFIED_DUE, f"{step}\n")
                 return self._set_aside_due()
+            except lease.Lost:  # later checkpoints may be the other run's
+                (self.directory / _UNCERTIFIED_DUE).unlink(missing_ok=True)
+                raise
             except _Failures as error:
                 problem = str(error)
                 self._warn(f"checkpoints after step {step} are not moved yet: {problem}")

@@ -111,6 +111,21 @@ def test_a_deleted_lease_is_written_again(
     assert capsys.readouterr().out.count("was deleted: written again") == 1
 
 
+def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
+    bucket: Bucket, held: Callable[[], Lease]
+) -> None:
+    """Another run may have taken over, saved checkpoints, and released it."""
+    one = held()
+    one._over.set()  # no renewal while this machine is cut off
+    assert one._thread is not None
+    one._thread.join()
+    bucket.delete([lease.NAME])
+    time.sleep(EXPIRES_S)
+    with pytest.raises(Lost, match="another run may have used s3://bucket/run meanwhile"):
+        one.check()
+    assert bucket.get(lease.NAME) is None
+
+
 def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[[], Lease]) -> None:
     one = held()
     with one._lock:

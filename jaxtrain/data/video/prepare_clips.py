@@ -23,7 +23,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,7 @@ from jaxtrain.storage.atomic import (
     sync,
     write_whole,
 )
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.lease import Lease
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
@@ -125,9 +126,10 @@ def run(
         _remove_half_done(out, alone)
         return _run(jobs, _InFolder(out), settings, engine, say, share)
     except OSError as error:
-        raise InputError(
-            f"cannot write to {out} ({error.strerror or error}): free space there or choose "
-            "another folder, and start again; finished videos are kept"
+        raise disk_trouble(
+            error,
+            f"cannot write to {out}",
+            "choose another folder, and start again; finished videos are kept",
         ) from error
     finally:
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
@@ -486,14 +488,7 @@ class _InBucket:
             if record is None or record["video"] != _identity(job.found):
                 yield None
             else:
-                yield record if self._has_pieces(record) else None
-
-    def _has_pieces(self, record: Record) -> bool:
-        folder = record["folder"]
-        return all(
-            self._sizes.get(f"{folder}/{number:05}.mp4") == size
-            for number, size in enumerate(record.get("bytes", ()))
-        )
+                yield record if _has_clips(record, self._sizes) else None
 
     def cut_all(
         self, jobs: Iterable[_Job], settings: Settings, engine: Engine, shared: bool
@@ -513,6 +508,7 @@ class _InBucket:
 
     def _lost(self, job: _Job, why: str) -> Record:
         record = _record(job, dropped=why)
+        self.output.replace(record["folder"], [])  # clips of an earlier version of the video
         self.output.put(job.record_name, json.dumps(record).encode())
         return record
 
@@ -537,6 +533,14 @@ class _InBucket:
             kept = bucket.get(name)
         data = b"" if kept is None else kept.data
         _check_settings(lambda: parse_json(data), settings, f"{self.where}/{name}", self.where)
+
+
+def _has_clips(record: Record, sizes: Mapping[str, int]) -> bool:
+    """Whether a bucket with these objects has all clips of a record, with the right sizes."""
+    return all(
+        sizes.get(f"{record['folder']}/{number:05}.mp4") == size
+        for number, size in enumerate(record.get("bytes", ()))
+    )
 
 
 def _record_in(output: BucketOutput, name: str) -> Record | None:
@@ -564,7 +568,9 @@ def _cut_to_bucket(
     if shared:
         record = _record_in(output, job.record_name)
         if record is not None and record["video"] == _identity(job.found):
-            return {**record, _BY_OTHERS: True}
+            sizes = bucket_output.patiently(lambda: output.bucket.sizes(folder_of(job.found.name)))
+            if _has_clips(record, sizes):
+                return {**record, _BY_OTHERS: True}
     with output.scratch(cache.root(None)) as work:
         here = dataclasses.replace(job, out=work)
         (work / WORK).mkdir()
@@ -610,7 +616,7 @@ def _claimed(out: Path, name: str) -> contextlib.AbstractContextManager[bool | N
 
 
 def _died(job: _Job) -> Record:
-    return _finish(job, _record(job, dropped=_KILLS))
+    return _dropped(job, _KILLS)
 
 
 def _cut(job: _Job, settings: Settings) -> Record:

@@ -1,4 +1,4 @@
-"""Pieces of videos in a bucket in memory; tests/data/real_buckets.py uses a real API and kills."""
+"""Clips of videos in a bucket in memory; real_buckets_prepare.py uses a real API and kills."""
 
 import dataclasses
 import errno
@@ -129,8 +129,9 @@ def test_a_killed_command_resumes(
     assert _objects(bucket) == _files(tmp_path / "out")
 
 
+@pytest.mark.parametrize("share", [None, "task 0"])
 def test_damaged_and_missing_objects_are_made_again(
-    source: Path, tmp_path: Path, bucket: Bucket
+    source: Path, tmp_path: Path, bucket: Bucket, share: str | None
 ) -> None:
     _run(source)
     before = _objects(bucket)
@@ -142,7 +143,7 @@ def test_damaged_and_missing_objects_are_made_again(
         functools.partial(bucket.delete, [record]),
     ):
         damage()
-        _, said = _run(source)
+        _, said = _run(source, share=share)
         assert said[0] == "2 of 3 videos are already done"
         assert _objects(bucket) == before
 

@@ -393,7 +393,7 @@ def test_a_full_disk_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut_here", _cut_on_a_full_disk)
-    with pytest.raises(InputError, match=r"cannot write to .*out \(No space left on device\)"):
+    with pytest.raises(RunAgain, match=r"cannot write to .*out \(No space left on device\)"):
         _run(source, tmp_path / "out")
 
 
@@ -423,7 +423,11 @@ def test_a_video_that_kills_its_worker_is_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut_here", _cut_or_die)
+    earlier = tmp_path / "out/sub/1.mp4.pieces/00000.mp4"  # of another version of the video
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     report, _ = _run(source, tmp_path / "out")
+    assert not earlier.exists()
     assert (report["cut"], len(report["dropped"])) == (2, 2)
     assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
         "kills the worker that reads it"
