@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.storage.lease import Lease, holder
+from jaxtrain.storage.lease import Lease, watched
 
 Result = TypeVar("Result")
 
@@ -205,7 +204,7 @@ def admitted(
         The lease of a command that does not share the folder.
 
     Raises:
-        RunAgain: another command writes there and does not share it, or see :func:`held`.
+        RunAgain: a command that does not share the folder writes there, or see :func:`held`.
         InputError: see :func:`held`.
     """
     if url is None:
@@ -213,12 +212,8 @@ def admitted(
     elif not shared:
         with held(opened(url), say) as lease:
             yield lease
-    elif other := holder(opened(url)):
-        raise RunAgain(
-            f"another run is using {url} ({other}) and does not share it: wait until it ends, or "
-            "start all commands with --share"
-        )
     else:
+        watched(opened(url), say)  # only commands that do not share hold a lease
         yield None
 
 

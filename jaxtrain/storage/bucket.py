@@ -27,8 +27,8 @@ from jaxtrain.storage import addresses
 SCHEMES = ("s3", "gs", "gcs")
 _RETRIES, _RETRY_S = 4, 30
 _CONNECT_S, _REQUEST_S = "10s", "120s"
-# S3 allows 10,000 parts, so the largest file has 160 GB; OCDBT files have at most 2 GiB.
-_PART_BYTES, _PARTS_AT_ONCE = 2**24, 4
+# S3 allows 10,000 parts: those of files above 150 GB, such as tokens, are larger.
+_PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 2**24, 9_000, 4
 _CHUNK_BYTES = 2**22
 _MOST_IN_MEMORY = 2**26
 _KEYS = {
@@ -132,12 +132,13 @@ class Bucket:
             Unavailable, InputError: it is not written.
             OSError: the file cannot be read.
         """
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._explained(f"write {name}"):
             self._obstore.put(
                 self._store,
                 name,
                 data,
-                chunk_size=_PART_BYTES,
+                chunk_size=max(_PART_BYTES, -(-size // _MOST_PARTS)),
                 max_concurrency=_PARTS_AT_ONCE,
             )
 

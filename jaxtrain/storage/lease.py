@@ -61,25 +61,9 @@ class Lease:
             RunAgain: a live run holds it, which its renewals show, or the store is unavailable.
             InputError: the bucket does not exist or has no conditional writes.
         """
-        seen, since = None, time.monotonic()
         while self._version is None:
-            found = self._bucket.get(NAME)
-            if found is not None and not _is_dead(found):
-                if seen is not None and found.version != seen.version:
-                    raise RunAgain(
-                        f"another run is using {self._bucket.url} ({_holder(found)}): wait until "
-                        "it ends, or stop it"
-                    )
-                if seen is None:
-                    seen, since = found, time.monotonic()
-                    self._say(
-                        f"{self._bucket.url} is in use by {_holder(found)}: waiting up to "
-                        f"{self._expires_s:g} s to see whether it is alive"
-                    )
-                if time.monotonic() - since < self._expires_s:
-                    time.sleep(self._expires_s / 20)
-                    continue
-            self._write(None if found is None else found.version)
+            left = watched(self._bucket, self._say, self._expires_s)
+            self._write(None if left is None else left.version)
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
@@ -170,6 +154,39 @@ class Lease:
 
     def _is_mine(self, found: Found | None) -> bool:
         return found is not None and _parsed(found).get("run") == self._about["run"]
+
+
+def watched(
+    bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
+) -> Found | None:
+    """Returns the lease of a folder once it is clear that nothing renews it; None without one.
+
+    Args:
+        bucket: the folder.
+        say: prints a line.
+        expires_s: how long a lease that is not renewed counts.
+
+    Raises:
+        RunAgain: a live run holds it, or the store is unavailable.
+        InputError: the bucket does not exist.
+    """
+    seen, since = None, time.monotonic()
+    while (found := bucket.get(NAME)) is not None and not _is_dead(found):
+        if seen is None:
+            seen, since = found, time.monotonic()
+            say(
+                f"{bucket.url} is in use by {_holder(found)}: waiting up to {expires_s:g} s to see "
+                "whether it is alive"
+            )
+        elif found.version != seen.version:
+            raise RunAgain(
+                f"another run is using {bucket.url} ({_holder(found)}): wait until it ends, or "
+                "stop it"
+            )
+        elif time.monotonic() - since >= expires_s:
+            break
+        time.sleep(expires_s / 20)
+    return found
 
 
 def holder(bucket: Bucket) -> str:

@@ -223,6 +223,16 @@ def test_a_second_command_is_refused_unless_both_share(
     assert _objects(bucket) == _files(tmp_path / "out")
 
 
+def test_a_lease_that_a_killed_command_left_elsewhere_does_not_stop_others(
+    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_output, "watched", functools.partial(lease.watched, expires_s=0.2))
+    bucket.put(lease.NAME, json.dumps({"host": "elsewhere", "machine": "another"}).encode())
+    report, said = _run(source, share="1")
+    assert report["cut"] == 2
+    assert "waiting up to 0.2 s to see whether it is alive" in said[0]
+
+
 def test_a_failed_upload_names_the_object(
     source: Path, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
