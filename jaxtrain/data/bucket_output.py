@@ -66,7 +66,7 @@ class BucketOutput:
         """
         own = self._folder(cache_root)
         top = own.parent.parent
-        try:
+        with _explained(top):
             _remove_old(top, own)
             work = own / secrets.token_hex(6)
             work.mkdir(parents=True)
@@ -74,12 +74,6 @@ class BucketOutput:
                 yield work
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-        except OSError as error:
-            raise disk_trouble(
-                error,
-                f"cannot write to the temporary folder {top}",
-                "set $JAXTRAIN_CACHE to a folder on another disk",
-            ) from error
 
     def clean(self, cache_root: Path) -> None:
         """Removes the temporary folders of this command from this machine."""
@@ -136,21 +130,28 @@ def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
     bucket, name = object_at(url)
     top = cache_root / "scratch" / "files"
     with contextlib.ExitStack() as stack:
-        try:
+        with _explained(top):
             _remove_old(top.parent)
             top.mkdir(parents=True, exist_ok=True)
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=top))
             path = Path(folder, name.rpartition("/")[2])
             digests = patiently(lambda: bucket.download(name, path, _ONE_PIECE))
-        except OSError as error:
-            raise disk_trouble(
-                error,
-                f"cannot write to the temporary folder {top}",
-                "set $JAXTRAIN_CACHE to a folder on another disk",
-            ) from error
         if digests is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
         yield path, digests[0] if digests else hashlib.sha256().hexdigest()
+
+
+@contextlib.contextmanager
+def _explained(top: Path) -> Iterator[None]:
+    """Replaces errors of the disk by errors with a fix."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_trouble(
+            error,
+            f"cannot write to the temporary folder {top}",
+            "set $JAXTRAIN_CACHE to a folder on another disk",
+        ) from error
 
 
 def object_at(url: str) -> tuple[Bucket, str]:

@@ -52,13 +52,18 @@ def place(cache_dir: str | None) -> Path:
     """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
 
     Raises:
-        InputError: there is no home folder.
+        InputError: there is no home folder, or the variable has a URL.
     """
     if (where := url(cache_dir)) is not None:
         copy = place(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
         _urls[copy] = where
         return copy
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
+    if addresses.is_address(text):
+        raise InputError(
+            f"JAXTRAIN_CACHE {text} is not a folder of this machine: set it to one, and pass the "
+            "URL with --data.cache_dir"
+        )
     try:
         return expanded(text).absolute()
     except InputError as error:

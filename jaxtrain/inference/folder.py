@@ -392,12 +392,13 @@ def left(todo: Sequence[Job], out: Path, settings: Mapping[str, Any]) -> list[Jo
     Raises:
         InputError: OUT has results with other settings.
     """
-    records: dict[str, Record] = {}
-    for place in (out, out / _PARTS):  # the lines of the manifest, and of commands that share OUT
-        others = _Others(place, settings)
-        others.read()
-        records |= others.records
-    return [job for job in todo if not _is_done(job, records.get(job.name))]
+    # The lines of the manifest, whose torn line stays, and of commands that share OUT.
+    found = [_Others(out, settings, MANIFEST), _Others(out / _PARTS, settings)]
+    for one in found:
+        one.read()
+    return [
+        job for job in todo if not any(_is_done(job, one.records.get(job.name)) for one in found)
+    ]
 
 
 class _Others:
@@ -406,13 +407,14 @@ class _Others:
     Args:
         folder: has one file for each command.
         settings: must be those of the lines.
+        names: pattern of the files' names.
 
     Attributes:
         records: those read since the object was made.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.folder, self._settings = folder, settings
+    def __init__(self, folder: Path, settings: Mapping[str, Any], names: str = "*.jsonl") -> None:
+        self.folder, self._settings, self._names = folder, settings, names
         self.records: dict[str, Record] = {}
         self._ends: dict[Path, int] = {}  # how much of each file was read
 
@@ -423,7 +425,7 @@ class _Others:
             InputError: a file has other settings, or is damaged.
         """
         # Lines of newer commands replace those of older ones.
-        for path in sorted(self.folder.glob("*.jsonl"), key=lambda one: one.stat().st_mtime_ns):
+        for path in sorted(self.folder.glob(self._names), key=lambda one: one.stat().st_mtime_ns):
             start = self._ends.get(path, 0)
             try:
                 if path.stat().st_size <= start:

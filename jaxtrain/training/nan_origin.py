@@ -586,4 +586,4 @@ def _examples(rows: Sequence[int], ids: Sequence[int], seen: int) -> str:
     if len(rows) == len(ids) > 1:
         return f", in all {len(ids)} examples of the batch"
     listed = _listed([f"{ids[row]} (position {seen + row})" for row in rows])
-    return f", in the {'example' if len(rows) == 1 else 'examples'} {listed}"
+    return f", in {'example' if len(rows) == 1 else 'examples'} {listed}"

@@ -370,6 +370,9 @@ def test_an_estimate_of_a_folder_writes_nothing(
         path.unlink()
     there = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
+    notes = out / "notes.jsonl"  # not of the command
+    notes.write_text('{"mine": 1}\n')
+    there[notes] = notes.read_bytes()
     files, after = estimated()
     assert (files, round(after / size)) == ("3", 2)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == there

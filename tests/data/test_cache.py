@@ -109,6 +109,11 @@ def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "env"))
     assert cache.root(None) == tmp_path / "env"
     assert cache.root(str(tmp_path / "own")) == tmp_path / "own"
+    monkeypatch.setenv("JAXTRAIN_CACHE", "s3://bucket/cache")
+    with pytest.raises(
+        InputError, match="JAXTRAIN_CACHE s3://bucket/cache is not a folder of this"
+    ):
+        cache.root(None)
     monkeypatch.delenv("JAXTRAIN_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.root(None) == tmp_path / ".cache" / "jaxtrain"

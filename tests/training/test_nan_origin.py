@@ -33,7 +33,7 @@ IDS = range(100, 100 + ROWS)
 
 
 class Faulty(nnx.Module):
-    """A linear model with a fault of some kind, in the examples that the batch marks as bad."""
+    """A linear model with a fault of some kind, in examples that the batch marks as bad."""
 
     def __init__(self, kind: str, rngs: nnx.Rngs) -> None:
         self.kind = kind
@@ -225,7 +225,7 @@ def line(kind: str) -> str:
 def test_the_first_operation_is_named(kind: str, expected: str) -> None:
     found = Examined(kind)((3, 7))
     assert found == expected.format(line(kind)) + (
-        ", in the examples 103 (position 51), 107 (position 55)"
+        ", in examples 103 (position 51), 107 (position 55)"
     )
 
 
@@ -243,14 +243,14 @@ def test_the_examples_are_named_on_any_mesh_with_any_accumulation(how: Any) -> N
     assert found.startswith(f"Inf begins in the forward pass at {line('overflow')} (exp")
     if "accumulate" in how:
         assert f"(exp, microbatch {6 % how['accumulate']})" in found
-    assert found.endswith(", in the example 106 (position 54)")
+    assert found.endswith(", in example 106 (position 54)")
 
 
 def test_a_gradient_with_inf() -> None:
     """The derivative of sqrt is infinite at 0."""
     assert Examined("backward")((3,)) == (
         f"Inf begins in the backward pass at {line('backward')} (div) after the parameter "
-        "first.bias, in the example 103 (position 51); the loss is finite, and the gradient of "
+        "first.bias, in example 103 (position 51); the loss is finite, and the gradient of "
         "first.bias, first.kernel is not"
     )
 
@@ -280,7 +280,7 @@ def test_an_example_with_nan() -> None:
         return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x_BH).astype(np.float32)
 
     assert Examined("fine")(x=planted) == (
-        "NaN is in the batch's 'x', in the example 105 (position 53)"
+        "NaN is in the batch's 'x', in example 105 (position 53)"
     )
 
 
@@ -299,7 +299,7 @@ def test_the_step_after_it_was_good() -> None:
     examined.watch((9,), step=1, seen=64)
     found = examined.find(0, 48, IDS)
     assert found is not None
-    assert "in the example 103 (position 51); computed with the parameters after the next" in found
+    assert "in example 103 (position 51); computed with the parameters after the next" in found
 
 
 def test_once_per_start() -> None:
@@ -461,15 +461,11 @@ def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
     (example,) = set(bad[0]["ids"]) & set(bad[1]["ids"])
     position = bad[0]["position"] + bad[0]["ids"].index(example)
     origin = bad[0]["origin"]
-    assert origin.startswith(
-        "NaN begins in the forward pass at planted.py:12 (div), in the example"
-    )
-    assert f"in the example {example} (position {position})" in origin
+    assert origin.startswith("NaN begins in the forward pass at planted.py:12 (div), in example")
+    assert f"in example {example} (position {position})" in origin
     assert f"); {origin}: skipped; see bad_steps.jsonl" in ended.stdout
     # And in the error of a run that ends.
     ended = started("off")
     assert ended.returncode == 2
     (error,) = [text for text in ended.stderr.splitlines() if text.startswith("error: ")]
-    assert (
-        f"NaN begins in the forward pass at planted.py:12 (div), in the example {example}" in error
-    )
+    assert f"NaN begins in the forward pass at planted.py:12 (div), in example {example}" in error

@@ -28,7 +28,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache, engine, shared_folder
 from jaxtrain.data.bucket_output import BucketOutput, patiently
 from jaxtrain.data.video.index import Entry
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import atomic, disks, lock
 from jaxtrain.telemetry import progress_bar
 
@@ -156,7 +156,9 @@ class LatentStore:
             file = self.file(entry)
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic.appearing(file) as beside:
-                patiently(lambda: output.bucket.download(f"{folder}/{self._name(entry)}", beside))
+                name = f"{folder}/{self._name(entry)}"
+                if patiently(lambda: output.bucket.download(name, beside)) is None:
+                    raise RunAgain(f"{output.url}/{name} was deleted meanwhile: start again")
 
         with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
             list(pool.map(fetch, wanted))
@@ -282,7 +284,14 @@ def find(
         known = f" (found: {', '.join(others)})" if others else ""
         raise InputError(f"{lacking} for {size} in {root}{known}: {cure}")
     found = store(root, model, teacher or there[0])
-    shape = tuple(json.loads((found.folder / ABOUT).read_text(encoding="utf-8"))["shape"])
+    about = found.folder / ABOUT
+    try:
+        shape = tuple(atomic.read_json(about)["shape"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{about} is damaged ({disks.reason(error)}): delete it, for a cache in a bucket also "
+            "there, and repeat prepare latents"
+        ) from error
     if shape != found.shape:
         raise InputError(
             f"the latents of teacher {found.teacher} have shape {shape} (time, height, width, "

@@ -112,7 +112,7 @@ def run(
     top = expanded(source).absolute()
     if os.path.isdir(top) and out.is_relative_to(top):
         raise InputError(
-            f"OUT {out} is inside SOURCE {top}, so its pieces would be cut again: choose another "
+            f"OUT {out} is inside SOURCE {top}, so its clips would be cut again: choose another "
             "folder"
         )
     alone = share is None
@@ -396,7 +396,7 @@ def _run(
     if gone:
         videos = "video" if len(gone) == 1 else "videos"
         say(
-            f"{place.where} also contains pieces of {len(gone):,} {videos} not in SOURCE "
+            f"{place.where} also contains clips of {len(gone):,} {videos} not in SOURCE "
             f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
             f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
@@ -537,10 +537,10 @@ class _InBucket:
 
 def _has_clips(record: Record, sizes: Mapping[str, int]) -> bool:
     """Whether a bucket with these objects has all clips of a record, with the right sizes."""
-    return all(
-        sizes.get(f"{record['folder']}/{number:05}.mp4") == size
-        for number, size in enumerate(record.get("bytes", ()))
-    )
+    found = [
+        sizes.get(f"{record['folder']}/{number:05}.mp4") for number in range(len(record["pieces"]))
+    ]
+    return found == record.get("bytes", [])
 
 
 def _record_in(output: BucketOutput, name: str) -> Record | None:
@@ -749,6 +749,7 @@ def _parsed_record(data: bytes) -> Record | None:
         name in record and isinstance(record[name], kinds[name]) for name in kinds
     )
     intact = intact and all(isinstance(frames, int) for frames in record["pieces"])
+    intact = intact and isinstance(record.get("bytes", []), list)
     return record if intact else None
 
 
@@ -845,7 +846,7 @@ def _check_settings(read: Callable[[], Any], settings: Settings, path: str, out:
     ]
     if differ:
         raise InputError(
-            f"OUT {out} contains pieces with other settings ({'; '.join(differ)}): use the same "
+            f"OUT {out} contains clips with other settings ({'; '.join(differ)}): use the same "
             "settings, or another folder"
         )
 
@@ -902,6 +903,6 @@ def _check_distinct(jobs: list[_Job]) -> None:
         other = seen.setdefault(folder_of(name), name)
         if other != name:
             raise InputError(
-                f"the pieces of {other} and {name} would be in the same folder "
+                f"the clips of {other} and {name} would be in the same folder "
                 f"({folder_of(name)}): rename one, or prepare them in separate folders"
             )

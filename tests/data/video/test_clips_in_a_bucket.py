@@ -140,6 +140,10 @@ def test_damaged_and_missing_objects_are_made_again(
         functools.partial(bucket.put, "sub/b.mp4.pieces/00000.mp4", b"truncated"),
         functools.partial(bucket.delete, ["sub/b.mp4.pieces/00000.mp4"]),
         functools.partial(bucket.put, record, b"{"),
+        functools.partial(
+            bucket.put, record, before[record].replace(b'"bytes": [', b'"bytes": 5, "x": [')
+        ),
+        functools.partial(bucket.put, record, before[record].replace(b'"bytes"', b'"other"')),
         functools.partial(bucket.delete, [record]),
     ):
         damage()
@@ -288,7 +292,7 @@ def test_temporary_folders_of_a_killed_command_are_removed(source: Path, tmp_pat
 
 def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_path: Path) -> None:
     _run(source)
-    with pytest.raises(InputError, match=f"OUT {URL} contains pieces with other settings"):
+    with pytest.raises(InputError, match=f"OUT {URL} contains clips with other settings"):
         _run(source, settings=dataclasses.replace(SMALL, quantizer=9))
     with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
         _run("s3://films", "s3://films/a")
@@ -323,7 +327,7 @@ def test_records_of_other_videos_are_listed(source: Path, bucket: Bucket) -> Non
     report, said = _run(source)
     (gone,) = report["not_in_source"]
     assert gone["folder"] == "sub/b.mp4.pieces"
-    assert f"{URL} also contains pieces of 1 video not in SOURCE (sub/b.mp4)" in said[-1]
+    assert f"{URL} also contains clips of 1 video not in SOURCE (sub/b.mp4)" in said[-1]
     kept = bucket.get("report.json")
     assert kept is not None
     assert json.loads(kept.data) == report

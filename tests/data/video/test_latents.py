@@ -314,6 +314,15 @@ def test_a_teacher_with_wrong_latents_is_rejected(
         _open(data, tmp_path, TAUGHT)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"shape": 5}', "{}"])
+def test_a_damaged_description_is_an_error(data: Path, tmp_path: Path, text: str) -> None:
+    _prepare(_open(data, tmp_path), tmp_path)
+    (about,) = tmp_path.rglob(latents.ABOUT)
+    about.write_text(text)
+    with pytest.raises(InputError, match=r"about.json is damaged \(.*\): delete it"):
+        _open(data, tmp_path, TAUGHT)
+
+
 def test_latents_belong_to_the_video_not_to_its_path(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
     _prepare(sources, tmp_path)

@@ -317,7 +317,7 @@ def test_an_estimate_is_close_to_what_cutting_takes(
 def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
-    with pytest.raises(InputError, match=r"pieces with other settings \(gop 4, not 2\)"):
+    with pytest.raises(InputError, match=r"clips with other settings \(gop 4, not 2\)"):
         _run(source, out, Settings(**{**vars(SMALL), "gop": 2}))
     with pytest.raises(InputError, match=r"is inside SOURCE"):
         _run(source, source / "out")
@@ -327,7 +327,7 @@ def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     stored = out / ".prepare/settings.json"
     before = json.loads(stored.read_text())
     stored.write_text(json.dumps({k: v for k, v in before.items() if k in SETTINGS_BEFORE}))
-    with pytest.raises(InputError, match=r"pieces with other settings \(codec h264, not mpeg4\)"):
+    with pytest.raises(InputError, match=r"clips with other settings \(codec h264, not mpeg4\)"):
         _run(source, out)
     _, said = _run(source, out, Settings(**{**vars(SMALL), "codec": "h264"}))
     assert said[0] == "4 of 4 videos are already done"
@@ -506,7 +506,7 @@ def test_pieces_of_videos_no_longer_in_source_are_listed(
     gone = {"source": "sub/1.mp4", "folder": "sub/1.mp4.pieces", "pieces": 1}
     assert report["not_in_source"] == [gone]
     assert report["pieces"] == 2
-    assert "pieces of 1 video not in SOURCE (sub/1.mp4), and training uses them" in said[-1]
+    assert "clips of 1 video not in SOURCE (sub/1.mp4), and training uses them" in said[-1]
     assert (out / "sub/1.mp4.pieces/00000.mp4").is_file()
     shutil.rmtree(out / "sub/1.mp4.pieces")
     report, said = _run(source, out)
