@@ -9,6 +9,8 @@ folder, OUT is a folder with manifest.jsonl. To resume, repeat the command.
 import argparse
 import functools
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal
@@ -68,9 +70,10 @@ def _folder(flags: argparse.Namespace) -> int:
     return video_flags.process_folder(model, todo, flags, settings, work, "decoded", cluster)
 
 
-def _decode_file(crf: int, model: video.Autoencoder, job: video_flags.Job) -> dict[str, Any]:
-    latents = latent_files.LatentFile(job.source)
-    found = latent_files.decode(model, latents, job.target, crf, job.check)
+def _decode_file(
+    crf: int, model: video.Autoencoder, source: Path, target: Path, check: Callable[[], None]
+) -> dict[str, Any]:
+    found = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
     return {"frames": found.frames, "size": found.size}
 
 

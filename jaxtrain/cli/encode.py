@@ -9,6 +9,8 @@ devices, to a folder with manifest.jsonl; to resume, repeat the command.
 import argparse
 import functools
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,10 +92,14 @@ def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
 
 
 def _encode_file(
-    storage: latent_files.Storage, model: autoencoding.Autoencoder, job: video_flags.Job
+    storage: latent_files.Storage,
+    model: autoencoding.Autoencoder,
+    source: Path,
+    target: Path,
+    check: Callable[[], None],
 ) -> dict[str, Any]:
-    video = Video(job.source)
-    found = latent_files.encode(model, video, job.target, storage, job.check)
+    video = Video(source)
+    found = latent_files.encode(model, video, target, storage, check)
     about = {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
     note = _note(video, found)
     return about | ({"note": note} if note else {})

@@ -66,6 +66,7 @@ class Autoencoder:
         model: its config.
         source: where the parameters come from.
         trained: the model with its parameters on the host, which can be pickled.
+        precision: precision of the computation.
         module: the network.
 
     Raises:
@@ -93,7 +94,7 @@ class Autoencoder:
                 definition=state.ModelDefinition(config.build),
                 params=config.fitted(trained.params),
             )
-        self.trained, self._precision = trained, precision
+        self.trained, self.precision = trained, precision
         self.model, self.source = trained.config, trained.source
         self._device: jax.Device | None = None
         self.module = trained.definition.module(trained.on_device(precision), {})
@@ -102,7 +103,7 @@ class Autoencoder:
         """Returns the same model with its parameters on a device."""
         other = copy.copy(self)
         other._device = device
-        arrays = self.trained.on_device(self._precision, device)
+        arrays = self.trained.on_device(self.precision, device)
         other.module = self.trained.definition.module(arrays, {})
         return other
 
