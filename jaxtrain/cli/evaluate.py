@@ -11,26 +11,23 @@ model, run jaxtrain evaluate SOURCE --help.
 
 import argparse
 import dataclasses
-import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, engine_flags, evaluate_text, video_flags
-from jaxtrain.config import Precision, overrides
-from jaxtrain.data import shared_folder
+from jaxtrain.config import overrides
 from jaxtrain.data.video import fixed_clips
 from jaxtrain.errors import InputError
-from jaxtrain.inference import compare, load, video
-from jaxtrain.inference.compare import Comparison, Measure
+from jaxtrain.inference import compare, load
+from jaxtrain.inference.compare import Comparison
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.inference.protocols import PROTOCOLS, Protocol
 from jaxtrain.interop import hub, weights
-from jaxtrain.models.video_ae import i3d, lpips
 from jaxtrain.storage import addresses, atomic
 
 # Optional methods of a model's module (jaxtrain.models), and the class that calls them.
@@ -72,23 +69,34 @@ def main(arguments: list[str]) -> int:
     atomic.check_writable("--json", flags.json)
     size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
-        clips = fixed_clips.choose(flags.data, "--data", **size, clips=flags.clips, say=_say)
+        clips = fixed_clips.choose(
+            flags.data, "--data", **size, clips=flags.clips, say=terminal.say
+        )
     else:
         clips = fixed_clips.from_the_start(
-            flags.data, "--data", **size, fps=protocol.fps, complete=protocol.complete, say=_say
+            flags.data,
+            "--data",
+            **size,
+            fps=protocol.fps,
+            complete=protocol.complete,
+            say=terminal.say,
         )
-    networks = _Networks(flags.lpips, flags.backbone, flags.i3d)
-    meter = _meter(flags.sources, flags.precision, networks, size)
+    config = compare.MeterConfig(
+        precision=flags.precision,
+        **size,
+        lpips=flags.lpips,
+        backbone=flags.backbone,
+        i3d=flags.i3d,
+    )
+    meter = config.build(flags.sources)
     counter = video_flags.Counter(len(clips), "clip")
     if cluster is None:
         measured = []
-        for one in meter(clips, _say):
+        for one in meter.measure(clips, terminal.say):
             measured.append(one)
             counter.one()
     else:
-        trained = [model.trained for model in meter.models]
-        make = functools.partial(_load, trained, flags.precision, networks.absolute(), size)
-        measured = meter.on(cluster, clips, make, _say, counter.one)
+        measured = meter.measure_on_cluster(cluster, clips, config, terminal.say, counter.one)
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
@@ -117,48 +125,6 @@ def main(arguments: list[str]) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
     return 0
-
-
-class _Networks(NamedTuple):
-    """Files with the weights of networks that measure."""
-
-    lpips: Path | None
-    backbone: Path | None
-    i3d: Path | None
-
-    def absolute(self) -> "_Networks":
-        """Returns the same for processes with other working directories."""
-        return _Networks(*(None if path is None else path.absolute() for path in self))
-
-
-def _meter(
-    sources: Sequence[Path | load.TrainedModel],
-    precision: Precision,
-    networks: _Networks,
-    size: Mapping[str, int],
-) -> compare.Meter:
-    measures: Mapping[str, Measure] = compare.MEASURES
-    if networks.lpips:
-        measures = {**measures, "lpips": lpips.measure(networks.lpips, networks.backbone)}
-    return compare.Meter(
-        [video.Autoencoder(source, precision, command="evaluate") for source in sources],
-        measures,
-        **size,
-        features=None if networks.i3d is None else i3d.measure(networks.i3d),
-    )
-
-
-def _load(
-    trained: Sequence[load.TrainedModel],
-    precision: Precision,
-    networks: _Networks,
-    size: Mapping[str, int],
-) -> compare.Meter:
-    """Makes the meter in a worker of a cluster."""
-    for path in networks:
-        if path is not None and shared_folder.unseen(path):
-            raise shared_folder.not_seen(path)
-    return _meter(trained, precision, networks, size)
 
 
 def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
@@ -204,10 +170,6 @@ def _resolve(flags: argparse.Namespace) -> Protocol | None:
     for name in _USUAL:
         setattr(flags, name, getattr(protocol, name))
     return protocol
-
-
-def _say(line: str) -> None:
-    terminal.say(line)
 
 
 def _text(

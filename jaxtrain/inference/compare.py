@@ -11,6 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.config import Precision
 from jaxtrain.data import engine, shared_folder
 from jaxtrain.data.video.fixed_clips import Clip
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
+from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.models.video_ae import quality
+from jaxtrain.models.video_ae import i3d, lpips, quality
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or
@@ -128,25 +131,25 @@ class Meter:
         self._programs = [_program(model, measures, self.compared) for model in models]
         self._features: list[list[np.ndarray]] = [[] for _ in models]  # of each clip, [2, K]
 
-    def __call__(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
+    def measure(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
         """Measures each clip; reports and skips unreadable ones."""
         for clip, video in _read(clips, say):
             yield self._add(self.found(clip, video))
 
-    def on(
+    def measure_on_cluster(
         self,
         cluster: engine.Ray,
         clips: Sequence[Clip],
-        load: "Load",
+        config: "MeterConfig",
         say: Callable[[str], None],
         each_clip: Callable[[], None],
     ) -> list[Measured]:
-        """Does the same on a Ray cluster.
+        """Measures each clip on a Ray cluster; reports and skips unreadable ones.
 
         Args:
             cluster: runs the work.
             clips: in folders that all nodes share.
-            load: makes the same meter in a worker; can be pickled.
+            config: what this meter was built from; workers build the same.
             say: receives a line for each clip that is skipped.
             each_clip: called for each measured clip, in any order.
 
@@ -156,7 +159,9 @@ class Meter:
         """
         # Results are combined in the order of the clips, because sums depend on the order.
         results: dict[int, Found] = {}
-        work = cluster.with_models(_begin, enumerate(clips), load, died=_died, at_once=None)
+        trained = [model.trained for model in self.models]
+        fixed = (config.absolute(), trained)
+        work = cluster.with_models(_begin, enumerate(clips), *fixed, died=_died, at_once=None)
         for (number, _), result in work:
             shared_folder.check_seen(result)
             if isinstance(result, shared_folder.Unseen):
@@ -211,13 +216,71 @@ class Meter:
                 )
 
 
-Load = Callable[[], Meter]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeterConfig:
+    """What a meter measures; can be pickled.
+
+    Attributes:
+        precision: of the models.
+        frames, height, width: size of a clip.
+        lpips, backbone: files with the weights for LPIPS; see :func:`lpips.measure`.
+        i3d: file with the weights for rFVD; see :func:`i3d.measure`.
+    """
+
+    precision: Precision
+    frames: int
+    height: int
+    width: int
+    lpips: Path | None = None
+    backbone: Path | None = None
+    i3d: Path | None = None
+
+    def absolute(self) -> "MeterConfig":
+        """Returns the same for processes with other working directories."""
+        lpips, backbone, i3d = (path and path.absolute() for path in self._files())
+        return dataclasses.replace(self, lpips=lpips, backbone=backbone, i3d=i3d)
+
+    def check_seen(self) -> None:
+        """Checks that this host sees the files.
+
+        Raises:
+            InputError: it does not.
+        """
+        for path in self._files():
+            if path is not None and shared_folder.unseen(path):
+                raise shared_folder.not_seen(path)
+
+    def build(self, sources: Sequence[Path | TrainedModel]) -> Meter:
+        """Loads the models and the networks that measure.
+
+        Raises:
+            InputError: one cannot be loaded, or does not fit the others.
+        """
+        measures: Mapping[str, Measure] = MEASURES
+        if self.lpips:
+            measures = {**measures, "lpips": lpips.measure(self.lpips, self.backbone)}
+        return Meter(
+            [Autoencoder(source, self.precision, command="evaluate") for source in sources],
+            measures,
+            frames=self.frames,
+            height=self.height,
+            width=self.width,
+            features=None if self.i3d is None else i3d.measure(self.i3d),
+        )
+
+    def _files(self) -> tuple[Path | None, Path | None, Path | None]:
+        return self.lpips, self.backbone, self.i3d
+
+
 _Result = Found | BadExample | shared_folder.Unseen
 
 
-def _begin(cpus: int, load: Load) -> Callable[[tuple[int, Clip]], _Result]:
-    """Makes the meter in a worker of a cluster; returns what measures a clip."""
-    meter, guard = load(), threading.Lock()
+def _begin(
+    cpus: int, config: MeterConfig, trained: Sequence[TrainedModel]
+) -> Callable[[tuple[int, Clip]], _Result]:
+    """Builds the meter in a worker of a cluster; returns what measures a clip."""
+    config.check_seen()
+    meter, guard = config.build(trained), threading.Lock()
 
     def measure(numbered: tuple[int, Clip]) -> _Result:
         _, clip = numbered

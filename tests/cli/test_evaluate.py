@@ -294,7 +294,7 @@ def test_another_metric_can_be_added(place: Path) -> None:
         clips=None,
         say=lambda line: None,
     )
-    (one,) = meter(clips, lambda line: None)
+    (one,) = meter.measure(clips, lambda line: None)
     expected = 1 - clips[0].read()[:5].mean() / 255
     assert one.values[0]["darkness"] == pytest.approx(expected, rel=1e-4)
 
