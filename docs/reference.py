@@ -50,11 +50,11 @@ def exit_codes() -> str:
 
 def run_directory() -> str:
     """Each file of a run directory and its content."""
-    from jaxtrain.training import run_directory
+    from jaxtrain.training import run_files
 
     return table(
         ("file or folder", "content"),
-        ((f"`{name}`", text) for name, text in run_directory.FILES.items()),
+        ((f"`{name}`", text) for name, text in run_files.FILES.items()),
     )
 
 

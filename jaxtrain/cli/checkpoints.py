@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import in_bucket, manifest, own_files, resume
+from jaxtrain.checkpoint import in_bucket, manifest, resume
 from jaxtrain.checkpoint.layout import (
     BEST,
     CHECKPOINTS,
@@ -27,6 +27,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, bucket, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.training import run_files
 
 _MIB = 2**20
 _REASON_BYTES = 2**16
@@ -174,7 +175,7 @@ def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, st
             raise _Unknown(finding)
         return finding.why
 
-    if (link := next(own_files.links(run), None)) is not None:
+    if (link := next(run_files.links(run), None)) is not None:
         shown = link.relative_to(run).as_posix()
         return None, f"--resume latest would be refused: {shown} is a symbolic link: remove it"
     try:

@@ -29,7 +29,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import files, in_bucket, layout, manifest, own_files
+from jaxtrain.checkpoint import files, in_bucket, layout, manifest
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, Part, RemoteCheckpoints, Stored
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, UNCERTIFIED
@@ -42,10 +42,10 @@ from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import line_files
-from jaxtrain.training import run_directory
+from jaxtrain.training import run_directory, run_files
 
-_UPLOADING, _FILES_DUE = own_files.UPLOADING, own_files.FILES_DUE
-_UNCERTIFIED_DUE = own_files.UNCERTIFIED_DUE
+_UPLOADING, _FILES_DUE = run_files.UPLOADING, run_files.FILES_DUE
+_UNCERTIFIED_DUE = run_files.UNCERTIFIED_DUE
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
 _LONGEST_PAUSE_S = 30.0  # between tries
 _BETWEEN_MOVES_S = 5.0
@@ -871,7 +871,7 @@ class Mirror:
 
     def _is_file_of_run(self, name: str) -> bool:
         """Whether this process copies a file of the run directory."""
-        if not own_files.is_own(name):
+        if not run_files.is_own(name):
             return False
         if not self.own_disk:
             return True

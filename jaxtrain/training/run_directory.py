@@ -16,7 +16,6 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import own_files
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -24,51 +23,9 @@ from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history, line_files
+from jaxtrain.training import run_files
 
 ROOT = Path("output")
-FILES = {
-    "config.json": "the resolved config",
-    "metrics.jsonl": "one JSON object per logged step, with full precision; "
-    "see [metrics](metrics.md)",
-    "history.jsonl": "for each start of the run: the hardware, the memory and computation that a "
-    "step needs, the seconds of each phase, and how it ended",
-    "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
-    "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
-    "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
-    "latents; for causal language models, `text_STEP.txt`",
-    "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
-    "absent",
-    "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
-    "`checkpoints/` while both exist",
-    "superseded/": "checkpoints that were replaced when the run resumed from an earlier step",
-    "damaged/": "checkpoints that were found to be damaged when the run resumed",
-    "uncertified/": "checkpoints after the newest step that `--loop.replay_every` has certified, "
-    "moved when a device computed a wrong result",
-    "certified.txt": "that step",
-    "checkpoints/STEP/part.json": "if the run is in a bucket and each process has a run directory "
-    "of its own: which shards this process saved",
-    ".uploading/": "hard links of the checkpoint that is being copied to the bucket",
-    ".fetching/": "a checkpoint whose download from the bucket is not complete",
-    ".files-due": "present until the metrics and logs are fetched from the bucket, too",
-    ".uncertified-due": "present until uncertified checkpoints are moved in the bucket, too",
-    ".lock": "held by the active run; names its host and process",
-    "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
-    "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
-    "ends",
-    "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
-    "began",
-    "report.html": "the run on one page, written when the run is done",
-    "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
-    "log.txt": "the console output; `log.1.txt` is that of process 1",
-    "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
-    "trackers/": "with `--track`, for each tracker: the records that were sent, and its output",
-    "wandb/": "with `--track wandb`, W&B's own files",
-    "profile/": "with `--profile 10:15`, about these steps: `summary.txt` (the slowest operations, "
-    "by line of model code), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
-    "the same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
-}
-"""The contents of a run directory; docs/reference/run-directory.md is generated from this."""
-
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
@@ -338,7 +295,7 @@ class Before:
     def of(cls, directory: Path, *, named: bool = True) -> Self:
         """Inspects a directory."""
         missing = (path for path in (directory, *directory.parents) if not os.path.exists(path))
-        return cls(tuple(missing), not own_files.entries(directory), named)
+        return cls(tuple(missing), not run_files.entries(directory), named)
 
 
 def before(name: str, output_dir: str | None, root: Path = ROOT) -> Before:
@@ -420,7 +377,7 @@ def _refuse_links(directory: Path) -> None:
     Raises:
         InputError: a link has the name of a file or folder that the run would write.
     """
-    for one in own_files.links(directory):
+    for one in run_files.links(directory):
         raise InputError(
             f"the run directory {directory} contains a symbolic link, "
             f"{one.relative_to(directory)}, and a run must not write outside "

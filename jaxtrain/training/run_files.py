@@ -1,0 +1,101 @@
+"""The files of a run directory: what each is, which are the run's own, and refused links."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxtrain.checkpoint import in_bucket
+from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED, UNCERTIFIED
+from jaxtrain.storage import lock
+
+FILES = {
+    "config.json": "the resolved config",
+    "metrics.jsonl": "one JSON object per logged step, with full precision; "
+    "see [metrics](metrics.md)",
+    "history.jsonl": "for each start of the run: the hardware, the memory and computation that a "
+    "step needs, the seconds of each phase, and how it ended",
+    "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
+    "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
+    "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
+    "latents; for causal language models, `text_STEP.txt`",
+    "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
+    "absent",
+    "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
+    "`checkpoints/` while both exist",
+    "superseded/": "checkpoints that were replaced when the run resumed from an earlier step",
+    "damaged/": "checkpoints that were found to be damaged when the run resumed",
+    "uncertified/": "checkpoints after the newest step that `--loop.replay_every` has certified, "
+    "moved when a device computed a wrong result",
+    "certified.txt": "that step",
+    "checkpoints/STEP/part.json": "if the run is in a bucket and each process has a run directory "
+    "of its own: which shards this process saved",
+    ".uploading/": "hard links of the checkpoint that is being copied to the bucket",
+    ".fetching/": "a checkpoint whose download from the bucket is not complete",
+    ".files-due": "present until the metrics and logs are fetched from the bucket, too",
+    ".uncertified-due": "present until uncertified checkpoints are moved in the bucket, too",
+    ".lock": "held by the active run; names its host and process",
+    "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
+    "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
+    "ends",
+    "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
+    "began",
+    "report.html": "the run on one page, written when the run is done",
+    "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
+    "log.txt": "the console output; `log.1.txt` is that of process 1",
+    "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
+    "trackers/": "with `--track`, for each tracker: the records that were sent, and its output",
+    "wandb/": "with `--track wandb`, W&B's own files",
+    "profile/": "with `--profile 10:15`, about these steps: `summary.txt` (the slowest operations, "
+    "by line of model code), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
+    "the same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
+}
+"""The contents of a run directory; docs/reference/run-directory.md is generated from this."""
+
+UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
+UNCERTIFIED_DUE = ".uncertified-due"  # exists while they are moved in the bucket
+FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
+
+# Names that a run, its launcher or its report may write in the run directory, and in its folders.
+_OWN = re.compile(
+    r"checkpoints|best|superseded|damaged|uncertified|samples|tensorboard|profile|trackers|wandb"
+    r"|report\.html|certified\.txt|\.lock"
+    r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
+)
+# Of this machine: never copied to a bucket or from one.
+_HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, in_bucket.FETCHING)
+_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)
+_OWN_BELOW = re.compile(
+    r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
+)
+
+
+def is_own(name: str) -> bool:
+    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
+    first = name.partition("/")[0]
+    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, *_HERE)
+
+
+def links(directory: Path) -> Iterator[Path]:
+    """Yields the symbolic links with the name of a file or folder that a run would write."""
+    for entry in entries(directory):
+        if not (_OWN.fullmatch(entry.name) or entry.name in _HERE):
+            continue
+        below: list[Path] = []
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name in (UPLOADING, in_bucket.FETCHING):  # a run writes at any depth there
+                below = list(Path(entry.path).rglob("*"))
+            else:
+                below = [
+                    Path(one) for one in entries(Path(entry)) if _OWN_BELOW.fullmatch(one.name)
+                ]
+        yield from (one for one in (Path(entry), *below) if one.is_symlink())
+
+
+def entries(directory: Path) -> list[os.DirEntry[str]]:
+    """Lists a folder; returns [] if it cannot be read, which its later use reports."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
