@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain.checkpoint import in_bucket, manifest
+from jaxtrain.checkpoint import bucket_checkpoints, manifest
 from jaxtrain.checkpoint.layout import (
     STATE,
     listed,
@@ -136,11 +136,11 @@ def _check_part(path: Path) -> None:
     Raises:
         InputError: the checkpoint has only some of the shards.
     """
-    if jax.process_count() > 1 or not (path / in_bucket.PART).exists():
+    if jax.process_count() > 1 or not (path / bucket_checkpoints.PART).exists():
         return
     try:
-        part = in_bucket.part_of(path)
-    except (in_bucket.Incomplete, OSError) as why:
+        part = bucket_checkpoints.part_of(path)
+    except (bucket_checkpoints.Incomplete, OSError) as why:
         raise InputError(f"{path} is damaged ({why}){_beside(path)}") from None
     if not part.has(0, ()):
         raise InputError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import in_bucket, manifest, resume
+from jaxtrain.checkpoint import bucket_checkpoints, manifest, resume
 from jaxtrain.checkpoint.layout import (
     BEST,
     CHECKPOINTS,
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
     if stored:
         shown = bucket.normalized(shown, "DIR")
         at_work = lease.holder(Bucket(shown))
-        given = in_bucket.run_to_read(shown, cache.root(None), terminal.warn, damaged)
+        given = bucket_checkpoints.run_to_read(shown, cache.root(None), terminal.warn, damaged)
     run = _run_of(given, shown)
     atomic.check_writable("--json", flags.json)
     if not stored:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import in_bucket
+from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.data import cache
 from jaxtrain.data.text import hub_datasets, tokenizer
 from jaxtrain.distributed import process_group
@@ -147,7 +147,7 @@ def local(
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
     if bucket.is_bucket(str(source)):
-        return in_bucket.model_to_read(str(source), flag, cache.root(cache_dir), say)
+        return bucket_checkpoints.model_to_read(str(source), flag, cache.root(cache_dir), say)
     if not is_named(source):
         return expanded(source)
     named = parse(str(source))

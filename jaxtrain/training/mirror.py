@@ -29,9 +29,15 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import files, in_bucket, layout, manifest
+from jaxtrain.checkpoint import bucket_checkpoints, files, layout, manifest
 from jaxtrain.checkpoint import resume as checkpoint_resume
-from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, Part, RemoteCheckpoints, Stored
+from jaxtrain.checkpoint.bucket_checkpoints import (
+    BucketCheckpoints,
+    Incomplete,
+    Layout,
+    Part,
+    Stored,
+)
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, UNCERTIFIED
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
@@ -139,7 +145,7 @@ class Mirror:
         self._first = self._process == 0
         self.own_disk = staged and self._count > 1
         self._active = self.own_disk or self._first
-        self._remote = RemoteCheckpoints(bucket, say)
+        self._remote = BucketCheckpoints(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
         self._keep, self._every = 1, 1
         self._uploads_first: Path | None = None
@@ -171,7 +177,9 @@ class Mirror:
         assert output is not None, "url_of() checks it"
         own = buckets.is_bucket(output)
         if own:
-            directory = in_bucket.stage(url, cache.root(run.data.cache_dir), jax.process_index())
+            directory = bucket_checkpoints.stage(
+                url, cache.root(run.data.cache_dir), jax.process_index()
+            )
         else:
             directory = expanded(output).absolute()
         made = cls(Bucket(url), directory, staged=own, say=say)
@@ -297,7 +305,7 @@ class Mirror:
             return {}
         self._saves += 1
         name = hashlib.sha256(f"{self._part.save} {self._saves}".encode()).hexdigest()[:12]
-        return {in_bucket.PART: dataclasses.replace(self._part, save=name).to_json()}
+        return {bucket_checkpoints.PART: dataclasses.replace(self._part, save=name).to_json()}
 
     def prepare(self, target: Path) -> str:
         """Returns why a checkpoint cannot be uploaded now; "" if it can, which keeps its files."""
@@ -461,7 +469,7 @@ class Mirror:
     def _upload_of(self, target: Path, folders: tuple[str, ...]) -> _Upload | None:
         source = self._link(target)
         try:
-            return _Upload(source, folders, int(target.name), in_bucket.part_of(source))
+            return _Upload(source, folders, int(target.name), bucket_checkpoints.part_of(source))
         except (Incomplete, OSError) as error:
             self._say(f"warning: checkpoint {target} is not uploaded ({error})")
             return None
@@ -502,7 +510,7 @@ class Mirror:
             pause_s = 1.0 if self._moved_at > moved_at else min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _upload(self, upload: _Upload) -> None:
-        part, data = upload.part, in_bucket.data_of(upload.step, upload.part)
+        part, data = upload.part, bucket_checkpoints.data_of(upload.step, upload.part)
         # Before the files: on another machine, a resume reads the copy, which is not older.
         certified = layout.certified_step(self.directory)
         with self._changed:
@@ -532,7 +540,7 @@ class Mirror:
                 self._remote.commit(folder, upload.step, data, part.layout)
                 kept = (self._keep, self._every, certified) if folder == CHECKPOINTS else (1,)
                 self._remote.delete_oldest(folder, *kept)
-        self._remote.collect([in_bucket.data_of(one.step, one.part) for one in self._work])
+        self._remote.collect([bucket_checkpoints.data_of(one.step, one.part) for one in self._work])
 
     def _count_sent(self, count: int) -> None:
         with self._changed:
@@ -551,7 +559,7 @@ class Mirror:
         steps = layout.steps(folder) if self._active else []
         for step in steps[-1:]:
             with contextlib.suppress(Incomplete):
-                part = in_bucket.part_of(folder / str(step))
+                part = bucket_checkpoints.part_of(folder / str(step))
                 if not self.own_disk or part.number == self._process:
                     own = f"{step} {part.save}"
         held = process_group.gather("best", own)
@@ -744,7 +752,7 @@ class Mirror:
                 unusable[step] = wrong
                 continue
             try:
-                part = in_bucket.part_of(path)
+                part = bucket_checkpoints.part_of(path)
             except Incomplete as why:
                 unusable[step] = str(why)
                 continue
@@ -762,7 +770,7 @@ class Mirror:
                 on_disk.add(step)
             elif len(saves) == 1 and step not in stored:
                 path = self.directory / CHECKPOINTS / str(step)
-                part = in_bucket.part_of(path) if held[0] else None
+                part = bucket_checkpoints.part_of(path) if held[0] else None
                 numbers = {one[1] for one in held if one}
                 if part is not None and numbers.issuperset(part.layout.complete()):
                     to_upload.add(step)
@@ -786,19 +794,19 @@ class Mirror:
                     wrong = manifest.verify(path)
                     if wrong:
                         return wrong
-                    data = in_bucket.data_of(step, part)
+                    data = bucket_checkpoints.data_of(step, part)
                     self._remote.upload(path, data, part.number, lambda count: None)
                 return ""
             if how == "disk":
                 return manifest.verify(path)
             found = self._remote.read(CHECKPOINTS, step)
-            same = part is not None and in_bucket.data_of(step, part) == found.data
+            same = part is not None and bucket_checkpoints.data_of(step, part) == found.data
             if same and fits and not manifest.verify(path):
                 return ""
             needed = wanted if found.layout.shards == shards else range(found.layout.shards)
             parts = found.layout.parts_with(needed, first=self._process)
             self._get(found, parts, CHECKPOINTS)
-            have[step] = in_bucket.part_of(path), True
+            have[step] = bucket_checkpoints.part_of(path), True
             return ""
         except Incomplete as why:
             return str(why)
@@ -810,7 +818,7 @@ class Mirror:
             if not failed:
                 part = have[step][0]
                 try:
-                    data = in_bucket.data_of(step, part)
+                    data = bucket_checkpoints.data_of(step, part)
                     self._remote.commit(CHECKPOINTS, step, data, part.layout)
                     return "done"
                 except Incomplete:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain.checkpoint import in_bucket
+from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED, UNCERTIFIED
 from jaxtrain.storage import lock
 
@@ -63,7 +63,7 @@ _OWN = re.compile(
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
-_HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, in_bucket.FETCHING)
+_HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, bucket_checkpoints.FETCHING)
 _FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
@@ -83,7 +83,10 @@ def links(directory: Path) -> Iterator[Path]:
             continue
         below: list[Path] = []
         if entry.is_dir(follow_symlinks=False):
-            if entry.name in (UPLOADING, in_bucket.FETCHING):  # a run writes at any depth there
+            if entry.name in (
+                UPLOADING,
+                bucket_checkpoints.FETCHING,
+            ):  # a run writes at any depth there
                 below = list(Path(entry.path).rglob("*"))
             else:
                 below = [

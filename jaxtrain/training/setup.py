@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import in_bucket, layout, resume
+from jaxtrain.checkpoint import bucket_checkpoints, layout, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
@@ -371,7 +371,7 @@ def open_training(
             if flags.resume is not None and bucket.is_bucket(flags.resume):
                 source = process_group.process_zero_first(
                     functools.partial(
-                        in_bucket.checkpoint_to_resume,
+                        bucket_checkpoints.checkpoint_to_resume,
                         flags.resume,
                         cache.root(run.data.cache_dir),
                         say,

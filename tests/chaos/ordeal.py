@@ -18,8 +18,8 @@ from chaos.striking import Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
 
-from jaxtrain.checkpoint import in_bucket
-from jaxtrain.checkpoint.in_bucket import Incomplete, RemoteCheckpoints
+from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint.bucket_checkpoints import BucketCheckpoints, Incomplete
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket
 
@@ -145,7 +145,7 @@ class Ordeal:
         self._directory = on_disk / "run"
         if server is not None:
             self._output = f"s3://{BUCKET}/{plan.seed}-{plan.processes}"
-            self._directory = in_bucket.stage(self._output, cache)
+            self._directory = bucket_checkpoints.stage(self._output, cache)
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
         self._striker = Striker(self._watch, self._disk)
         self._pids: set[int] = set()  # of process 0, one per start
@@ -252,7 +252,9 @@ class Ordeal:
         lost = {0: [], 1: [fault.target], 2: range(self._plan.processes)}[fault.seed % 3]
         for process in lost:
             shutil.rmtree(
-                in_bucket.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
+                bucket_checkpoints.stage(
+                    self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
+                )
             )
             self._outcome.hits[-1].done += f"; disk of process {process} lost"
             # A checkpoint with a lost part is not used, and therefore not verified.
@@ -394,11 +396,13 @@ class Ordeal:
         self._problems += found.problems
         self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
         for process in range(self._plan.processes):
-            own = in_bucket.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
+            own = bucket_checkpoints.stage(
+                self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
+            )
             if left := verdicts.leftovers(own):
                 self._problems.append(f"temporary files of process {process}: {', '.join(left)}")
         os.environ |= self._server.variables
-        stored = RemoteCheckpoints(Bucket(self._output), print)
+        stored = BucketCheckpoints(Bucket(self._output), print)
         if stored.bucket.get(lease.NAME):
             self._problems.append("the lease is left")
         steps, best = stored.steps(), stored.steps("best")

@@ -16,7 +16,7 @@ from obstore.store import MemoryStore
 from small_state import make_state, meta_of, save
 
 from jaxtrain import main
-from jaxtrain.checkpoint import in_bucket, manifest, resume, saver
+from jaxtrain.checkpoint import bucket_checkpoints, manifest, resume, saver
 from jaxtrain.cli import checkpoints as command
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
@@ -142,17 +142,17 @@ def test_a_bucket_with_only_damaged_checkpoints(
 ) -> None:
     url = "s3://bucket/run"
     held = Bucket(url, MemoryStore())
-    for module in (command, in_bucket):
+    for module in (command, bucket_checkpoints):
         monkeypatch.setattr(module, "Bucket", lambda url: held)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     held.put("config.json", b'{"checkpoint": {"every": 8}}')
     with pytest.raises(InputError, match=f"checkpoints {url}: this run has not saved a checkpoint"):
         command.main([url])
-    store = in_bucket.RemoteCheckpoints(held, print)
+    store = bucket_checkpoints.BucketCheckpoints(held, print)
     path = run / "checkpoints" / "9"
-    data = in_bucket.data_of(9, in_bucket.part_of(path))
+    data = bucket_checkpoints.data_of(9, bucket_checkpoints.part_of(path))
     store.upload(path, data, 0, lambda count: None)
-    store.commit("checkpoints", 9, data, in_bucket.Layout())
+    store.commit("checkpoints", 9, data, bucket_checkpoints.Layout())
     assert command.main([url]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"--resume latest would resume from {url}/checkpoints/9"

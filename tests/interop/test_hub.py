@@ -11,7 +11,7 @@ import pytest
 import small_autoencoder
 import yaml
 
-from jaxtrain.checkpoint import in_bucket
+from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.data import remote
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_a_bucket_is_in_the_cache_of_the_run(
         fetched.append((text, flag, cache_root))
         return tmp_path / "checkpoint"
 
-    monkeypatch.setattr(in_bucket, "model_to_read", fetch)
+    monkeypatch.setattr(bucket_checkpoints, "model_to_read", fetch)
     model = gpt.Config(vocab_size=64, sequence_length=8, depth=1, init_from="s3://bucket/run")
     found = hub.with_local_source(model, print, str(tmp_path / "cache"))
     assert found.init_from == str(tmp_path / "checkpoint")

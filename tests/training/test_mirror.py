@@ -14,7 +14,7 @@ from small_state import make_state, meta_of, save
 from toy import mesh_of
 
 from jaxtrain import config
-from jaxtrain.checkpoint import in_bucket, layout, manifest
+from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest
 from jaxtrain.checkpoint.resume import set_aside
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
@@ -346,13 +346,13 @@ def test_no_checkpoint_is_complete_before_the_records_of_all_processes(
     run.save(2)
     run.finish()
     run.bucket.delete(["checkpoints/2.json"])
-    uploader, shards = run.mirror, in_bucket.Layout(1, ((0,), (0,)))
+    uploader, shards = run.mirror, bucket_checkpoints.Layout(1, ((0,), (0,)))
     uploader.own_disk, uploader._count = True, 2
     (run.directory / "examples.1.jsonl").write_text('{"step": 2}\n')
 
     def upload(process: int) -> None:
         uploader._process, uploader._first = process, process == 0
-        part = in_bucket.Part("a" * 12, shards, process, (0,))
+        part = bucket_checkpoints.Part("a" * 12, shards, process, (0,))
         uploader._upload(mirror._Upload(run.directory / FOLDER / "2", (FOLDER,), 2, part))
 
     first = threading.Thread(target=upload, args=(0,))
@@ -409,8 +409,8 @@ def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
 def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
     """A resume that begins with a validation saves its step to best/, then to checkpoints/."""
     run = runs("one", None)
-    run.mirror._part = in_bucket.Part(
-        "a" * 12, in_bucket.Layout(), 0, (0,)
+    run.mirror._part = bucket_checkpoints.Part(
+        "a" * 12, bucket_checkpoints.Layout(), 0, (0,)
     )  # as with several processes
     run.begin()
     assert run.checkpoints is not None
@@ -419,7 +419,7 @@ def test_two_saves_of_a_step_are_not_mixed(runs: Callable[..., Run]) -> None:
     run.finish()
     run.save(2)
     run.finish()
-    stored = in_bucket.RemoteCheckpoints(run.bucket, run.said.append)
+    stored = bucket_checkpoints.BucketCheckpoints(run.bucket, run.said.append)
     found = stored.read(FOLDER, 2)
     assert found.data != stored.read("best", 2).data
     stored.fetch(found, [0], run.directory, run.directory / "fetched")  # verifies it
@@ -512,7 +512,7 @@ def test_another_machine_resumes_from_the_certified_checkpoint(runs: Callable[..
     second.save(4)
     second.finish()
     assert second.stored == [2, 4]
-    found = in_bucket.RemoteCheckpoints(second.bucket, second.said.append)
+    found = bucket_checkpoints.BucketCheckpoints(second.bucket, second.said.append)
     assert found.read("uncertified/checkpoints", 6).files  # which are kept
     assert second.bucket.get(f"{found.read('uncertified/checkpoints', 6).data}/0/manifest.json")
 
@@ -624,10 +624,10 @@ def test_hosts_agree_on_the_newest_checkpoint_that_all_can_have(
     run = runs("one", None).begin()
     run.save(2)
     run.finish()
-    part = in_bucket.Part("a" * 12, in_bucket.Layout(2, ((0,), (1,))), 0, (0,))
+    part = bucket_checkpoints.Part("a" * 12, bucket_checkpoints.Layout(2, ((0,), (1,))), 0, (0,))
     folder = run.directory / FOLDER / "4"
     folder.mkdir()
-    (folder / in_bucket.PART).write_bytes(part.to_json())
+    (folder / bucket_checkpoints.PART).write_bytes(part.to_json())
     assert run.mirror._decide(everywhere, only) == expected
 
 
@@ -682,7 +682,8 @@ def test_the_bucket_is_set_in_one_place() -> None:
 
 def test_a_stage_has_the_name_of_the_run(tmp_path: Path) -> None:
     first, second = (
-        in_bucket.stage(f"s3://bucket/{name}/run", tmp_path, process=1) for name in ("a", "b")
+        bucket_checkpoints.stage(f"s3://bucket/{name}/run", tmp_path, process=1)
+        for name in ("a", "b")
     )
     assert first != second
     assert first.name == "run-1"

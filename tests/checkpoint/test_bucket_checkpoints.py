@@ -12,8 +12,8 @@ import pytest
 from obstore.store import MemoryStore
 from small_state import make_state, mesh_of, save, target_of
 
-from jaxtrain.checkpoint import in_bucket, manifest
-from jaxtrain.checkpoint.in_bucket import Incomplete, Layout, RemoteCheckpoints
+from jaxtrain.checkpoint import bucket_checkpoints, manifest
+from jaxtrain.checkpoint.bucket_checkpoints import BucketCheckpoints, Incomplete, Layout
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
@@ -33,16 +33,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store() -> RemoteCheckpoints:
-    return RemoteCheckpoints(Bucket("s3://bucket/run", MemoryStore()), print)
+def store() -> BucketCheckpoints:
+    return BucketCheckpoints(Bucket("s3://bucket/run", MemoryStore()), print)
 
 
 @pytest.fixture
-def upload(saved: Path, store: RemoteCheckpoints) -> Callable[..., str]:
+def upload(saved: Path, store: BucketCheckpoints) -> Callable[..., str]:
     def action(step: int, *, commit: bool = True) -> str:
         path = saved / FOLDER / str(step)
-        part = in_bucket.part_of(path)
-        data = in_bucket.data_of(step, part)
+        part = bucket_checkpoints.part_of(path)
+        data = bucket_checkpoints.data_of(step, part)
         store.upload(path, data, 0, lambda count: None)
         if commit:
             store.commit(FOLDER, step, data, part.layout)
@@ -51,14 +51,14 @@ def upload(saved: Path, store: RemoteCheckpoints) -> Callable[..., str]:
     return action
 
 
-def get(store: RemoteCheckpoints, step: int, run: Path) -> Path:
+def get(store: BucketCheckpoints, step: int, run: Path) -> Path:
     target = run / FOLDER / str(step)
     store.fetch(store.read(FOLDER, step), [0], run, target)
     return target
 
 
 def test_a_fetched_checkpoint_is_the_uploaded_one(
-    saved: Path, store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path
+    saved: Path, store: BucketCheckpoints, upload: Callable[..., str], tmp_path: Path
 ) -> None:
     upload(4)
     target = get(store, 4, tmp_path)
@@ -75,7 +75,7 @@ def test_a_fetched_checkpoint_is_the_uploaded_one(
 
 
 def test_without_its_manifest_a_checkpoint_is_not_there(
-    store: RemoteCheckpoints, upload: Callable[..., str]
+    store: BucketCheckpoints, upload: Callable[..., str]
 ) -> None:
     data = upload(4, commit=False)
     assert store.steps() == []
@@ -88,7 +88,7 @@ def test_without_its_manifest_a_checkpoint_is_not_there(
 
 @pytest.mark.parametrize("lost", ["manifest.json", "state/manifest.ocdbt"])
 def test_an_incomplete_upload_is_not_committed(
-    store: RemoteCheckpoints, upload: Callable[..., str], lost: str
+    store: BucketCheckpoints, upload: Callable[..., str], lost: str
 ) -> None:
     data = upload(4, commit=False)
     store.bucket.delete([f"{data}/0/{lost}"])
@@ -102,7 +102,7 @@ def test_an_incomplete_upload_is_not_committed(
 
 
 def test_an_upload_continues_where_it_was_interrupted(
-    store: RemoteCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    store: BucketCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = upload(4)
     store.bucket.delete([f"{data}/0/meta/metadata"])
@@ -114,7 +114,7 @@ def test_an_upload_continues_where_it_was_interrupted(
 
 @pytest.mark.parametrize("how", ["changed", "shorter", "missing"])
 def test_a_damaged_file_is_found_before_it_is_used(
-    store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path, how: str
+    store: BucketCheckpoints, upload: Callable[..., str], tmp_path: Path, how: str
 ) -> None:
     data = upload(4)
     name = max(store.bucket.sizes(f"{data}/0/state"), key=lambda one: store.bucket.sizes()[one])
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_found_before_it_is_used(
 
 
 def test_an_interrupted_download_continues(
-    store: RemoteCheckpoints,
+    store: BucketCheckpoints,
     upload: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,7 +160,7 @@ def test_an_interrupted_download_continues(
 
 
 def test_the_newest_and_those_at_the_cadence_are_kept(
-    store: RemoteCheckpoints, upload: Callable[..., str]
+    store: BucketCheckpoints, upload: Callable[..., str]
 ) -> None:
     folders = [upload(step) for step in (2, 4, 6)]
     store.delete_oldest(FOLDER, 1, every=4)
@@ -170,7 +170,7 @@ def test_the_newest_and_those_at_the_cadence_are_kept(
 
 
 def test_only_files_of_checkpoints_are_deleted(
-    store: RemoteCheckpoints, upload: Callable[..., str]
+    store: BucketCheckpoints, upload: Callable[..., str]
 ) -> None:
     kept = ("data/videos/a.mp4", "data/4.mp4", "data/4-0123456789abc/a.mp4", "data/4-0123456789ab")
     for name in kept:
@@ -181,7 +181,7 @@ def test_only_files_of_checkpoints_are_deleted(
 
 
 def test_later_checkpoints_are_superseded(
-    store: RemoteCheckpoints, upload: Callable[..., str]
+    store: BucketCheckpoints, upload: Callable[..., str]
 ) -> None:
     for step in (2, 4, 6):
         upload(step)
@@ -208,7 +208,7 @@ def test_later_checkpoints_are_superseded(
     ],
 )
 def test_a_forged_manifest_is_refused(
-    store: RemoteCheckpoints, upload: Callable[..., str], change: dict[str, object]
+    store: BucketCheckpoints, upload: Callable[..., str], change: dict[str, object]
 ) -> None:
     upload(4)
     found = store.bucket.get(f"{FOLDER}/4.json")
@@ -228,8 +228,8 @@ def test_a_forged_manifest_is_refused(
 def test_a_part_is_not_taken_for_a_checkpoint(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
     for shards, complete in (((0, 1), True), ((1,), False)):
-        part = in_bucket.Part("0" * 12, Layout(2, ((0,), (1,))), None, shards)
-        (tmp_path / "4" / in_bucket.PART).write_bytes(part.to_json())
+        part = bucket_checkpoints.Part("0" * 12, Layout(2, ((0,), (1,))), None, shards)
+        (tmp_path / "4" / bucket_checkpoints.PART).write_bytes(part.to_json())
         manifest.write(tmp_path / "4", 4)
         target = target_of(make_state(4), mesh_of(1))
         if complete:
@@ -251,14 +251,14 @@ def test_few_parts_are_chosen() -> None:
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 def test_parts_that_cannot_be_put_together_are_damaged(
-    saved: Path, store: RemoteCheckpoints, tmp_path: Path, how: str
+    saved: Path, store: BucketCheckpoints, tmp_path: Path, how: str
 ) -> None:
     layout = Layout(2, ((0,), (1,)))
     for number in range(2):
         path = tmp_path / str(number) / "4"
         shutil.copytree(saved / FOLDER / "4", path)
-        (path / in_bucket.PART).write_bytes(
-            in_bucket.Part("0" * 12, layout, number, (number,)).to_json()
+        (path / bucket_checkpoints.PART).write_bytes(
+            bucket_checkpoints.Part("0" * 12, layout, number, (number,)).to_json()
         )
         if how == "missing":
             (path / "state" / "manifest.ocdbt").unlink()
@@ -277,22 +277,24 @@ def test_parts_that_cannot_be_put_together_are_damaged(
 
 @pytest.fixture
 def stored(
-    store: RemoteCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> RemoteCheckpoints:
+    store: BucketCheckpoints, upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> BucketCheckpoints:
     """Checkpoints 2 (the best), 4 and 6, as commands find them at s3://bucket/run."""
     for step in (2, 4, 6):
         data = upload(step)
         if step == 2:
             store.commit("best", step, data, Layout())
-    monkeypatch.setattr(in_bucket, "Bucket", lambda url: store.bucket)
+    monkeypatch.setattr(bucket_checkpoints, "Bucket", lambda url: store.bucket)
     return store
 
 
-def test_a_resume_from_a_url_is_as_from_a_folder(stored: RemoteCheckpoints, tmp_path: Path) -> None:
+def test_a_resume_from_a_url_is_as_from_a_folder(stored: BucketCheckpoints, tmp_path: Path) -> None:
     said: list[str] = []
 
     def resumed(url: str) -> str:
-        return "/".join(in_bucket.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:])
+        return "/".join(
+            bucket_checkpoints.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:]
+        )
 
     assert resumed("s3://bucket/run") == "checkpoints/6"
     assert resumed("s3://bucket/run/checkpoints/4") == "checkpoints/4"
@@ -308,26 +310,26 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: RemoteCheckpoints, tmp_
 
 
 def test_a_command_reports_damaged_checkpoints_that_it_skips(
-    stored: RemoteCheckpoints, tmp_path: Path
+    stored: BucketCheckpoints, tmp_path: Path
 ) -> None:
     said: list[str] = []
     stored.bucket.put("best/2.json", b"{}")
-    found = in_bucket.model_to_read("s3://bucket/run", "SOURCE", tmp_path, said.append)
+    found = bucket_checkpoints.model_to_read("s3://bucket/run", "SOURCE", tmp_path, said.append)
     assert (found.parent.name, found.name) == (FOLDER, "6")
     assert said[0].startswith("warning: checkpoint s3://bucket/run/best/2 is damaged (best/2.json")
     with pytest.raises(InputError, match=r"^SOURCE s3://bucket is not a folder"):
-        in_bucket.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
+        bucket_checkpoints.model_to_read("s3://bucket", "SOURCE", tmp_path, said.append)
 
 
 def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
-    stored: RemoteCheckpoints, tmp_path: Path
+    stored: BucketCheckpoints, tmp_path: Path
 ) -> None:
     said: list[str] = []
     damaged: dict[str, str] = {}
     stored.set_aside(FOLDER, 6, "it is wrong")
     stored.bucket.put("checkpoints/4.json", b"{}")
     stored.bucket.put("is damaged/log.txt", b"1")
-    place = in_bucket.run_to_read("s3://bucket/run", tmp_path, said.append, damaged)
+    place = bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, said.append, damaged)
     found = {path.name: any(path.iterdir()) for path in (place / FOLDER).glob("[0-9]*")}
     assert found == {"2": True, "4": False}
     assert damaged.pop("checkpoints/4").startswith("checkpoints/4.json is damaged")
@@ -336,16 +338,16 @@ def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
 
 
 def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
-    stored: RemoteCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: BucketCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.bucket.put("log.txt", b"1" * 100)
-    monkeypatch.setattr(in_bucket, "free_bytes", lambda folder: 99)
+    monkeypatch.setattr(bucket_checkpoints, "free_bytes", lambda folder: 99)
     with pytest.raises(RunAgain, match="have 100 bytes, but only 99 are free"):
-        in_bucket.run_to_read("s3://bucket/run", tmp_path, print)
+        bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
-    store: RemoteCheckpoints, upload: Callable[..., str], tmp_path: Path
+    store: BucketCheckpoints, upload: Callable[..., str], tmp_path: Path
 ) -> None:
     data = upload(4)
     store.bucket.put(f"{data}/0/meta/metadata", b"1" * 100_000)
@@ -356,15 +358,15 @@ def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
 
 def test_a_damaged_part_file_is_refused(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / FOLDER / "4", tmp_path / "4")
-    whole = in_bucket.part_of(tmp_path / "4")
+    whole = bucket_checkpoints.part_of(tmp_path / "4")
     assert whole.has(8, range(8))
-    part = in_bucket.Part("0" * 12, Layout(4, ((0, 1), (2, 3))), 1, (2, 3))
-    (tmp_path / "4" / in_bucket.PART).write_bytes(part.to_json())
-    assert in_bucket.part_of(tmp_path / "4") == part
+    part = bucket_checkpoints.Part("0" * 12, Layout(4, ((0, 1), (2, 3))), 1, (2, 3))
+    (tmp_path / "4" / bucket_checkpoints.PART).write_bytes(part.to_json())
+    assert bucket_checkpoints.part_of(tmp_path / "4") == part
     assert part.has(4, [3])
     assert not part.has(4, [0])
     assert not part.has(2, [0])
     for text in ("{}", "[", '{"save": "../x", "layout": {}, "number": 0, "shards": []}'):
-        (tmp_path / "4" / in_bucket.PART).write_text(text)
+        (tmp_path / "4" / bucket_checkpoints.PART).write_text(text)
         with pytest.raises(Incomplete, match="is damaged"):
-            in_bucket.part_of(tmp_path / "4")
+            bucket_checkpoints.part_of(tmp_path / "4")

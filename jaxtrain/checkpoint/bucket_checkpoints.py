@@ -200,7 +200,7 @@ class Stored:
         }
 
 
-class RemoteCheckpoints:
+class BucketCheckpoints:
     """The checkpoints of a run in a bucket.
 
     Args:
@@ -499,7 +499,7 @@ def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
         RunAgain: the bucket or the disk is unavailable.
     """
     url, folder, only = _split(text, flag)
-    found = RemoteCheckpoints(Bucket(url), say)
+    found = BucketCheckpoints(Bucket(url), say)
     folders = (folder,) if folder else (BEST, CHECKPOINTS)
     with _reading(url, cache_root, say) as place, _of_disk(url):
         damaged = ""
@@ -531,7 +531,7 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     """
     url, folder, only = _split(text, "--resume")
     folder = folder or CHECKPOINTS
-    found = RemoteCheckpoints(Bucket(url), say)
+    found = BucketCheckpoints(Bucket(url), say)
     with _reading(url, cache_root, say) as place, _of_disk(url):
         there = {name: found.steps(name) for name in (CHECKPOINTS, BEST)}
         step = max(there[folder], default=-1) if only is None else only
@@ -564,7 +564,7 @@ def run_to_read(
         RunAgain: the bucket or the disk is unavailable.
     """
     url = normalized(text, "RUN")
-    found = RemoteCheckpoints(Bucket(url), say)
+    found = BucketCheckpoints(Bucket(url), say)
     with _reading(url, cache_root, say) as place, _of_disk(url):
         sizes = {name: n for name, n in found.bucket.sizes().items() if manifest.is_inside(name)}
         if not sizes:
@@ -630,7 +630,7 @@ def _of_disk(url: str) -> Iterator[None]:
         ) from error
 
 
-def _fetch_to_read(found: RemoteCheckpoints, folder: str, step: int, place: Path) -> Path:
+def _fetch_to_read(found: BucketCheckpoints, folder: str, step: int, place: Path) -> Path:
     checkpoint, target = found.read(folder, step), place / folder / str(step)
     mark = target.with_name(f".{step}")  # which save this is
     same = mark.is_file() and mark.read_text() == checkpoint.data
