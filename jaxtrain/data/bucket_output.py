@@ -17,19 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.lease import Lease, watched
 
-Result = TypeVar("Result")
-
 _ONE_PIECE = 2**62  # bytes: more than any object has
 _OLD_S = 24 * 3600.0  # a temporary folder of this age was left by a killed process
-# On top of the tries of the client, which end after seconds: a store that limits the rate may
-# refuse longer than that.
-_WAITS_S = (5.0, 30.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,7 @@ class BucketOutput:
             Unavailable, InputError: it is not written.
             OSError: the file cannot be read.
         """
-        patiently(lambda: self.bucket.put(name, data))
+        self.bucket.put(name, data)
 
     def replace(self, folder: str, files: list[Path]) -> None:
         """Uploads files to a folder, and deletes all other objects in it.
@@ -102,8 +96,8 @@ class BucketOutput:
         wanted = {f"{folder}/{file.name}": file.stat().st_size for file in files}
         for file in files:
             self.put(f"{folder}/{file.name}", file)
-        there = patiently(lambda: self.bucket.sizes(folder))
-        patiently(lambda: self.bucket.delete(sorted(there.keys() - wanted.keys())))
+        there = self.bucket.sizes(folder)
+        self.bucket.delete(sorted(there.keys() - wanted.keys()))
         for name, size in wanted.items():
             if there.get(name) != size:
                 raise Unavailable(
@@ -135,7 +129,7 @@ def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
             top.mkdir(parents=True, exist_ok=True)
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=top))
             path = Path(folder, name.rpartition("/")[2])
-            digests = patiently(lambda: bucket.download(name, path, _ONE_PIECE))
+            digests = bucket.download(name, path, _ONE_PIECE)
         if digests is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
         yield path, digests[0] if digests else hashlib.sha256().hexdigest()
@@ -174,20 +168,6 @@ def _remove_old(top: Path, own: Path | None = None) -> None:
 def opened(url: str) -> Bucket:
     """Returns the client of a folder."""
     return Bucket(url)
-
-
-def patiently(work: Callable[[], Result]) -> Result:
-    """Returns the result of requests that are tried again for a minute or two.
-
-    Raises:
-        Unavailable: the last time, too.
-    """
-    for wait_s in _WAITS_S:
-        try:
-            return work()
-        except Unavailable:
-            time.sleep(wait_s)
-    return work()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ fetches folders that are complete in the bucket, and uploads those that it build
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -19,14 +18,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from jaxtrain.data.bucket_output import BucketOutput, patiently
+from jaxtrain.data.bucket_output import BucketOutput
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import is_bucket, normalized
-from jaxtrain.storage.disks import cure_of
+from jaxtrain.storage.disks import check_room, cure_of
 
 MANIFEST = "manifest.json"
+CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
+_FETCHING = ".fetching.json"  # describes what a folder is fetched from, until it is complete
 _urls: dict[Path, str] = {}
 """Buckets by the folders of this process that are their local copies."""
 
@@ -131,7 +132,7 @@ def fetch_file(path: Path) -> None:
         with _explained(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             with appearing(path) as beside:
-                patiently(lambda: output.bucket.download(name, beside))
+                output.bucket.download(name, beside)
 
 
 def upload_file(path: Path) -> None:
@@ -182,8 +183,6 @@ def make_folder(
         RunAgain: the disk is full, or the cache is in a bucket that is unavailable.
     """
     manifest = read_manifest(folder)
-    if manifest is None and _fetch(folder, say):
-        manifest = read_manifest(folder)
     if manifest is None:
         manifest = _make_folder(folder, build, say, resumable=resumable)
     _upload(folder, manifest, say)
@@ -197,16 +196,19 @@ def _make_folder(
     *,
     resumable: bool,
 ) -> dict[str, Any]:
-    """Does so on disk, for a folder that is not complete."""
+    """Fetches or builds a folder that is not complete on this disk."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(folder.name + ".lock")
-    with lock.locked(beside, say, f"building {folder.name}") as alone:
+    with lock.locked(beside, say, f"making {folder.name}") as alone:
         manifest = read_manifest(folder)
-        if manifest is not None:  # another process built it while this one waited
+        if manifest is not None:  # another process made it while this one waited
             return manifest
         if alone:  # this process has the lock, so a killed process left these folders
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
+        manifest = _fetch(folder, say, alone)
+        if manifest is not None:
+            return manifest
         # Without locks, several processes may build at once, each in its own folder.
         resuming = resumable and alone
         work = unfinished(folder) if resuming else _beside(folder)
@@ -291,8 +293,8 @@ def _publish(
     return manifest
 
 
-def _complete_in(output: BucketOutput, name: str) -> dict[str, int] | None:
-    """Returns the sizes of the files of a folder if it is complete in a bucket."""
+def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] | None:
+    """Returns size and ETag of each file of a folder if it is complete in a bucket."""
     found = output.bucket.get(f"{name}/{MANIFEST}")
     if found is None:
         return None
@@ -301,35 +303,59 @@ def _complete_in(output: BucketOutput, name: str) -> dict[str, int] | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     sizes[MANIFEST] = len(found.data)
-    there = output.bucket.sizes(name)
+    there = output.bucket.versions(name)
     outside = any(PurePosixPath(one).is_absolute() or ".." in one.split("/") for one in sizes)
-    complete = all(there.get(f"{name}/{one}") == size for one, size in sizes.items())
-    return sizes if complete and not outside else None
+    complete = all(there.get(f"{name}/{one}", (-1, ""))[0] == sizes[one] for one in sizes)
+    return {one: there[f"{name}/{one}"] for one in sizes} if complete and not outside else None
 
 
-def _fetch(folder: Path, say: Callable[[str], None]) -> bool:
-    """Fetches a folder if it is complete in the bucket; returns whether it is."""
-    place_there = in_bucket(folder)
-    if place_there is None or (sizes := _complete_in(*place_there)) is None:
-        return False
+def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, Any] | None:
+    """Fetches a folder if it is complete in the bucket; else returns None.
+
+    What an earlier process fetched is kept, unless the objects have changed since, or the machine
+    was restarted, which may have lost what was written last.
+
+    Args:
+        folder: the final path.
+        say: prints a message.
+        alone: whether this process has the lock, so that no other one fetches the folder.
+    """
+    if (place_there := in_bucket(folder)) is None:
+        return None
+    work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
+    if (there := _complete_in(*place_there)) is None:
+        shutil.rmtree(work, ignore_errors=True)
+        return None
     output, name = place_there
-    say(f"fetching {sum(sizes.values()) / 1e6:,.1f} MB from {output.url}/{name}")
-    work = _beside(folder)
+    record, described = work / _FETCHING, json.dumps({"boot": lock.boot(), "files": there})
+    keep = alone
     try:
         with _explained(folder.parent):
-            for one, size in sizes.items():
+            if not record.exists() or record.read_text(encoding="utf-8") != described:
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
+                write_whole(record, described)
+            left = sum(size for size, _ in there.values()) - sum(
+                (work / one).stat().st_size for one in there if (work / one).exists()
+            )
+            what = f"what is to be fetched of {output.url}/{name}"
+            check_room(work, left, what, CURE)
+            say(f"fetching {left / 1e6:,.1f} MB from {output.url}/{name}")
+            for one, version in there.items():
                 path = work / one
                 path.parent.mkdir(parents=True, exist_ok=True)
-                patiently(
-                    functools.partial(output.bucket.download, f"{name}/{one}", path, most=size)
+                found = output.bucket.download(
+                    f"{name}/{one}", path, most=version[0], version=version
                 )
-                sync(path)
+                if found is None:
+                    raise RunAgain(f"{output.url}/{name}/{one} was deleted meanwhile: start again")
+            record.unlink()
+            keep = False
             manifest = read_manifest(work)
-            if manifest is not None:
-                _publish(work, folder, manifest, say)
-            return manifest is not None
+            return None if manifest is None else _publish(work, folder, manifest, say)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _upload(folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:

@@ -50,7 +50,7 @@ from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.storage.disks import disk_trouble, free_bytes, is_temporary
+from jaxtrain.storage.disks import check_room, disk_trouble, free_bytes, is_temporary
 
 Result = TypeVar("Result")
 
@@ -298,15 +298,10 @@ class _Target:
             InputError: a list is too large.
             RunAgain: the disk has too little free space.
         """
-        free = free_bytes(self._place.parent)
-        if size is not None and size > free:
-            raise RunAgain(
-                f"{self._what} has {size:,} bytes, but only {free:,} are free in "
-                f"{self._place.parent}: free space there, or pass another folder with "
-                "--data.cache_dir or $JAXTRAIN_CACHE"
-            )
+        cure = "free space there, or pass another folder with --data.cache_dir or $JAXTRAIN_CACHE"
+        check_room(self._place.parent, size or 0, self._what, cure)
         # A file of unknown size may use half of the free space, which leaves room for others.
-        self._limit = free // 2 if size is None else size
+        self._limit = free_bytes(self._place.parent) // 2 if size is None else size
         if self._place.suffix.lower() in _LISTS:
             self._limit = min(self._limit, _MAX_LIST_BYTES)
         if size is not None and size > self._limit:

@@ -51,7 +51,7 @@ def in_bucket(url: str | None) -> Iterator[Finding]:
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
     try:
         url = normalized(url, "checkpoint.mirror")
-        folder = Bucket(url)
+        folder = Bucket(url).impatient()
         began = time.monotonic()
         folder.put(name, content)
         try:

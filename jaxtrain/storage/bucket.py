@@ -11,22 +11,31 @@ application-default login`` writes; without them, from the role of the machine.
 """
 
 import contextlib
+import copy
 import datetime
+import functools
 import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
 SCHEMES = ("s3", "gs", "gcs")
 _RETRIES, _RETRY_S = 4, 30
 _CONNECT_S, _REQUEST_S = "10s", "120s"
+# On top of the tries of obstore, which end after seconds: a store that limits the rate may refuse
+# longer than that.
+_WAITS_S = (5.0, 30.0)
 # S3 allows 10,000 parts: those of files above 150 GB, such as tokens, are larger.
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 2**24, 9_000, 4
 _CHUNK_BYTES = 2**22
@@ -46,6 +55,10 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist", re.IGNORECASE)
 
 class Unavailable(RunAgain):
     """The store did not do what was asked, which may work later; the message has the fix."""
+
+
+class Busy(Unavailable):
+    """The store or the network may work within a minute, unlike credentials that are refused."""
 
 
 class TooLarge(InputError):
@@ -106,25 +119,49 @@ def check_installed(url: str) -> None:
         raise InputError(f"{url} requires the package obstore: {versions.install('cloud')}")
 
 
+def _patient(
+    method: Callable[Concatenate["Bucket", Params], Result],
+) -> Callable[Concatenate["Bucket", Params], Result]:
+    """Makes a method try again while the store is :class:`Busy`."""
+
+    @functools.wraps(method)
+    def tried(self: "Bucket", *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        return self._tried(lambda: method(self, *args, **kwargs))
+
+    return tried
+
+
 class Bucket:
     """The objects below a URL; names are relative to it. Safe to use from several threads.
+
+    A store that is busy is asked again for a minute or two, except by :meth:`put_if`, after which
+    it may be unknown who wrote.
 
     Args:
         url: from :func:`normalized`.
         store: an obstore store to use instead of the URL's, for tests.
+        waits_s: before each of these tries.
 
     Raises:
         InputError: the package is missing, or the environment has invalid settings.
     """
 
-    def __init__(self, url: str, store: Any = None) -> None:
+    def __init__(self, url: str, store: Any = None, waits_s: tuple[float, ...] = _WAITS_S) -> None:
         self.url = url
+        self._waits_s = waits_s
         check_installed(url)
         import obstore
 
         self._obstore = obstore
         self._store = self._opened() if store is None else store
 
+    def impatient(self) -> "Bucket":
+        """Returns a client for callers that try again on their own: it fails within seconds."""
+        made = copy.copy(self)
+        made._waits_s = ()
+        return made
+
+    @_patient
     def put(self, name: str, data: bytes | Path) -> None:
         """Writes an object, from memory or from a file; it appears complete or not at all.
 
@@ -175,6 +212,7 @@ class Bucket:
                 ) from None
         return _version(written)
 
+    @_patient
     def get(self, name: str) -> Found | None:
         """Reads a small object; None if there is none.
 
@@ -193,49 +231,74 @@ class Bucket:
                 return None
 
     def download(
-        self, name: str, path: Path, piece_bytes: int = 2**26, *, most: int | None = None
+        self,
+        name: str,
+        path: Path,
+        piece_bytes: int = 2**26,
+        *,
+        most: int | None = None,
+        version: tuple[int, str] | None = None,
     ) -> list[str] | None:
         """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
+
+        A connection that breaks continues where it broke.
 
         Args:
             name: of the object.
             path: the file; replaced if it exists, also if it is a symbolic link.
             piece_bytes: size of a piece.
             most: bytes that the object may have; None without a limit.
+            version: from :meth:`versions`. Then a file that an interrupted download of this version
+                has left is continued instead of replaced.
 
         Raises:
             TooLarge: it has more.
-            Unavailable, InputError: it cannot be read completely.
+            Unavailable, InputError: it cannot be read completely, or another version is there.
             OSError: the file cannot be written.
         """
-        path.unlink(missing_ok=True)
-        with path.open("xb") as file, self._explained(f"read {name}"):
-            try:
-                found = self._obstore.get(self._store, name)
-                self._check_size(name, found.meta["size"], most)
-                chunks = found.stream(min_chunk_size=_CHUNK_BYTES)
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                return None
-            digests, digest, left = [], hashlib.sha256(), piece_bytes
-            for chunk in chunks:
-                data = memoryview(chunk)
-                with _of_disk():
-                    file.write(data)
-                while data:
-                    digest.update(data[:left])
-                    data, left = data[left:], left - min(left, len(data))
-                    if not left:
-                        digests.append(digest.hexdigest())
-                        digest, left = hashlib.sha256(), piece_bytes
-            if left < piece_bytes:
-                digests.append(digest.hexdigest())
-            with _of_disk():
-                file.flush()
-                os.fsync(file.fileno())
-        return digests
+        if version is None or path.is_symlink():
+            path.unlink(missing_ok=True)
+        with path.open("xb" if version is None else "a+b") as file:
+            pieces = _Pieces(piece_bytes)
+            if version is not None:
+                file.seek(0)
+                while chunk := file.read(_CHUNK_BYTES):
+                    pieces.add(chunk)
+            current = version
 
+            def read_on() -> bool:
+                nonlocal current
+                if current is not None and pieces.bytes == current[0]:
+                    return True
+                options: Any = {"range": {"offset": pieces.bytes}} if pieces.bytes else None
+                try:
+                    found = self._obstore.get(self._store, name, options=options)
+                except FileNotFoundError as error:
+                    if _NO_BUCKET.search(str(error)):
+                        raise
+                    return False
+                self._check_size(name, found.meta["size"], most)
+                there = found.meta["size"], (found.meta["e_tag"] or "").strip('"')
+                if current is not None and there != (current[0], current[1].strip('"')):
+                    raise Unavailable(f"{self.url}/{name} changed while it was read: start again")
+                current = there
+                for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+                    with _of_disk():
+                        file.write(chunk)
+                    pieces.add(chunk)
+                return True
+
+            def explained() -> bool:
+                with self._explained(f"read {name}"):
+                    return read_on()
+
+            if not self._tried(explained):
+                return None
+            file.flush()
+            os.fsync(file.fileno())
+        return pieces.digests()
+
+    @_patient
     def about(self, name: str) -> tuple[int, str] | None:
         """Returns the bytes and ETag of an object; None if there is none.
 
@@ -259,6 +322,7 @@ class Bucket:
         """
         return {name: size for name, (size, _) in self.versions(folder).items()}
 
+    @_patient
     def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
         """Returns the objects below a folder: name -> bytes and ETag.
 
@@ -273,6 +337,7 @@ class Bucket:
                 for entry in page
             }
 
+    @_patient
     def delete(self, names: list[str]) -> None:
         """Deletes objects; those that do not exist are ignored.
 
@@ -290,6 +355,14 @@ class Bucket:
                 for name in names if len(names) > 1 else ():
                     with contextlib.suppress(FileNotFoundError):
                         self._obstore.delete(self._store, [name])
+
+    def _tried(self, work: Callable[[], Result]) -> Result:
+        for wait_s in self._waits_s:
+            try:
+                return work()
+            except Busy:
+                time.sleep(wait_s)
+        return work()
 
     def _check_size(self, name: str, size: int, most: int | None) -> None:
         if most is not None and size > most:
@@ -364,7 +437,29 @@ class Bucket:
             )
         if _MACHINE_ROLE.search(text):
             return Unavailable(f"{self.url}: cannot {what} (no credentials were found): {keys}")
-        return Unavailable(f"{self.url}: cannot {what} ({why}): check the network and the store")
+        return Busy(f"{self.url}: cannot {what} ({why}): check the network and the store")
+
+
+class _Pieces:
+    """Computes the SHA-256 of each piece of what is added."""
+
+    def __init__(self, piece_bytes: int) -> None:
+        self.bytes = 0
+        self._piece_bytes = piece_bytes
+        self._digests: list[Any] = []
+
+    def add(self, data: Any) -> None:
+        data = memoryview(data)
+        while data:
+            left = self._piece_bytes - self.bytes % self._piece_bytes
+            if left == self._piece_bytes:
+                self._digests.append(hashlib.sha256())
+            self._digests[-1].update(data[:left])
+            self.bytes += len(data[:left])
+            data = data[left:]
+
+    def digests(self) -> list[str]:
+        return [digest.hexdigest() for digest in self._digests]
 
 
 class _Disk(Exception):

@@ -43,6 +43,23 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def check_room(folder: Path, need: int, what: str, cure: str) -> None:
+    """Checks that a folder's disk has room for what is about to be written.
+
+    Args:
+        folder: exists.
+        need: in bytes.
+        what: needs it, for the message.
+        cure: the fix.
+
+    Raises:
+        RunAgain: it has not.
+    """
+    free = free_bytes(folder)
+    if need > free:
+        raise RunAgain(f"{what} has {need:,} bytes, but only {free:,} are free in {folder}: {cure}")
+
+
 def is_full(error: OSError) -> bool:
     """Whether the disk or quota is full."""
     return error.errno in _FULL

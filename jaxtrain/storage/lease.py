@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lock
 from jaxtrain.storage.bucket import Bucket, Found, Unavailable
 
 NAME = ".lease"
@@ -43,7 +44,8 @@ class Lease:
     def __init__(
         self, bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
     ) -> None:
-        self._bucket, self._say, self._expires_s = bucket, say, expires_s
+        # A request that waits would outlast the lease, and renewals are tried again anyway.
+        self._bucket, self._say, self._expires_s = bucket.impatient(), say, expires_s
         self._about = _this_process() | {"run": secrets.token_hex(6)}
         self._renewals = 0
         self._version: Any = None
@@ -170,7 +172,7 @@ def watched(
         RunAgain: a live run holds it, or the store is unavailable.
         InputError: the bucket does not exist.
     """
-    seen, since = None, time.monotonic()
+    bucket, seen, since = bucket.impatient(), None, time.monotonic()
     while (found := bucket.get(NAME)) is not None and not _is_dead(found):
         if seen is None:
             seen, since = found, time.monotonic()
@@ -208,8 +210,7 @@ def _this_process() -> dict[str, Any]:
 def _machine() -> str:
     """Returns an identifier of this boot of the machine and of its namespace of process IDs."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{lock.boot()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 

@@ -149,6 +149,15 @@ def locked(path: Path, say: Callable[[str], None], doing: str) -> Iterator[bool]
         yield locked
 
 
+def boot() -> str:
+    """Returns an identifier of this boot of the machine.
+
+    Raises:
+        OSError: it is unknown.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def holder(directory: Path) -> str:
     """Describes the process that has locked a run directory; "" if none has.
 

@@ -182,7 +182,7 @@ class Mirror:
             )
         else:
             directory = expanded(output).absolute()
-        made = cls(Bucket(url), directory, staged=own, say=say)
+        made = cls(Bucket(url).impatient(), directory, staged=own, say=say)
         made._every = run.checkpoint.every
         return made
 

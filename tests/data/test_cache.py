@@ -2,17 +2,20 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from obstore.store import MemoryStore
 
 from jaxtrain.data import bucket_output, cache
+from jaxtrain.data.cache import MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import disks, lock
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 
@@ -219,7 +222,6 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
     made = Bucket("s3://bucket/cache", MemoryStore())
     monkeypatch.setattr(bucket_output, "opened", lambda url: made)
-    monkeypatch.setattr(bucket_output, "_WAITS_S", ())
     monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     return made
@@ -308,6 +310,119 @@ def test_a_failed_upload_is_done_by_the_next_start(
     made_in([], built)
     assert len(built) == 1
     assert set(bucket.sizes()) == {"text/key/file", "text/key/manifest.json"}
+
+
+def _break_at(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -> list[str]:
+    """Makes the download of one file fail; returns the list of all downloads to come."""
+    real, asked = Bucket.download, list[str]()
+
+    def download(self: Bucket, one: str, path: Path, *rest: Any, **more: Any) -> Any:
+        asked.append(one)
+        if one.endswith(name):
+            raise error
+        return real(self, one, path, *rest, **more)
+
+    monkeypatch.setattr(Bucket, "download", download)
+    return asked
+
+
+def test_a_fetch_that_failed_continues(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    made_in([], built)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    with monkeypatch.context() as patched:
+        _break_at(patched, MANIFEST, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            made_in([], built)
+    (left,) = (tmp_path / "second").rglob("key.fetching")
+    before = (left / "file").stat().st_ino
+    said: list[str] = []
+    folder = made_in(said, built)
+    size = len((folder / MANIFEST).read_bytes())
+    assert said == [f"fetching {size / 1e6:,.1f} MB from s3://bucket/cache/text/key"]
+    assert (folder / "file").stat().st_ino == before
+    assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
+    assert {path.name for path in folder.iterdir()} == {"file", MANIFEST}
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("change", ["objects", "boot", "gone"])
+def test_a_fetch_does_not_continue_with_other_objects(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    built: list[int] = []
+    made_in([], built)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    with monkeypatch.context() as patched:
+        _break_at(patched, MANIFEST, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            made_in([], built)
+    if change == "objects":
+        bucket.put("text/key/file", b"xyz")
+    elif change == "boot":
+        monkeypatch.setattr(lock, "boot", lambda: "another")
+    else:
+        bucket.delete(["text/key/file"])
+    asked = _break_at(monkeypatch, "nothing", KeyboardInterrupt())
+    folder = made_in([], built)
+    fetched = [] if change == "gone" else ["text/key/file", f"text/key/{MANIFEST}"]
+    assert asked == fetched
+    assert (folder / "file").read_text() == ("xyz" if change == "objects" else "abc")
+    assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
+
+
+def test_one_process_of_a_machine_fetches(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it; before, each fetched, and a builder deleted what others fetched."""
+    built: list[int] = []
+    made_in([], built)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    real, said, asked = Bucket.download, list[str](), list[str]()
+    waits = threading.Event()
+
+    def tell(line: str) -> None:
+        said.append(line)
+        if "waiting for it" in line:
+            waits.set()
+
+    def download(self: Bucket, name: str, path: Path, *rest: Any, **more: Any) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            other.start()
+            assert waits.wait(30)
+        return real(self, name, path, *rest, **more)
+
+    other = threading.Thread(
+        target=lambda: cache.make_folder(folder, builder(built), tell), daemon=True
+    )
+    monkeypatch.setattr(Bucket, "download", download)
+    folder = cache.root("s3://bucket/cache/") / "text" / "key"
+    cache.make_folder(folder, builder(built), tell)
+    other.join(30)
+    assert asked == ["text/key/file", f"text/key/{MANIFEST}"]
+    assert len(built) == 1
+    assert "another process is making key: waiting for it" in said
+
+
+def test_a_fetch_that_does_not_fit_is_not_begun(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made_in([], [])
+    need = sum(path.stat().st_size for path in folder.iterdir())
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    with monkeypatch.context() as patched:
+        patched.setattr(disks, "free_bytes", lambda folder: 1)
+        asked = _break_at(patched, "file", AssertionError())
+        with pytest.raises(
+            RunAgain,
+            match=rf"s3://bucket/cache/text/key has {need} bytes, but only 1 are free in "
+            rf"{tmp_path}/second/.*: free space there, or set \$JAXTRAIN_CACHE",
+        ):
+            made_in([], [])
+    assert not asked
 
 
 def test_the_cache_cannot_be_at_other_urls() -> None:

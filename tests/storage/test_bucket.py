@@ -1,7 +1,9 @@
 """Tests the client for buckets against a store in memory; real_buckets.py uses a real API."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import obstore
@@ -10,7 +12,7 @@ from obstore.store import MemoryStore
 
 from jaxtrain.errors import InputError
 from jaxtrain.storage import bucket as buckets
-from jaxtrain.storage.bucket import Bucket, TooLarge, Unavailable
+from jaxtrain.storage.bucket import Bucket, Busy, TooLarge, Unavailable
 
 URL = "s3://bucket/run"
 
@@ -104,6 +106,114 @@ def test_a_download_has_a_checksum_per_piece(bucket: Bucket, tmp_path: Path, siz
     starts = range(0, size, 32)
     assert digests == [hashlib.sha256(data[start : start + 32]).hexdigest() for start in starts]
     assert bucket.download("other", tmp_path / "other") is None
+
+
+BUSY = obstore.exceptions.GenericError("HTTP error: 503 Slow Down")
+
+
+@pytest.mark.parametrize("method", ["put", "get", "about", "versions", "sizes", "delete"])
+def test_a_busy_store_is_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0))
+    bucket.put("a", b"1")
+    name = {"about": "head", "versions": "list", "sizes": "list"}.get(method, method)
+    real, failures = getattr(obstore, name), [BUSY, BUSY]
+
+    def fail(*args: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*args, **more)
+
+    monkeypatch.setattr(obstore, name, fail)
+    given = {"put": ("a", b"2"), "delete": (["a"],), "versions": (), "sizes": ()}
+    arguments: Any = given.get(method, ("a",))
+    getattr(bucket, method)(*arguments)
+    assert not failures
+    failures += [BUSY] * 3
+    with pytest.raises(Busy, match="check the network and the store"):
+        getattr(bucket, method)(*arguments)
+    failures += [BUSY]
+    with pytest.raises(Busy):
+        getattr(bucket.impatient(), method)(*arguments)
+    # Waiting does not help.
+    failures += [PermissionError("AccessDenied")]
+    with pytest.raises(Unavailable, match="allow these credentials"):
+        getattr(bucket, method)(*arguments)
+
+
+def test_a_conditional_write_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tries.append(1)
+        raise BUSY
+
+    monkeypatch.setattr(obstore, "put", fail)
+    with pytest.raises(Unavailable):
+        Bucket(URL, MemoryStore(), waits_s=(0.0,)).put_if("a", b"1", None)
+    assert len(tries) == 1
+
+
+class _Breaking:
+    """A store whose connections break after some bytes."""
+
+    def __init__(self, after: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.starts: list[int] = []
+        real = obstore.get
+
+        def get(store: Any, name: str, *, options: Any = None) -> Any:
+            found = real(store, name, options=options)
+            self.starts.append(found.range[0])
+            if not after:
+                return found
+            data = bytes(found.bytes())[: after.pop(0)]
+
+            def stream(min_chunk_size: int) -> Iterator[bytes]:
+                yield data
+                raise BUSY
+
+            return SimpleNamespace(meta=found.meta, stream=stream)
+
+        monkeypatch.setattr(obstore, "get", get)
+
+
+def test_a_download_continues_where_the_connection_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, data = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0)), bytes(range(100))
+    bucket.put("file", data)
+    broken = _Breaking([10, 60], monkeypatch)
+    digests = bucket.download("file", tmp_path / "file", piece_bytes=32)
+    assert broken.starts == [0, 10, 70]
+    assert (tmp_path / "file").read_bytes() == data
+    starts = range(0, 100, 32)
+    assert digests == [hashlib.sha256(data[start : start + 32]).hexdigest() for start in starts]
+
+    # So does the next process, if it is the same object.
+    version = bucket.versions()["file"]
+    broken = _Breaking([50], monkeypatch)
+    with pytest.raises(Busy):
+        bucket.impatient().download("file", tmp_path / "other", 32, version=version)
+    assert bucket.download("file", tmp_path / "other", 32, version=version) == digests
+    assert (tmp_path / "other").read_bytes() == data
+    assert bucket.download("file", tmp_path / "other", 32, version=version) == digests  # complete
+    assert broken.starts == [0, 50]
+
+
+def test_parts_of_two_objects_are_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(URL, MemoryStore())
+    bucket.put("file", b"1" * 10)
+    version = bucket.versions()["file"]
+    _Breaking([4], monkeypatch)
+    with pytest.raises(Busy):
+        bucket.impatient().download("file", tmp_path / "file", version=version)
+    bucket.put("file", b"2" * 10)
+    with pytest.raises(Unavailable, match=f"{URL}/file changed while it was read: start again"):
+        bucket.download("file", tmp_path / "file", version=version)
+    assert (tmp_path / "file").read_bytes() == b"1111"
+    bucket.download("file", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"2" * 10
 
 
 def test_large_objects_are_not_read(
@@ -232,7 +342,7 @@ def test_an_error_is_one_line_with_the_fix(
 
     monkeypatch.setattr(obstore, "put", fail)
     with pytest.raises(kind) as caught:
-        Bucket(URL, MemoryStore()).put("a", b"1")
+        Bucket(URL, MemoryStore(), waits_s=()).put("a", b"1")
     text = str(caught.value)
     assert text.startswith("s3://bucket/run: ")
     assert message in text

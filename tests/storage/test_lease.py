@@ -140,15 +140,15 @@ def test_a_release_that_fails_once_is_attempted_again(
     bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with credentials that expired a moment ago is refused."""
-    one, delete, calls = held(), bucket.delete, list[int]()
+    one, delete, calls = held(), Bucket.delete, list[int]()
 
-    def refuse_first(names: list[str]) -> None:
+    def refuse_first(self: Bucket, names: list[str]) -> None:
         calls.append(1)
         if len(calls) == 1:
             raise Unavailable("ExpiredToken")
-        delete(names)
+        delete(self, names)
 
-    monkeypatch.setattr(bucket, "delete", refuse_first)
+    monkeypatch.setattr(Bucket, "delete", refuse_first)
     monkeypatch.setattr(lease, "_PAUSES_S", (0.0, 0.0, 0.0))
     one.release()
     assert bucket.get(lease.NAME) is None
@@ -164,7 +164,7 @@ def test_an_unavailable_store_does_not_lose_the_lease(
         raise Unavailable("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bucket, "put_if", fail)
+        patch.setattr(Bucket, "put_if", fail)
         time.sleep(EXPIRES_S)
         with pytest.raises(Unavailable):
             one.check()

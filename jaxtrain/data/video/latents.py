@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxtrain.config import invocation
 from jaxtrain.data import cache, engine, shared_folder
-from jaxtrain.data.bucket_output import BucketOutput, patiently
+from jaxtrain.data.bucket_output import BucketOutput
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import atomic, disks, lock
@@ -110,7 +110,7 @@ class LatentStore:
         if self.bucket is None:
             return None
         output, folder = self.bucket
-        there = patiently(lambda: output.bucket.sizes(folder))
+        there = output.bucket.sizes(folder)
         return {name.removeprefix(f"{folder}/"): size for name, size in there.items()}
 
     def finished(self, entry: Entry, windows: int, listed: dict[str, int] | None = None) -> bool:
@@ -127,7 +127,7 @@ class LatentStore:
         name = self._name(entry)
         if listed is not None:
             return listed.get(name) == self._bytes(windows)
-        found = patiently(lambda: output.bucket.about(f"{folder}/{name}"))
+        found = output.bucket.about(f"{folder}/{name}")
         return found is not None and found[0] == self._bytes(windows)
 
     def fetch(self, videos: Iterable[tuple[Entry, int]], say: Callable[[str], None]) -> None:
@@ -150,6 +150,13 @@ class LatentStore:
             if not self.has(entry, windows) and self.finished(entry, windows, listed)
         ]
         if wanted:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            disks.check_room(
+                self.folder,
+                sum(listed[self._name(entry)] for entry in wanted),
+                f"what is to be fetched of {output.url}/{folder}",
+                cache.CURE,
+            )
             say(f"fetching latents of {len(wanted):,} videos from {output.url}/{folder} (once)")
 
         def fetch(entry: Entry) -> None:
@@ -157,7 +164,7 @@ class LatentStore:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic.appearing(file) as beside:
                 name = f"{folder}/{self._name(entry)}"
-                if patiently(lambda: output.bucket.download(name, beside)) is None:
+                if output.bucket.download(name, beside) is None:
                     raise RunAgain(f"{output.url}/{name} was deleted meanwhile: start again")
 
         with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
@@ -235,7 +242,7 @@ def _fetch_descriptions(root: Path, model: Any) -> None:
     if (there := cache.in_bucket(folder)) is None:
         return
     output, name = there
-    for one in patiently(lambda: output.bucket.sizes(name)):
+    for one in output.bucket.sizes(name):
         teacher, _, file = one.removeprefix(f"{name}/").partition("/")
         if file == ABOUT and teacher not in (".", ".."):
             (folder / teacher).mkdir(parents=True, exist_ok=True)

@@ -545,7 +545,7 @@ def _has_clips(record: Record, sizes: Mapping[str, int]) -> bool:
 
 def _record_in(output: BucketOutput, name: str) -> Record | None:
     """Reads a record from a bucket; returns None if it is missing or damaged."""
-    found = bucket_output.patiently(lambda: output.bucket.get(name))
+    found = output.bucket.get(name)
     return None if found is None else _parsed_record(found.data)
 
 
@@ -568,7 +568,7 @@ def _cut_to_bucket(
     if shared:
         record = _record_in(output, job.record_name)
         if record is not None and record["video"] == _identity(job.found):
-            sizes = bucket_output.patiently(lambda: output.bucket.sizes(folder_of(job.found.name)))
+            sizes = output.bucket.sizes(folder_of(job.found.name))
             if _has_clips(record, sizes):
                 return {**record, _BY_OTHERS: True}
     with output.scratch(cache.root(None)) as work:
@@ -577,7 +577,7 @@ def _cut_to_bucket(
         record = _cut(here, settings)
         if here.record.exists():  # otherwise the disk was at fault
             # An earlier record would describe other clips while these are uploaded.
-            bucket_output.patiently(lambda: output.bucket.delete([job.record_name]))
+            output.bucket.delete([job.record_name])
             output.replace(
                 record["folder"], sorted(here.folder.iterdir()) if record["pieces"] else []
             )

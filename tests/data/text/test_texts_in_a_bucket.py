@@ -42,7 +42,6 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
         url: Bucket(url, MemoryStore()) for url in ("s3://texts", CACHE, "s3://bucket/other")
     }
     monkeypatch.setattr(bucket_output, "opened", buckets.__getitem__)
-    monkeypatch.setattr(bucket_output, "_WAITS_S", ())
     monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))

@@ -19,6 +19,7 @@ from obstore.store import MemoryStore
 from jaxtrain.data import bucket_output, cache, video
 from jaxtrain.data.video import estimate, latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 SHAPE = (2, 8, 12, 3)
@@ -411,7 +412,6 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
     made = Bucket(URL, MemoryStore())
     monkeypatch.setattr(bucket_output, "opened", lambda url: made)
-    monkeypatch.setattr(bucket_output, "_WAITS_S", ())
     monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     return made
@@ -460,6 +460,21 @@ def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
     with pytest.raises(InputError, match="are missing for 1 of 4 videos"):
         _open(data, URL, TAUGHT)
     assert _prepare_to(sources).fresh == 1
+
+
+def test_latents_that_do_not_fit_are_not_fetched(
+    data: Path, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prepare_to(_open(data, URL))
+    need = sum(len(content) for name, content in _in(bucket).items() if name.endswith(".npy"))
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: need - 1)
+    words = rf"has {need:,} bytes, but only {need - 1:,} are free in {tmp_path}/second/.*: free"
+    with pytest.raises(RunAgain, match=words):
+        _open(data, URL, TAUGHT)
+    assert not list((tmp_path / "second").rglob("*.npy"))
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: need)
+    _open(data, URL, TAUGHT)
 
 
 def _first(sources: Any) -> Any:
