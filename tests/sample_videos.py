@@ -163,8 +163,8 @@ def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame
 def cropped(
     frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **place: Any
 ) -> np.ndarray:
-    """Crops all frames alike; ``place`` as for :class:`jaxtrain.data.video.frames.Place`."""
-    where = video_frames.Place(**place)
+    """Crops all frames alike; ``place`` as for :class:`jaxtrain.data.video.frames.CropPosition`."""
+    where = video_frames.CropPosition(**place)
     clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, place=where)
     for index, frame in enumerate(frames):
         clip.put(index, frame)

@@ -52,11 +52,11 @@ def directory() -> Path:
         InputError: neither exists.
     """
     package = Path(__file__).resolve().parents[1]
-    places = (package / "launch", package.parent / "launch")
-    for place in places:
-        if (place / "local.sh").is_file():
-            return place
-    raise InputError(f"no launch scripts: neither {places[0]} nor {places[1]} has local.sh")
+    folders = (package / "launch", package.parent / "launch")
+    for folder in folders:
+        if (folder / "local.sh").is_file():
+            return folder
+    raise InputError(f"no launch scripts: neither {folders[0]} nor {folders[1]} has local.sh")
 
 
 def _is_script(path: Path) -> bool:

@@ -105,7 +105,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         found = dataclasses.replace(found, seconds=found.seconds * devices)
         if flags.json:
             estimate.write(found, flags.json)
-        out = cache.url(data.cache_dir) or cache.place(data.cache_dir)
+        out = cache.url(data.cache_dir) or cache.path_of(data.cache_dir)
         room = (devices, 1)
         estimate.report(found, out, "videos", "latents", room=room, worker="device", say=say)
         return 0

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             estimate.write(found, flags.json)
         local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
         room = engine.room() if flags.engine == "ray" else local
-        out = cache.url(run.data.cache_dir) or cache.place(run.data.cache_dir)
+        out = cache.url(run.data.cache_dir) or cache.path_of(run.data.cache_dir)
         estimate.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
         return 0
     with bucket_output.admitted(cache.url(run.data.cache_dir), say):

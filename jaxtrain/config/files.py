@@ -22,11 +22,11 @@ from jaxtrain.storage.atomic import expanded
 def directory() -> Path:
     """The folder of the shipped configs: in the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    places = (package / "configs", package.parent / "configs")
-    for place in places:
-        if place.is_dir():
-            return place
-    raise InputError(f"no shipped configs: neither {places[0]} nor {places[1]} exists")
+    folders = (package / "configs", package.parent / "configs")
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise InputError(f"no shipped configs: neither {folders[0]} nor {folders[1]} exists")
 
 
 def names() -> list[str]:

@@ -39,7 +39,7 @@ def root(cache_dir: str | None) -> Path:
         InputError: the folder cannot be created or is not writable.
         RunAgain: its disk is full or unavailable.
     """
-    folder = place(cache_dir)
+    folder = path_of(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -49,14 +49,14 @@ def root(cache_dir: str | None) -> Path:
     return folder
 
 
-def place(cache_dir: str | None) -> Path:
+def path_of(cache_dir: str | None) -> Path:
     """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
 
     Raises:
         InputError: there is no home folder, or the variable has a URL.
     """
     if (where := url(cache_dir)) is not None:
-        copy = place(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
+        copy = path_of(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
         _urls[copy] = where
         return copy
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"

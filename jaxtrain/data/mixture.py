@@ -1,10 +1,10 @@
 """Combines several sources into one, each with its fraction of the training examples.
 
-An epoch has as many places as the sources have examples in total. With weights ``w``, source k gets
-``w_k / sum(w)`` of them, to the nearest place. The places are shuffled again for each epoch. Those
-of a source are filled from its own endless order, in which every example comes once before any is
-repeated. So a source with more places than examples is repeated within an epoch, and one with fewer
-continues in the next epoch where it stopped.
+An epoch has as many examples as the sources in total. With weights ``w``, ``w_k / sum(w)`` of them,
+to the nearest example, are of source k. They are shuffled again for each epoch, and are taken from
+the source's own endless order, in which every example comes once before any is repeated. So a
+source that gives more examples per epoch than it has is repeated within an epoch, and one that
+gives fewer continues in the next epoch where it stopped.
 """
 
 import bisect
@@ -24,16 +24,16 @@ class Mixture:
 
     Attributes:
         parts: the sources; none is empty.
-        places: places of each source in an epoch; their sum is the number of examples.
+        per_epoch: examples of each source in an epoch; their sum is the number of examples.
     """
 
     parts: tuple[Source, ...]
-    places: tuple[int, ...]
+    per_epoch: tuple[int, ...]
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hex digest of all examples and of the places of each source."""
-        return cache.digest([part.fingerprint for part in self.parts], self.places)
+        """Returns a hex digest of all examples and of those of each source in an epoch."""
+        return cache.digest([part.fingerprint for part in self.parts], self.per_epoch)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -55,21 +55,20 @@ def combine(parts: Sequence[Source], weights: Sequence[float]) -> Source:
 
     Args:
         parts: the sources; none is empty.
-        weights: one positive weight per source; if empty, each source gets as many places as it has
-            examples.
+        weights: one positive weight per source; if empty, an epoch has each example once.
     """
     if len(parts) == 1:
         return parts[0]
     sizes = [len(part) for part in parts]
-    places = shared_out(sum(sizes), weights) if weights else sizes
-    return Mixture(tuple(parts), tuple(places))
+    per_epoch = shared_out(sum(sizes), weights) if weights else sizes
+    return Mixture(tuple(parts), tuple(per_epoch))
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Divides ``total`` places by weight: rounds down, then adds by largest remainder."""
+    """Divides a number by weight: rounds down, then adds by largest remainder."""
     exact = [total * weight / sum(weights) for weight in weights]
-    places = [int(one) for one in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: (places[i] - exact[i], i))
-    for i in by_remainder[: total - sum(places)]:
-        places[i] += 1
-    return places
+    parts = [int(one) for one in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts

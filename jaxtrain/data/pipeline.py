@@ -142,7 +142,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.wait_s = 0.0
         self.workers = workers
         self.ids = np.empty(0, np.int64)
-        self._place = _Placement(mesh, spec)
+        self._to_devices = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
         length = batch_parts.Runs(rows, 1).length
         self.ahead = math.ceil(batch_parts.held(rows.rows, length, workers, prefetch, devices))
@@ -197,7 +197,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
     def _item(self, local: list[Arrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
         ids = np.concatenate([part.pop(sampler.ID) for part in local])
-        return self._place(local), ids
+        return self._to_devices(local), ids
 
     def _offer(self, item: Any) -> bool:
         while not self._closed.is_set():
@@ -247,7 +247,7 @@ class ValidationBatches:
         )
         self.spec = spec
         self._threads = max(1, threads)
-        self._place = _Placement(mesh, spec)
+        self._to_devices = _Placement(mesh, spec)
         self._held: list[Arrays] = []
         self._unread: Iterator[Arrays] | None = None
 
@@ -263,7 +263,7 @@ class ValidationBatches:
                 )
             if number == len(self._held):
                 self._held.append(next(self._unread))
-            yield self._place([self._held[number]])
+            yield self._to_devices([self._held[number]])
 
 
 class _Blank:

@@ -85,15 +85,15 @@ class GroupedOrder:
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position of the endless order."""
-        place, member = self.place(position)
-        return self.begin(place) + member
+        rank, member = self.group_of(position)
+        return self.begin(rank) + member
 
-    def begin(self, place: int) -> int:
-        """Returns the index of the first example of the group at a place."""
-        return self._groups(place) * self.group
+    def begin(self, rank: int) -> int:
+        """Returns the index of the first example of the group with a rank."""
+        return self._groups(rank) * self.group
 
-    def place(self, position: int) -> tuple[int, int]:
-        """Returns the place in the order of groups, and the example's number in its group."""
+    def group_of(self, position: int) -> tuple[int, int]:
+        """Returns the rank of its group in their order, and the example's number in its group."""
         block, rest = divmod(position, self.group * self.spread)
         member, slot = divmod(rest, self.spread)
         return block * self.spread + slot, member
@@ -109,26 +109,26 @@ class MixedOrder:
 
     Args:
         sizes: number of examples of each source.
-        places: places of each source in an epoch; their sum is the number of examples.
+        per_epoch: examples of each source in an epoch; their sum is the number of examples.
         seed: seed of all permutations.
     """
 
     sizes: tuple[int, ...]
-    places: tuple[int, ...]
+    per_epoch: tuple[int, ...]
     seed: int
 
     @property
     def size(self) -> int:
-        """Returns the total number of examples, which is also the number of places per epoch."""
+        """Returns the total number of examples, which is also their number per epoch."""
         return sum(self.sizes)
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position, counted over all sources."""
-        own_places, of_sources = self._orders
-        place = own_places(position)
-        begins = [0, *itertools.accumulate(self.places)]
-        part = bisect.bisect_right(begins, place) - 1
-        turn = position // self.size * self.places[part] + place - begins[part]
+        of_epoch, of_sources = self._orders
+        rank = of_epoch(position)
+        begins = [0, *itertools.accumulate(self.per_epoch)]
+        part = bisect.bisect_right(begins, rank) - 1
+        turn = position // self.size * self.per_epoch[part] + rank - begins[part]
         return sum(self.sizes[:part]) + of_sources[part](turn)
 
     @functools.cached_property
@@ -139,7 +139,7 @@ class MixedOrder:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "places": self.places, "seed": self.seed}
+        return {"sizes": self.sizes, "per_epoch": self.per_epoch, "seed": self.seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -153,13 +153,13 @@ def order_of(source: Source, seed: int) -> AnyOrder:
     if isinstance(source, Grouped) and source.group > 1:
         return GroupedOrder(len(source), seed, source.group, source.spread)
     if isinstance(source, Mixture):
-        return MixedOrder(source.sizes, source.places, seed)
+        return MixedOrder(source.sizes, source.per_epoch, seed)
     return Order(len(source), seed)
 
 
-def generator(seed: int, *place: int) -> np.random.Generator:
+def generator(seed: int, *numbers: int) -> np.random.Generator:
     """Returns a generator that depends only on its arguments (Philox, keyed by all of them)."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *place))))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *numbers))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,15 +207,15 @@ class TrainingRows:
         assert isinstance(self.source, Grouped)
         by_group: dict[int, dict[int, int]] = {}
         for position in positions:
-            place, member = self.order.place(position)
-            by_group.setdefault(place, {})[position] = member
+            rank, member = self.order.group_of(position)
+            by_group.setdefault(rank, {})[position] = member
         made: dict[int, Tried] = {}
-        for place, members in by_group.items():
-            begin = self.order.begin(place)
+        for rank, members in by_group.items():
+            begin = self.order.begin(rank)
             indices = [begin + member for member in members.values()]
             rngs = [generator(self.order.seed, position, 0) for position in members]
             # Three numbers, because an example's generator is keyed by two.
-            shared = generator(self.order.seed, place, 0, 1)
+            shared = generator(self.order.seed, rank, 0, 1)
             tried = self.source.together(indices, rngs, shared)
             made |= dict(zip(members, zip(indices, tried, strict=True), strict=True))
         return made

@@ -35,12 +35,12 @@ def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "checkpoint"."""
     return {
         "shared storage": lambda: shared_storage(subject),
-        "bucket": lambda: in_bucket(subject.url or subject.run.checkpoint.mirror),
+        "bucket": lambda: bucket_access(subject.url or subject.run.checkpoint.mirror),
         "checkpoint": lambda: written_and_read(subject),
     }
 
 
-def in_bucket(url: str | None) -> Iterator[Finding]:
+def bucket_access(url: str | None) -> Iterator[Finding]:
     """Writes, reads, and deletes an object in the folder of the run.
 
     Args:

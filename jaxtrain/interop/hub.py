@@ -118,8 +118,8 @@ def parse(text: str, flag: str = "") -> Named:
     if not _REPOSITORY.fullmatch(repository) or (at and not revision):
         raise InputError(f"{words}: write {FORM}, such as hf:openai-community/gpt2@main")
     if text.count(":") > 1:
-        place = Path(file)
-        if place.is_absolute() or ".." in place.parts or place.suffix not in tensor_files.ENDINGS:
+        path = Path(file)
+        if path.is_absolute() or ".." in path.parts or path.suffix not in tensor_files.ENDINGS:
             raise InputError(
                 f"{words}: FILE must be a weights file of the repository "
                 f"({', '.join(tensor_files.ENDINGS)})"

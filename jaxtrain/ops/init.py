@@ -36,14 +36,14 @@ def _drawn(rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
     `rngs.params()` uses the same counter.
     """
     stream = rngs.params
-    place = stream.count.get_value()
-    stream.count.set_value(place + 1)
-    return jax.random.key_data(stream.key.get_value()), place
+    count = stream.count.get_value()
+    stream.count.set_value(count + 1)
+    return jax.random.key_data(stream.key.get_value()), count
 
 
 @functools.partial(jax.jit, static_argnums=2)  # traced once for all parameters of a shape
-def _even(words: jax.Array, place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _even(words: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns uniform numbers in (-1, 1): the middles of `_STEPS` intervals, so never an end."""
-    first, second = mixed(words[0], place), mixed(words[1], place)
+    first, second = mixed(words[0], count), mixed(words[1], count)
     bits = mixed(numbers(shape) + first, second) // (2**32 // _STEPS)
     return (2 * bits.astype(jnp.float32) + (1 - _STEPS)) / _STEPS

@@ -19,7 +19,7 @@ _LUMA, _COLOR = 255 / 219, 255 / 224
 def to_rgb(
     luma_BThw: jax.Array,
     chroma_BT2hw: jax.Array,
-    place_B3: jax.Array,
+    crop_B3: jax.Array,
     *,
     height: int,
     width: int,
@@ -33,14 +33,14 @@ def to_rgb(
     Args:
         luma_BThw: uint8, brightness in the upper left corner of each plane, BT.709, limited range.
         chroma_BT2hw: uint8, blue and red difference, at half the height and width.
-        place_B3: int32, the height and width of each clip's part of the planes, which are even, and
+        crop_B3: int32, the height and width of each clip's part of the planes, which are even, and
             whether to swap left and right.
         height, width: H and W, in pixels.
 
     Returns:
         uint8 [B, T, H, W, 3], RGB, full range.
     """
-    high_B, wide_B, mirror_B = place_B3[:, 0], place_B3[:, 1], place_B3[:, 2] != 0
+    high_B, wide_B, mirror_B = crop_B3[:, 0], crop_B3[:, 1], crop_B3[:, 2] != 0
     straight_B = jnp.zeros_like(mirror_B)
 
     def resized(plane_BThw: jax.Array, part: int) -> jax.Array:

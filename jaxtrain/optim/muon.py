@@ -159,16 +159,16 @@ def _shared_out(
     sides = [fsdp if number == side else None for number in range(2)]
     apart = [PartitionSpec(data, *sides), PartitionSpec(sharding.AXES)]
     ways = [PartitionSpec(None, *sides), *(apart if even else [PartitionSpec(fsdp)])]
-    place = _placing(rule)
+    constrained = _constraint(rule)
     for way in ways:
-        stack_LMN = place(stack_LMN, way)
+        stack_LMN = constrained(stack_LMN, way)
     result_LMN = newton_schulz(stack_LMN)
     for way in reversed(ways):
-        result_LMN = place(result_LMN, way)
+        result_LMN = constrained(result_LMN, way)
     return result_LMN[:count]
 
 
-def _placing(rule: sharding.ShardingRule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
+def _constraint(rule: sharding.ShardingRule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
     return lambda array, spec: jax.lax.with_sharding_constraint(
         array, NamedSharding(rule.mesh, spec)
     )

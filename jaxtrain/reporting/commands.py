@@ -46,7 +46,7 @@ def _command(purpose: str, command: str) -> Html:
 def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tuple[str, str]]:
     """Yields a purpose and a command; the arguments of a run are quoted for a shell."""
     here = shortest_path(str(directory))
-    place = shlex.quote(here)
+    quoted = shlex.quote(here)
     start = run.last("start")
     arguments = [str(one) for one in start.get("arguments") or ()]
     again = {"--output-dir": here, "--resume": "latest"}
@@ -62,10 +62,10 @@ def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tup
     model = run.config.get("model", {}).get("class")
     names = _names_of(config.OLDER_CLASSES.get(model, model)) if isinstance(model, str) else {}
     if usage := names.get("usage"):
-        found.append(("try the model", f"{program} {usage.format(run=place, input='IN.mp4')}"))
+        found.append(("try the model", f"{program} {usage.format(run=quoted, input='IN.mp4')}"))
     if "to_weights" in names:
-        found.append(("export the weights", f"{program} export {place} model.safetensors"))
-    found.append(("write this page again", f"{program} report {place}"))
+        found.append(("export the weights", f"{program} export {quoted} model.safetensors"))
+    found.append(("write this page again", f"{program} report {quoted}"))
     # A command with control or direction characters would not be the one that the page shows.
     for purpose, command in found:
         if command.isprintable() and len(command) <= _MOST_CHARACTERS:

@@ -97,21 +97,21 @@ def _figure(every: Sequence[Sample]) -> Html:
 
 
 def _content(sample: Sample, *, hidden: bool) -> Html:
-    place: dict[str, Any] = {"data_step": sample.step, "hidden": hidden}
+    attributes: dict[str, Any] = {"data_step": sample.step, "hidden": hidden}
     try:
         if sample.kind == "text/plain":
             text = sample.text()
             shown = text[:_MAX_CHARACTERS]
             if len(text) > len(shown):
                 shown += f"\n… {len(text) - len(shown):,} more characters"
-            return element("pre", shown, tabindex="0", **place)
+            return element("pre", shown, tabindex="0", **attributes)
         address = sample.data_uri()
     except OSError as error:
         reason = f"{sample.path.name} cannot be read ({error.strerror})."
-        return element("p", reason, class_="none", **place)
+        return element("p", reason, class_="none", **attributes)
     except ValueError as error:
         reason = f"{sample.path.name} is omitted: {error}."
-        return element("p", reason, class_="none", **place)
+        return element("p", reason, class_="none", **attributes)
     described = f"{sample.name} after step {sample.step:,}"
     if sample.kind == "video/mp4":
         return element(
@@ -125,9 +125,9 @@ def _content(sample: Sample, *, hidden: bool) -> Html:
             playsinline=True,
             preload="none" if hidden else "auto",
             tabindex="0",
-            **place,
+            **attributes,
         )
-    return element("img", src=address, alt=described, **place)
+    return element("img", src=address, alt=described, **attributes)
 
 
 def configs(runs: Sequence[RecordedRun]) -> Html:

@@ -213,7 +213,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     atomic.write_whole(path, held.getvalue())
 
 
-class Place(NamedTuple):
+class ArrayLocation(NamedTuple):
     """The location of an array in a ``.safetensors`` file.
 
     Attributes:
@@ -229,7 +229,7 @@ class Place(NamedTuple):
     bytes: int
 
 
-def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
+def locations(path: Path) -> tuple[dict[str, ArrayLocation], dict[str, str]]:
     """Returns the locations of the arrays in a ``.safetensors`` file, and its metadata.
 
     Raises:
@@ -250,7 +250,7 @@ def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
-            found[name] = Place(entry["dtype"], shape, 8 + length + begin, end - begin)
+            found[name] = ArrayLocation(entry["dtype"], shape, 8 + length + begin, end - begin)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a complete .safetensors file ({first_line(error)[:_NAME_CHARACTERS]})"
@@ -267,30 +267,30 @@ def _check_name(path: Path, name: object) -> None:
 
 
 def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensors, dict[str, str]]:
-    everything, about = places(path)
-    there = {name: place for name, place in everything.items() if wanted(name)}
-    for name, place in there.items():
-        if place.code not in _DTYPES:
+    everything, about = locations(path)
+    there = {name: location for name, location in everything.items() if wanted(name)}
+    for name, location in there.items():
+        if location.code not in _DTYPES:
             raise InputError(
-                f"{path}: {name} has dtype {place.code}, which is not supported: export the "
+                f"{path}: {name} has dtype {location.code}, which is not supported: export the "
                 "weights as float32, bfloat16, or float16"
             )
     try:
         with open(path, "rb") as file:
-            return {name: _read_array(file, place) for name, place in there.items()}, about
+            return {name: _read_array(file, location) for name, location in there.items()}, about
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a complete .safetensors file ({error})") from error
 
 
-def _read_array(file: BufferedReader, place: Place) -> np.ndarray:
-    dtype = _DTYPES[place.code]
-    file.seek(place.begin)
-    content = bytearray(place.bytes)  # at most the file's size, checked in places()
-    if file.readinto(content) < place.bytes or math.prod(place.shape) * dtype.itemsize != len(
+def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
+    dtype = _DTYPES[location.code]
+    file.seek(location.begin)
+    content = bytearray(location.bytes)  # at most the file's size, checked in locations()
+    if file.readinto(content) < location.bytes or math.prod(location.shape) * dtype.itemsize != len(
         content
     ):
         raise ValueError("an array is truncated")
-    return _widened(np.frombuffer(content, dtype).reshape(place.shape))
+    return _widened(np.frombuffer(content, dtype).reshape(location.shape))
 
 
 def _read_pytorch(path: Path) -> Tensors:

@@ -115,30 +115,34 @@ def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterat
         InputError: the file or the array does not exist.
     """
     tensor_files.check_file(path, "a .safetensors file")
-    there, about = tensor_files.places(path)
+    there, about = tensor_files.locations(path)
     if name not in there:
         raise InputError(
             f"{path} does not contain {name!r}, which jaxtrain encode writes; it contains "
             f"{', '.join(list(there)[:6])}"
         )
-    place = there[name]
+    location = there[name]
     dtypes = dict(DTYPES.values())
-    if place.code not in dtypes:
-        raise InputError(f"{path}: {name} has dtype {place.code}: use one of {', '.join(dtypes)}")
-    if not place.shape or not place.bytes:
+    if location.code not in dtypes:
         raise InputError(
-            f"{path}: {name} has shape {list(place.shape)} and contains no data: encode the video "
-            "again"
+            f"{path}: {name} has dtype {location.code}: use one of {', '.join(dtypes)}"
         )
-    return place.shape, about, _rows(path, place, dtypes[place.code])
+    if not location.shape or not location.bytes:
+        raise InputError(
+            f"{path}: {name} has shape {list(location.shape)} and contains no data: encode the "
+            "video again"
+        )
+    return location.shape, about, _rows(path, location, dtypes[location.code])
 
 
-def _rows(path: Path, place: tensor_files.Place, dtype: np.dtype) -> Iterator[np.ndarray]:
-    shape = place.shape[1:]
+def _rows(
+    path: Path, location: tensor_files.ArrayLocation, dtype: np.dtype
+) -> Iterator[np.ndarray]:
+    shape = location.shape[1:]
     size = math.prod(shape) * dtype.itemsize
     with open(path, "rb") as file:
-        file.seek(place.begin)
-        for _ in range(place.shape[0]):
+        file.seek(location.begin)
+        for _ in range(location.shape[0]):
             content = file.read(size)
             if len(content) < size:
                 raise InputError(

@@ -162,9 +162,9 @@ def print_summary(
         say(line)
     here = _typed(directory)
     say(f"run directory: {here}")
-    place = shlex.quote(here)
+    quoted = shlex.quote(here)
     if hasattr(run.model, "usage"):
-        usage = run.model.usage.format(run=place, input=shlex.quote(example_file or "IN.mp4"))
+        usage = run.model.usage.format(run=quoted, input=shlex.quote(example_file or "IN.mp4"))
         say(f"try it: {program} {usage}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
@@ -173,7 +173,7 @@ def print_summary(
         own = invocation.again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
     elif hasattr(run.model, "to_weights"):
-        say(f"export the weights: {program} export {place} model.safetensors")
+        say(f"export the weights: {program} export {quoted} model.safetensors")
 
 
 def write_report(directory: Path, say: Callable[[str], None]) -> None:

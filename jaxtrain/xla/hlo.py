@@ -380,10 +380,10 @@ class Stacks:
             return {int(line.split(" ", 1)[0]): line.split(" ", 1)[1] for line in lines}
 
         files = {number: line.strip('"') for number, line in table("FileNames").items()}
-        places = {number: _fields(line) for number, line in table("FileLocations").items()}
-        self._places = {
-            number: (files[place["file_name_id"]], place["line"])
-            for number, place in places.items()
+        locations = {number: _fields(line) for number, line in table("FileLocations").items()}
+        self._locations = {
+            number: (files[location["file_name_id"]], location["line"])
+            for number, location in locations.items()
         }
         self._frames = {number: _fields(line) for number, line in table("StackFrames").items()}
 
@@ -396,7 +396,7 @@ class Stacks:
         while stack in self._frames and stack not in seen:
             seen.add(stack)
             frame = self._frames[stack]
-            path, line = self._places[frame["file_location_id"]]
+            path, line = self._locations[frame["file_location_id"]]
             if inside in path:
                 return f"{path.rpartition('jaxtrain/')[2]}:{line}"
             stack = frame["parent_frame_id"] - 1  # XLA counts from 1, and 1 means no parent

@@ -26,7 +26,7 @@ class Numbers:
 
 
 @pytest.mark.parametrize(
-    ("total", "weights", "places"),
+    ("total", "weights", "parts"),
     [
         (10, [1, 1], [5, 5]),
         (10, [3, 1], [8, 2]),  # 7.5 and 2.5: with equal remainders, the first wins
@@ -35,8 +35,8 @@ class Numbers:
         (3, [1e-9, 1], [0, 3]),
     ],
 )
-def test_places_are_divided_by_weight(total: int, weights: list[float], places: list[int]) -> None:
-    assert mixture.shared_out(total, weights) == places
+def test_a_total_is_divided_by_weight(total: int, weights: list[float], parts: list[int]) -> None:
+    assert mixture.shared_out(total, weights) == parts
 
 
 def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
@@ -63,13 +63,13 @@ def test_every_epoch_has_the_fractions_and_no_example_is_repeated_too_often(
     for epoch in range(epochs):
         part = seen[epoch * total : (epoch + 1) * total]
         assert [sum(k == which for which, _ in part) for k in range(len(sizes))] == list(
-            source.places
+            source.per_epoch
         )
         for which, index in part:
             counts[which, index] += 1
         for k, size in enumerate(sizes):  # each once before any is repeated
             own = [counts[k, i] for i in range(size)]
-            done = source.places[k] * (epoch + 1)
+            done = source.per_epoch[k] * (epoch + 1)
             assert {done // size, -(-done // size)} >= set(own)
             assert sum(own) == done
     # Shuffled: no source forms one block.

@@ -89,7 +89,7 @@ def test_an_epoch_of_groups_has_each_example_once(size: int) -> None:
     blocks = [groups(position) for position in range(size * SPREAD)]
     of_epoch = collections.defaultdict(list)
     for position, index in enumerate(blocks):
-        of_epoch[groups.place(position)[0] // (size // GROUP)].append(index)
+        of_epoch[groups.group_of(position)[0] // (size // GROUP)].append(index)
     assert len(of_epoch) == SPREAD
     for examples in of_epoch.values():
         assert sorted(examples) == list(range(size))

@@ -115,7 +115,7 @@ def test_the_test_arrays_cannot_be_compressed(tmp_path: Path) -> None:
 def test_the_object_is_deleted_even_if_a_later_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Bucket("gs://bucket/run", MemoryStore())
     monkeypatch.setattr(checkpointing, "Bucket", lambda url: folder)
-    assert [one.level for one in checkpointing.in_bucket("gcs:/bucket/run/")] == ["ok"]
+    assert [one.level for one in checkpointing.bucket_access("gcs:/bucket/run/")] == ["ok"]
 
     def fail(*_: object) -> None:
         raise RunAgain("gs://bucket/run: cannot write")
@@ -123,8 +123,8 @@ def test_the_object_is_deleted_even_if_a_later_call_fails(monkeypatch: pytest.Mo
     put_if = folder.put_if
     answers = iter([put_if, fail])
     monkeypatch.setattr(folder, "put_if", lambda *more: next(answers)(*more))
-    assert [one.level for one in checkpointing.in_bucket("gs://bucket/run")] == ["problem"]
+    assert [one.level for one in checkpointing.bucket_access("gs://bucket/run")] == ["problem"]
     assert folder.sizes() == {}
     assert "checkpoint.mirror s3://bucket is not" in str(
-        list(checkpointing.in_bucket("s3://bucket"))
+        list(checkpointing.bucket_access("s3://bucket"))
     )

@@ -19,10 +19,10 @@ def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("places", "windows"), [(8, 4), (9, 4), (4, 4), (3, 4), (1, 4)])
-def test_each_window_draws_its_own_entries(places: int, windows: int) -> None:
-    replay = Replay(places, (4, 4, 3), (1, 1, 1))
-    shelves, each = min(places, windows), max(1, places // windows)
+@pytest.mark.parametrize(("slots", "windows"), [(8, 4), (9, 4), (4, 4), (3, 4), (1, 4)])
+def test_each_window_draws_its_own_entries(slots: int, windows: int) -> None:
+    replay = Replay(slots, (4, 4, 3), (1, 1, 1))
+    shelves, each = min(slots, windows), max(1, slots // windows)
     first = jnp.zeros((windows,))
     assert not replay.draw(first).there_N.any()
     for number in range(each):

@@ -21,9 +21,11 @@ CONVERT = jax.jit(functools.partial(yuv.to_rgb, height=HEIGHT, width=WIDTH))
 
 def noise(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """Returns a plane with detail of all sizes, whose values fill the range."""
-    place = np.hypot(*np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij"))
-    place[0, 0] = 1
-    wave = (rng.normal(size=place.shape) + 1j * rng.normal(size=place.shape)) / place
+    frequency = np.hypot(
+        *np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij")
+    )
+    frequency[0, 0] = 1
+    wave = (rng.normal(size=frequency.shape) + 1j * rng.normal(size=frequency.shape)) / frequency
     plane = np.fft.irfft2(wave, (height, width))
     return np.clip(np.round(126 + 45 * plane / plane.std()), 16, 235).astype(np.uint8)
 
@@ -39,17 +41,19 @@ def frame_of(planes: list[np.ndarray]) -> av.VideoFrame:
     return frame
 
 
-def both(height: int, width: int, place: video_frames.Place) -> tuple[np.ndarray, np.ndarray]:
+def both(
+    height: int, width: int, position: video_frames.CropPosition
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns a frame of this size, cropped: converted by the host, and by the device."""
     rng = np.random.default_rng(height)
     planes = [noise(rng, height // part, width // part) for part in (1, 2, 2)]
     info = Scan(0, 1, width, height, 0, 1.0, 25.0, ())
-    size = {"frames": 1, "height": HEIGHT, "width": WIDTH, "place": place}
+    size = {"frames": 1, "height": HEIGHT, "width": WIDTH, "position": position}
     host = video_frames.Crop(info, **size)
     device = video_frames.Planes(info, **size, room=ROOM)
     for one in (host, device):
         one.put(0, frame_of(planes))
-    sent = [jnp.asarray(device.arrays()[name])[None] for name in ("luma", "chroma", "place")]
+    sent = [jnp.asarray(device.arrays()[name])[None] for name in ("luma", "chroma", "crop")]
     found = CONVERT(*sent)
     assert (found.shape, found.dtype) == ((1, 1, HEIGHT, WIDTH, 3), np.uint8)
     return host.out_THWC[0].astype(int), np.asarray(found)[0, 0].astype(int)
@@ -70,13 +74,13 @@ SIZES = [(80, 120), (74, 110), (64, 96), (50, 76), (22, 34)]
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_it_equals_libswscale_to_one_level(size: tuple[int, int], mirror: bool) -> None:
-    close(*both(*size, video_frames.Place(mirror=mirror)))
+    close(*both(*size, video_frames.CropPosition(mirror=mirror)))
 
 
 @pytest.mark.parametrize("corner", [0.0, 1.0])
 def test_pixels_outside_of_the_crop_have_no_effect(corner: float) -> None:
-    place = video_frames.Place(scale=0.8, across=corner, down=corner)
-    close(*both(100, 150, place))
+    position = video_frames.CropPosition(scale=0.8, across=corner, down=corner)
+    close(*both(100, 150, position))
 
 
 def test_a_blank_example_has_numbers() -> None:

@@ -58,7 +58,7 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
         InputError: no text, a dataset that is not fetched yet, or a tokenizer that does not fit.
     """
     data = data.with_tokenizer_of(model, _silent)
-    folder = cache.place(data.cache_dir) / "text"
+    folder = cache.path_of(data.cache_dir) / "text"
     with tempfile.TemporaryDirectory() as temporary:
         path = data.path or str(stdlib_corpus.prepare(Path(temporary), say) / "*.txt")
         scans, fresh = _look_up(data, path, folder, say)
@@ -146,9 +146,9 @@ def _tokenizer(
         tokenizer.load(path, vocab_size, data.form)
         return path.read_bytes()
     if corpora:
-        place = vocabulary.place(corpora, vocab_size, data.tokenizer_kind, folder)
-        if cache.read_manifest(place) is not None:
-            return (place / tokenizer.NAME).read_bytes()
+        target = vocabulary.cache_folder(corpora, vocab_size, data.tokenizer_kind, folder)
+        if cache.read_manifest(target) is not None:
+            return (target / tokenizer.NAME).read_bytes()
     return None
 
 
@@ -159,7 +159,7 @@ def _left(
     if not corpora or content is None:
         return 1.0
     left = [
-        tokens.left_mb(corpus, tokens.place(corpus, content, data.form, folder))
+        tokens.left_mb(corpus, tokens.cache_folder(corpus, content, data.form, folder))
         for corpus in corpora
     ]
     return sum(left) / sum(corpus.megabytes() for corpus in corpora)

@@ -185,11 +185,11 @@ def prepare(
             **_write(corpus, work, form, say, processes, engine),
         }
 
-    target = place(corpus, content, form, folder)
+    target = cache_folder(corpus, content, form, folder)
     return target, cache.make_folder(target, build, say, resumable=True)
 
 
-def place(corpus: Corpus, content: bytes, form: Form, folder: Path) -> Path:
+def cache_folder(corpus: Corpus, content: bytes, form: Form, folder: Path) -> Path:
     """Returns the folder of a token cache, whether or not it exists.
 
     Args:

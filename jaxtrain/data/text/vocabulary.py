@@ -60,12 +60,14 @@ def prepare(
         trained.save(str(work / tokenizer.NAME))
         return {"version": version}
 
-    target = place(corpora, vocab_size, kind, folder)
+    target = cache_folder(corpora, vocab_size, kind, folder)
     cache.make_folder(target, build, say)
     return target / tokenizer.NAME
 
 
-def place(corpora: Sequence[Corpus], vocab_size: int, kind: tokenizer.Kind, folder: Path) -> Path:
+def cache_folder(
+    corpora: Sequence[Corpus], vocab_size: int, kind: tokenizer.Kind, folder: Path
+) -> Path:
     """Returns the folder of a trained tokenizer, whether or not it exists; see :func:`prepare`."""
     key = cache.digest(_VERSIONS[kind], [corpus.key() for corpus in corpora], vocab_size, kind)
     return folder / f"vocabulary-{key[:20]}"

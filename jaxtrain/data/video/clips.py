@@ -126,7 +126,7 @@ class Clips:
             ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
             contrast and saturation, the hue shift in turns, and the blur's sigma in pixels. With a
             teacher also ``latents``: float32 [L, h, w, C]. With ``room`` in place of ``video``:
-            ``luma``, ``chroma``, and ``place`` (:func:`jaxtrain.ops.yuv.to_rgb`).
+            ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
             BadExample: the file is broken, or has changed since it was indexed.
@@ -173,7 +173,7 @@ class Clips:
         self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
     ) -> list[dict[str, np.ndarray] | BadExample]:
         """Decodes clips with these frame numbers, each augmented by its draws."""
-        cuts = [self._cut(entry, self._place(drawn)) for drawn in draws]
+        cuts = [self._cut(entry, self._position(drawn)) for drawn in draws]
 
         def take(clip: int, place: int, frame: VideoFrame) -> None:
             cuts[clip].put(place, frame)
@@ -186,27 +186,27 @@ class Clips:
             made.append(failure or cut.arrays() | {"augment": np.asarray(augment, np.float32)})
         return made
 
-    def _place(self, draws: np.ndarray) -> video_frames.Place:
+    def _position(self, draws: np.ndarray) -> video_frames.CropPosition:
         if not self.train:
-            return video_frames.Place()
+            return video_frames.CropPosition()
         scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
-        return video_frames.Place(
+        return video_frames.CropPosition(
             scale, draws[3], draws[4], bool(self.config.flip and draws[5] < 0.5)
         )
 
     def _cut(
-        self, entry: Entry, place: video_frames.Place
+        self, entry: Entry, position: video_frames.CropPosition
     ) -> video_frames.Crop | video_frames.Planes:
         size = {"frames": self.frames, "height": self.height, "width": self.width}
         if self.room is None:
-            return video_frames.Crop(entry.scanned, **size, place=place)
-        return video_frames.Planes(entry.scanned, **size, room=self.room, place=place)
+            return video_frames.Crop(entry.scanned, **size, position=position)
+        return video_frames.Planes(entry.scanned, **size, room=self.room, position=position)
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
         file = bisect.bisect_right(self._ends, index)
         entry = self.entries[file]
         window = index - self._ends[file] + self.windows(entry)
-        cut = self._cut(entry, video_frames.Place())
+        cut = self._cut(entry, video_frames.CropPosition())
         decode.read(
             entry.path, entry.scanned, self._fixed_frames(entry, window), cut.put, entry.span
         )
@@ -301,7 +301,7 @@ def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -
         BadExample: a frame cannot be decoded intact.
     """
     size = {"frames": len(numbers), "height": height, "width": width}
-    clip = video_frames.Crop(entry.scanned, **size, place=video_frames.Place())
+    clip = video_frames.Crop(entry.scanned, **size, position=video_frames.CropPosition())
     decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
     return clip.out_THWC
 

@@ -207,7 +207,7 @@ class Config:
         planes = {
             "luma": jax.ShapeDtypeStruct((batch, frames, high, wide), video.dtype),
             "chroma": jax.ShapeDtypeStruct((batch, frames, 2, high // 2, wide // 2), video.dtype),
-            "place": jax.ShapeDtypeStruct((batch, 3), np.int32),
+            "crop": jax.ShapeDtypeStruct((batch, 3), np.int32),
         }
         return planes | {name: part for name, part in spec.items() if name != "video"}
 
@@ -218,7 +218,7 @@ class Config:
         from jaxtrain.ops import yuv
 
         rest = dict(batch)
-        planes = (rest.pop(name) for name in ("luma", "chroma", "place"))
+        planes = (rest.pop(name) for name in ("luma", "chroma", "crop"))
         return rest | {"video": yuv.to_rgb(*planes, height=model.height, width=model.width)}
 
     def _room(self, model: Any) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def estimate(
     Raises:
         InputError: there are no videos, or the teacher's latents have the wrong shape.
     """
-    target = latents.store(cache.place(data.cache_dir), model, teacher.name)
+    target = latents.store(cache.path_of(data.cache_dir), model, teacher.name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         clips = data.clips(model, [], folder, train=False)
@@ -101,7 +101,7 @@ def _todo(
     data: Config, clips: Clips, target: latents.LatentStore, temporary: Path, say: Say
 ) -> list[tuple[int, Found]]:
     """Returns size and place of each video that may lack latents."""
-    root, listed, todo = cache.place(data.cache_dir), target.listed(), []
+    root, listed, todo = cache.path_of(data.cache_dir), target.listed(), []
     path = data.path or str(scenes.prepare(temporary, say))
     for flag, given in (("--data.path", path), ("--data.val_path", data.val_path)):
         if given is None:

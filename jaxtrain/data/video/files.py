@@ -181,12 +181,14 @@ def split(names: list[str], train_share: float) -> list[bool]:
         train_share: fraction of the files for training, 0 to 1.
     """
     videos = [video_of(name) for name in names]
-    places = [_place(video) for video in videos]
-    trains = {video: place < train_share for video, place in zip(videos, places, strict=True)}
+    fractions = [_split_fraction(video) for video in videos]
+    trains = {
+        video: fraction < train_share for video, fraction in zip(videos, fractions, strict=True)
+    }
     if all(trains.values()):
-        trains[videos[places.index(max(places))]] = False
+        trains[videos[fractions.index(max(fractions))]] = False
     elif not any(trains.values()):
-        trains[videos[places.index(min(places))]] = True
+        trains[videos[fractions.index(min(fractions))]] = True
     return [trains[video] for video in videos]
 
 
@@ -198,7 +200,7 @@ def video_of(name: str) -> str:
     return name.split(PIECES + "/", 1)[0]
 
 
-def _place(name: str) -> float:
+def _split_fraction(name: str) -> float:
     """Returns a name's hash as a number from 0 to 1."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

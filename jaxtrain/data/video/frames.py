@@ -42,13 +42,13 @@ _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on t
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
-class Place(NamedTuple):
+class CropPosition(NamedTuple):
     """Where a clip's crop is in its frames. It has the target's aspect ratio.
 
     Attributes:
         scale: side length of the crop as a fraction of the largest that fits, above 0 to 1.
-        across, down: place of the crop within the possible range, from 0 (left, top) to 1 (right,
-            bottom).
+        across, down: position of the crop within the possible range, from 0 (left, top) to 1
+            (right, bottom).
         mirror: whether to swap left and right.
     """
 
@@ -67,7 +67,7 @@ class Crop:
         info: the scan of the file, for rotation and pixel aspect ratio.
         frames: number of frames of the clip.
         height, width: size of the result, in pixels.
-        place: where the crop is.
+        position: where the crop is.
 
     Attributes:
         out_THWC: the clip, uint8 [T, height, width, 3]; frames not yet put are undefined.
@@ -80,14 +80,14 @@ class Crop:
         frames: int,
         height: int,
         width: int,
-        place: Place,
+        position: CropPosition,
     ) -> None:
         self.out_THWC = np.empty((frames, height, width, 3), np.uint8)
         self._info = info
-        self._place = place
+        self._position = position
         turned = info.rotation % 180 == 90
         self._target = (width, height) if turned else (height, width)
-        self._flip = ("vflip" if turned else "hflip") if place.mirror else None
+        self._flip = ("vflip" if turned else "hflip") if position.mirror else None
         self._graph: av.filter.Graph | None = None
         self._made_for: tuple[object, ...] = ()
 
@@ -97,7 +97,7 @@ class Crop:
         if self._graph is None or kind != self._made_for:  # the size may change within a stream
             high, wide = self._target
             stored = (frame.width, frame.height)
-            piece = _piece(stored, self._info.pixel_aspect, wide / high, self._place)
+            piece = _piece(stored, self._info.pixel_aspect, wide / high, self._position)
             self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
         self._graph.push(frame)
         image = self._graph.vpull()
@@ -126,7 +126,7 @@ class Planes:
         frames: number of frames of the clip.
         height, width: size that the device gives the clip, in pixels.
         room: height and width of the planes (:func:`room`).
-        place: where the crop is.
+        position: where the crop is.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class Planes:
         height: int,
         width: int,
         room: tuple[int, int],
-        place: Place,
+        position: CropPosition,
     ) -> None:
         high, wide = room
         self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
         self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
-        self._mirror = place.mirror
+        self._mirror = position.mirror
         self._turns = info.rotation // 90
         turned = self._turns % 2 == 1
         aspect = height / width if turned else width / height
         # From the scan, so that all frames of a clip have one size, in whatever order they come.
         self._stored = (info.width, info.height)
-        self._crop = lambda stored: _piece(stored, info.pixel_aspect, aspect, place)
+        self._crop = lambda stored: _piece(stored, info.pixel_aspect, aspect, position)
         piece_w, piece_h = self._crop(self._stored)[:2]
         if turned:
             high, wide, height, width = wide, high, width, height
@@ -177,8 +177,8 @@ class Planes:
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the example, as :func:`jaxtrain.ops.yuv.to_rgb` expects them."""
         size = (self._wide, self._high) if self._turns % 2 else (self._high, self._wide)
-        place = np.array([*size, self._mirror], np.int32)
-        return {"luma": self._luma_Thw, "chroma": self._chroma_T2hw, "place": place}
+        crop = np.array([*size, self._mirror], np.int32)
+        return {"luma": self._luma_Thw, "chroma": self._chroma_T2hw, "crop": crop}
 
     def _converted(self, frame: VideoFrame) -> VideoFrame:
         kind = _kind(frame)
@@ -232,7 +232,7 @@ def _is_plain(frame: VideoFrame) -> bool:
 
 
 def _piece(
-    stored: tuple[int, int], pixel_aspect: float, aspect: float, place: Place
+    stored: tuple[int, int], pixel_aspect: float, aspect: float, position: CropPosition
 ) -> tuple[int, int, int, int]:
     """Returns width, height, left, and top of the crop, in stored pixels.
 
@@ -242,14 +242,14 @@ def _piece(
         stored: width and height of the frame.
         pixel_aspect: width of a stored pixel divided by its height.
         aspect: width of the crop divided by its height, as shown.
-        place: where the crop is.
+        position: where the crop is.
     """
     width, height = stored
     stored_aspect = aspect / pixel_aspect
-    wide = min(width, height * stored_aspect) * place.scale
-    high = min(height, width / stored_aspect) * place.scale
+    wide = min(width, height * stored_aspect) * position.scale
+    high = min(height, width / stored_aspect) * position.scale
     piece_w, piece_h = _even(wide, width), _even(high, height)
-    left, top = (width - piece_w) * place.across, (height - piece_h) * place.down
+    left, top = (width - piece_w) * position.across, (height - piece_h) * position.down
     return piece_w, piece_h, int(left) // 2 * 2, int(top) // 2 * 2
 
 

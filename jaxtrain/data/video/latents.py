@@ -225,20 +225,20 @@ class LatentStore:
         atomic.write_whole(file, data)
 
 
-def place(root: Path, model: Any) -> Path:
+def cache_folder(root: Path, model: Any) -> Path:
     """Returns the folder of all teachers' latents for clips of a model's size."""
     return root / "latents" / f"{model.frames}x{model.height}x{model.width}"
 
 
 def store(root: Path, model: Any, teacher: str) -> LatentStore:
     """Returns a teacher's store for clips of a model's size, whether or not it exists."""
-    folder = place(root, model) / teacher
+    folder = cache_folder(root, model) / teacher
     return LatentStore(folder, tuple(model.latent_shape), cache.in_bucket(folder))
 
 
 def _fetch_descriptions(root: Path, model: Any) -> None:
     """Fetches the descriptions of all teachers whose latents of a model's size are in a bucket."""
-    folder = place(root, model)
+    folder = cache_folder(root, model)
     if (there := cache.in_bucket(folder)) is None:
         return
     output, name = there
@@ -276,7 +276,7 @@ def find(
         "--data and --model fields, and --teacher SPEC"
     )
     _fetch_descriptions(root, model)
-    there = sorted(path.parent.name for path in place(root, model).glob(f"*/{ABOUT}"))
+    there = sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
     if teacher is None and len(there) > 1:
         raise InputError(
             f"the cache has latents of {len(there)} teachers for {size}: choose one with "

@@ -37,16 +37,16 @@ class Replay(nnx.Module):
     """Stores windows and their contexts in bfloat16.
 
     Args:
-        places: the number of slots, R. Of a batch with more windows, the first R are kept. Slots
+        slots: their number, R. Of a batch with more windows, the first R are kept. Slots
             that cannot be divided evenly among the windows stay empty.
         image: shape of a window.
         context: shape of a window's context.
     """
 
-    def __init__(self, places: int, image: tuple[int, ...], context: tuple[int, ...]) -> None:
-        self.images = Kept(jnp.zeros((places, *image), jnp.bfloat16))
-        self.context = Kept(jnp.zeros((places, *context), jnp.bfloat16))
-        self.there = Kept(jnp.zeros((places,), jnp.bool_))
+    def __init__(self, slots: int, image: tuple[int, ...], context: tuple[int, ...]) -> None:
+        self.images = Kept(jnp.zeros((slots, *image), jnp.bfloat16))
+        self.context = Kept(jnp.zeros((slots, *context), jnp.bfloat16))
+        self.there = Kept(jnp.zeros((slots,), jnp.bool_))
 
     def draw(self, draws_N: jax.Array) -> Drawn:
         """Draws a slot of each window's shelf, chosen by a number in [0, 1)."""
@@ -80,16 +80,16 @@ class Replay(nnx.Module):
 
     def _chosen(self, draws_N: jax.Array) -> jax.Array:
         """Returns whether each slot is the one that was drawn, [N, P]; N is at most R."""
-        shelves, places = _shelves(self.there[...], draws_N.size).shape
-        place_N = jnp.floor(draws_N[:shelves] * places)
-        return jnp.arange(places)[None] == place_N[:, None]
+        shelves, slots = _shelves(self.there[...], draws_N.size).shape
+        slot_N = jnp.floor(draws_N[:shelves] * slots)
+        return jnp.arange(slots)[None] == slot_N[:, None]
 
 
 def _shelves(kept: jax.Array, windows: int) -> jax.Array:
     """[R, ...] -> [N, P, ...], or [R, 1, ...] if there are more windows than slots."""
     shelves = min(windows, kept.shape[0])
-    places = kept.shape[0] // shelves
-    return kept[: shelves * places].reshape(shelves, places, *kept.shape[1:])
+    slots = kept.shape[0] // shelves
+    return kept[: shelves * slots].reshape(shelves, slots, *kept.shape[1:])
 
 
 def _wide(chosen_NP: jax.Array, like: jax.Array) -> jax.Array:

@@ -133,7 +133,7 @@ def test_sources_are_mixed_and_limited_as_for_masked_text(
     got = opened(folder, cache, more_paths=(str(documents),), weights=(1.0, 3.0))
     assert isinstance(got.train, mixture.Mixture)
     assert got.files == 7
-    assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
+    assert abs(got.train.per_epoch[0] - len(got.train) / 4) <= 0.5
     few = opened(folder, cache, max_examples=2)
     assert "train: 1 documents" in few.summary
     assert "val: 1 documents" in few.summary

@@ -52,13 +52,13 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
         assert set(text) <= {*letters, " ", "."}, text
     where = sampler.order_of(got.train, 0)
     drawn = [where(position) < len(first) for position in range(len(got.train))]
-    assert sum(drawn) == got.train.places[0]
-    assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
+    assert sum(drawn) == got.train.per_epoch[0]
+    assert abs(got.train.per_epoch[0] - len(got.train) / 4) <= 0.5
     val = len(opened(folder, cache).val) + len(opened(other, cache).val)
     assert abs(len(got.val) - val) <= 0.3 * val  # the vocabulary differs
     unweighted = opened(folder, cache, more_paths=(str(other),)).train
     assert isinstance(unweighted, Mixture)
-    assert unweighted.places == unweighted.sizes
+    assert unweighted.per_epoch == unweighted.sizes
 
 
 def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path) -> None:

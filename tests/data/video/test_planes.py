@@ -57,7 +57,7 @@ def loaded(source: Any, count: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows: str) -> None:
     (_, host), (_, device) = (
-        opened(prepared, convert_on=place, windows=windows) for place in ("host", "device")
+        opened(prepared, convert_on=where, windows=windows) for where in ("host", "device")
     )
     host, device = getattr(host, split), getattr(device, split)
     assert (host.fingerprint, len(host)) == (device.fingerprint, len(device))
@@ -70,8 +70,8 @@ def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows:
         assert difference.max() <= 2
         assert (difference > 0).mean() < 0.05
     if (split, windows) == ("train", "random"):  # both ways, at several sizes
-        assert {int(one["place"][2]) for one in found} == {0, 1}
-        assert len({int(one["place"][0]) for one in found}) > 2
+        assert {int(one["crop"][2]) for one in found} == {0, 1}
+        assert len({int(one["crop"][0]) for one in found}) > 2
 
 
 def test_the_batch_that_workers_send(prepared: Path) -> None:
@@ -155,11 +155,11 @@ def test_a_video_whose_size_changes(tmp_path: Path) -> None:
 
 def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> None:
     frames = frames or sample.decoded(str(path), scan, [0, 1])
-    for place in (
-        video_frames.Place(),
-        video_frames.Place(scale=0.8, across=1.0, down=0.3, mirror=True),
+    for position in (
+        video_frames.CropPosition(),
+        video_frames.CropPosition(scale=0.8, across=1.0, down=0.3, mirror=True),
     ):
-        size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "place": place}
+        size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "position": position}
         host = video_frames.Crop(scan, **size)
         device = video_frames.Planes(scan, **size, room=ROOM)
         for one in (host, device):
@@ -168,7 +168,7 @@ def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> N
         found = np.asarray(shown([device.arrays()])["video"][0])
         difference = np.abs(host.out_THWC.astype(int) - found)
         # A crop without room has color at half the resolution. A wrong range is off by 9.
-        fits = device.arrays()["place"][0] <= ROOM[0] and scan.height * scan.width < 40 * 60
+        fits = device.arrays()["crop"][0] <= ROOM[0] and scan.height * scan.width < 40 * 60
         assert difference.mean() < (2 if fits else 4)
 
 
@@ -191,6 +191,6 @@ def test_planes_have_room_for_every_crop(scale: float) -> None:
     assert high % 2 == wide % 2 == 0
     for shape in [(1080, 1920), (2000, 2000), (4000, 1000), (1440, 2560), (600, 900), (2161, 3841)]:
         piece = settings.size(*shape)
-        crop = video_frames._piece((piece[1], piece[0]), 1.0, 1.5, video_frames.Place())
+        crop = video_frames._piece((piece[1], piece[0]), 1.0, 1.5, video_frames.CropPosition())
         assert crop[0] <= wide
         assert crop[1] <= high
