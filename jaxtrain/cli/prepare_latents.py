@@ -121,7 +121,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         with bucket_output.admitted(url, say, shared=shared is not None):
             if cluster is not None:
                 say(f"encoding on {cluster.where}")
-                made = latents.prepare_on(
+                made = latents.prepare_on_cluster(
                     cluster,
                     splits,
                     functools.partial(load, say=_silent),

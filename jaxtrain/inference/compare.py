@@ -285,7 +285,7 @@ def _begin(
     def measure(numbered: tuple[int, Clip]) -> _Result:
         _, clip = numbered
         entry = clip.entry
-        missing = shared_folder.unseen(entry.path if entry.span is None else entry.span.file)
+        missing = shared_folder.unseen(entry.file)
         if missing is not None:
             return missing
         try:

@@ -237,7 +237,7 @@ def run(
     return outcome
 
 
-def run_on(
+def run_on_cluster(
     cluster: engine.Ray,
     todo: Sequence[Job],
     out: Path,

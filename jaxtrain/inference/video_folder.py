@@ -60,7 +60,7 @@ def process(
     """
     if cluster is not None:
         load = functools.partial(_load, model.trained, model.precision, work, workers)
-        outcome = folder.run_on(
+        outcome = folder.run_on_cluster(
             cluster, todo, out, settings, load, at_once=workers, say=say, each_file=each_file
         )
         return outcome, cluster.where

@@ -370,7 +370,7 @@ def test_a_file_that_kills_its_worker_costs_only_itself(tmp_path: Path, cluster:
     texts.mkdir()
     for number in range(8):
         (texts / f"{number}.txt").write_text(str(number))
-    found = folder.run_on(
+    found = folder.run_on_cluster(
         engine.Ray(cluster.address),
         folder.jobs(texts, out, frozenset((".txt",)), ".up", print),
         out,

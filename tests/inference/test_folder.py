@@ -177,7 +177,7 @@ def on_cluster(
     place: Path, cluster: Any, *, mode: int = 1, broken: str = "", say: Any = print
 ) -> folder.Outcome:
     todo = folder.jobs(place / "in", place / "out", TEXT, ".up", print)
-    return folder.run_on(
+    return folder.run_on_cluster(
         cluster,
         todo,
         place / "out",

@@ -64,6 +64,11 @@ class Entry:
         assert self.info is not None, f"{self.path} is broken: {self.reason}"
         return self.info
 
+    @property
+    def file(self) -> str:
+        """Returns the file on disk: the video, or the tar."""
+        return self.path if self.span is None else self.span.file
+
 
 def folder_of(path: str, cache_root: Path) -> Path:
     """Returns the cache folder for the index of a path or URL.
@@ -175,7 +180,7 @@ def check_unchanged(entry: Entry) -> int:
     """Returns the modification time in ns; raises BadExample if the file is gone or has changed."""
     span = entry.span
     try:
-        status = os.stat(entry.path if span is None else span.file)
+        status = os.stat(entry.file)
     except OSError as error:
         raise BadExample(entry.path, f"{error.strerror}, although it was indexed") from error
     if span is not None:

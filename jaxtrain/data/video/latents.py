@@ -404,7 +404,7 @@ def prepare(
     return made
 
 
-def prepare_on(
+def prepare_on_cluster(
     cluster: engine.Ray,
     splits: Sequence[Windows],
     load: Callable[[], Teacher],
@@ -495,7 +495,7 @@ def _begin(
         made, todo, unseen = Made(0, 0, 0, ()), [], []
         for number, entry in group:
             split = splits[number]
-            missing = shared_folder.unseen(entry.path if entry.span is None else entry.span.file)
+            missing = shared_folder.unseen(entry.file)
             if missing is not None:
                 unseen.append(missing)
                 made = made.plus(_lost(splits, (number, entry), os.strerror(errno.ENOENT)))

@@ -172,7 +172,9 @@ def test_commands_share_the_videos(
 def _prepare_on(sources: Any, root: Path, cluster: Any, **more: Any) -> latents.Made:
     target = latents.store(cache.root(str(root)), MODEL, Means.name)
     settings: dict[str, Any] = {"batch_size": 1, "threads": None, "say": lambda line: None, **more}
-    return latents.prepare_on(cluster, (sources.train, sources.val), Means, target, **settings)
+    return latents.prepare_on_cluster(
+        cluster, (sources.train, sources.val), Means, target, **settings
+    )
 
 
 def test_a_cluster_computes_the_same_latents(data: Path, tmp_path: Path) -> None:
@@ -528,7 +530,9 @@ def test_a_cluster_needs_no_shared_cache_for_a_bucket(
     target = latents.store(cache.root(URL), MODEL, Means.name)
     settings: Any = {"batch_size": 1, "threads": None, "say": lambda line: None}
     cluster: Any = ClusterHere()
-    made = latents.prepare_on(cluster, (sources.train, sources.val), Means, target, **settings)
+    made = latents.prepare_on_cluster(
+        cluster, (sources.train, sources.val), Means, target, **settings
+    )
     assert (made.videos, made.fresh) == (4, 4)
     alone = tmp_path / "alone"
     _prepare(_open(data, alone), alone)
