@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from jaxtrain import terminal
 from jaxtrain.data import engine, worker_count
 from jaxtrain.errors import InputError
 
@@ -66,12 +67,7 @@ def cluster(flags: argparse.Namespace) -> engine.Ray | None:
         InputError: the flags contradict each other.
     """
     if flags.engine == "local":
-        for flag, value in (
-            ("--ray-address", flags.ray_address),
-            ("--ray-gpus", flags.ray_gpus),
-        ):
-            if value is not None:
-                raise InputError(f"{flag} {value} requires --engine ray")
+        _refuse_ray_flags(flags)
         return None
     if vars(flags).get("share"):
         raise InputError("--share is for commands without Ray: omit it, or omit --engine ray")
@@ -83,6 +79,12 @@ def cluster(flags: argparse.Namespace) -> engine.Ray | None:
 
     jax.config.update("jax_platforms", "cpu")
     return engine.Ray(_address(flags), gpus=flags.ray_gpus)
+
+
+def _refuse_ray_flags(flags: argparse.Namespace) -> None:
+    for name in ("ray_address", "ray_gpus"):
+        if (value := vars(flags).get(name)) is not None:
+            raise InputError(f"--{name.replace('_', '-')} {value} requires --engine ray")
 
 
 def _address(flags: argparse.Namespace) -> str:
@@ -99,8 +101,7 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
         raise InputError(f"--workers {flags.workers}: use at least 1")
     if flags.engine == "ray":
         return engine.Ray(_address(flags), flags.workers)
-    if flags.ray_address is not None:
-        raise InputError(f"--ray-address {flags.ray_address} requires --engine ray")
+    _refuse_ray_flags(flags)
     return engine.Local(flags.workers or worker_count.cores())
 
 
@@ -121,6 +122,23 @@ def add_share(parser: argparse.ArgumentParser) -> None:
         help="share the work with the same command on other machines; tasks of srun, of a SLURM "
         "array, and of a Kubernetes Indexed Job always do",
     )
+
+
+def announced_share(flags: argparse.Namespace, where: object) -> str | None:
+    """Prints that this command shares its work with others, if it does.
+
+    Args:
+        flags: with ``share``.
+        where: the results, for the message.
+
+    Returns:
+        A text that no other command has; None if there are no others.
+    """
+    found = share(flags)
+    if found is None:
+        return None
+    terminal.say(f"sharing {where} with other commands: {found[1]}")
+    return found[0]
 
 
 def share(

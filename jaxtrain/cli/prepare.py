@@ -120,24 +120,19 @@ def _clips(arguments: list[str]) -> int:
         raise InputError(f"--{unused} {given[unused]} requires {other}")
     settings = pieces.Settings(codec=flags.codec, split_at_cuts=not flags.keep_cuts, **given)
 
-    def say(message: str) -> None:
-        terminal.say(message)
-
+    say = terminal.say
     if flags.dry_run:
         found = prepare_clips.estimate(flags.source, flags.out, settings, engine=engine, say=say)
         room = engine.room()
         estimate.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
         return 0
-    shared = engine_flags.share(flags)
-    if shared is not None:
-        say(f"sharing {flags.out} with other commands: {shared[1]}")
     report = prepare_clips.run(
         flags.source,
         flags.out,
         settings,
         engine=engine,
         say=say,
-        share=None if shared is None else shared[0],
+        share=engine_flags.announced_share(flags, flags.out),
     )
     place = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
     say(

@@ -77,9 +77,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
 
-    def say(message: str) -> None:
-        terminal.say(message)
-
+    say = terminal.say
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
     load = functools.partial(
         teachers.load,
@@ -113,12 +111,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     say(sources.summary)
     target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
     splits = (sources.train, sources.val)
-    shared = None if cluster is not None else engine_flags.share(flags)
-    if shared is not None:
-        say(f"sharing {target.where} with other commands: {shared[1]}")
+    share = None if cluster is not None else engine_flags.announced_share(flags, target.where)
     url = cache.url(data.cache_dir)
     try:
-        with bucket_output.admitted(url, say, shared=shared is not None):
+        with bucket_output.admitted(url, say, shared=share is not None):
             if cluster is not None:
                 say(f"encoding on {cluster.where}")
                 made = latents.prepare_on_cluster(
@@ -138,7 +134,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
                     batch_size=batch_size,
                     threads=threads,
                     say=say,
-                    share=None if shared is None else shared[0],
+                    share=share,
                 )
     except OSError as error:
         raise disk_trouble(

@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
 
-    def say(message: str) -> None:
-        terminal.say(message)
-
+    say = terminal.say
     model = hub.with_local_tokenizer(run.model, say)
     if flags.dry_run:
         found = sampled.estimate(run.data, model, engine=engine, say=say)

@@ -165,9 +165,7 @@ def process_folder(
             estimated, out, "files", "results", room=room, worker="device", say=terminal.out
         )
         return 0
-    shared = None if cluster else engine_flags.share(flags)
-    if shared is not None:
-        terminal.out(f"sharing {out} with other commands: {shared[1]}")
+    share = None if cluster else engine_flags.announced_share(flags, out)
     counter = Counter(len(todo), "file")
     try:
         with command_line.cleaning_up():
@@ -179,7 +177,7 @@ def process_folder(
                 work,
                 workers=flags.workers,
                 cluster=cluster,
-                share=None if shared is None else shared[0],
+                share=share,
                 say=terminal.out,
                 each_file=counter.one_of,
             )

@@ -30,6 +30,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NAMES = ("local", "ray")
+KILLS = "kills the worker that processes it"
+"""Why an item has no result: its worker died each time."""
 # A task whose worker dies is repeated, because its node may be lost. After that, the item is at
 # fault.
 _RETRIES = 3

@@ -46,7 +46,6 @@ Features = Callable[[jax.Array], jax.Array]
 _FEATURES = "features"
 _ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
-_KILLS = "kills the worker that measures it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,7 +298,7 @@ def _begin(
 
 
 def _died(numbered: tuple[int, Clip]) -> BadExample:
-    return BadExample(numbered[1].entry.path, _KILLS)
+    return BadExample(numbered[1].entry.path, engine.KILLS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,6 @@ from jaxtrain.storage import atomic, lock
 MANIFEST = "manifest.jsonl"
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
 _MOST_MANIFEST = 2**30
-_KILLS = "kills the worker that processes it"
 
 Record = dict[str, Any]
 Work = Callable[[int, Path, Path, Callable[[], None]], Record]
@@ -307,7 +306,7 @@ def _begin(
 
 
 def _died(job: Job) -> Record:
-    return _failed(job, InputError(f"{job.source} {_KILLS}"))
+    return _failed(job, InputError(f"{job.source} {engine.KILLS}"))
 
 
 def _failed(job: Job, error: InputError) -> Record:

@@ -454,7 +454,7 @@ def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
 
     assert on(ClusterHere(kills), monkeypatch, place, videos) == 0
     printed = capsys.readouterr().out
-    assert f"skipped: {videos}/2.mp4: kills the worker that measures it" in printed
+    assert f"skipped: {videos}/2.mp4: kills the worker that processes it" in printed
     assert f"skipped: {videos}/0.mp4: No such file or directory" in printed
     assert "measured on 2 videos (2 clips" in printed
 

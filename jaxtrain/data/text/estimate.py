@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import cache
-from jaxtrain.data.engine import Engine
+from jaxtrain.data.engine import KILLS, Engine
 from jaxtrain.data.estimate import SAMPLE, Estimate, Measured, Stopwatch, from_sample, spread
 from jaxtrain.data.text import (
     documents,
@@ -41,7 +41,6 @@ from jaxtrain.telemetry.progress_bar import Say
 _CHARACTERS = 1 << 20  # of each sampled file that are tokenized
 _MOST_BYTES = 2**31  # of the sampled files, which are read to their ends
 _SPAN_BYTES = 16  # of a packed sequence
-_KILLS = "kills the worker that reads it"
 
 
 def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SAMPLE) -> Estimate:
@@ -228,7 +227,7 @@ class _Tried:
 
     def killed(self) -> "_Tried":
         """Returns this for a file that kills its worker."""
-        return self.failed(_KILLS)
+        return self.failed(KILLS)
 
 
 def _read(file: Fresh | Scanned, text_field: str | None) -> _Tried:
@@ -253,7 +252,7 @@ def _read(file: Fresh | Scanned, text_field: str | None) -> _Tried:
 
 
 def _died(file: Fresh | Scanned) -> _Tried:
-    scanned = file if isinstance(file, Scanned) else documents.bad(file[1:], _KILLS)
+    scanned = file if isinstance(file, Scanned) else documents.bad(file[1:], KILLS)
     return _Tried(scanned=scanned, scan_s=0.0).killed()
 
 

@@ -36,7 +36,6 @@ ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
 _FETCHES = 8  # files at once
 _LARGEST_ABOUT = 2**20  # bytes
-_KILLS = "kills the worker that reads it"
 _BATCHES = 4  # that a group of videos fills at least, for a worker of a cluster
 
 Shape = tuple[int, ...]
@@ -451,7 +450,7 @@ def prepare_on_cluster(
                 if result is None and len(group) > 1:  # one of the videos is at fault
                     alone += [(one,) for one in group]
                     continue
-                part, unseen = result or (_lost(splits, group[0], _KILLS), ())
+                part, unseen = result or (_lost(splits, group[0], engine.KILLS), ())
                 for one in unseen:
                     shared_folder.check_seen(one)
                 made = made.plus(part)

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from jaxtrain.data import bucket_output, cache, shared_folder
 from jaxtrain.data.bucket_output import BucketOutput
-from jaxtrain.data.engine import Engine
+from jaxtrain.data.engine import KILLS, Engine
 from jaxtrain.data.estimate import (
     SAMPLE,
     Estimate,
@@ -67,7 +67,6 @@ _READERS = 32  # threads that read records from a bucket
 _LONGEST_KEY = 1024  # bytes of the name of an object; the limit of S3 and Google Cloud Storage
 _PUBLISH_TRIES = 10
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
-_KILLS = "kills the worker that reads it"
 _MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
@@ -319,7 +318,7 @@ def _try(job: _Job, settings: Settings) -> Measured:
 
 
 def _try_died(job: _Job) -> Measured:
-    return _tried(job, 0.0, 0, _KILLS)
+    return _tried(job, 0.0, 0, KILLS)
 
 
 def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> Measured:
@@ -504,7 +503,7 @@ class _InBucket:
             yield job, result
 
     def _died(self, job: _Job) -> Record:
-        return self._lost(job, _KILLS)
+        return self._lost(job, KILLS)
 
     def _lost(self, job: _Job, why: str) -> Record:
         record = _record(job, dropped=why)
@@ -616,7 +615,7 @@ def _claimed(out: Path, name: str) -> contextlib.AbstractContextManager[bool | N
 
 
 def _died(job: _Job) -> Record:
-    return _dropped(job, _KILLS)
+    return _dropped(job, KILLS)
 
 
 def _cut(job: _Job, settings: Settings) -> Record:

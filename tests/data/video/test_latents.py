@@ -208,7 +208,7 @@ def test_a_video_that_kills_its_worker_costs_only_itself(data: Path, tmp_path: P
     )
     assert (made.fresh, made.windows) == (3, 9)
     assert [(bad.path, bad.reason) for bad in made.bad] == [
-        (killer.path, "kills the worker that reads it")
+        (killer.path, "kills the worker that processes it")
     ]
     assert _prepare_on(sources, tmp_path, ClusterHere()).fresh == 1
 

@@ -430,7 +430,7 @@ def test_a_video_that_kills_its_worker_is_skipped(
     assert not earlier.exists()
     assert (report["cut"], len(report["dropped"])) == (2, 2)
     assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
-        "kills the worker that reads it"
+        "kills the worker that processes it"
     )
 
 
@@ -463,7 +463,7 @@ def test_a_worker_that_dies_while_another_record_is_processed(
     report = prepare_clips.run(str(source), out, SMALL, engine=engine.Local(2), say=say)
     assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
     dropped = {one["source"]: one["reason"] for one in report["dropped"]}
-    assert dropped.pop("sub/0.mp4") == "kills the worker that reads it"
+    assert dropped.pop("sub/0.mp4") == "kills the worker that processes it"
     assert list(dropped) == ["broken.mp4"]
 
 
