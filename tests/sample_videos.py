@@ -161,11 +161,11 @@ def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame
 
 
 def cropped(
-    frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **place: Any
+    frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **position: Any
 ) -> np.ndarray:
-    """Crops all frames alike; ``place`` as for :class:`jaxtrain.data.video.frames.CropPosition`."""
-    where = video_frames.CropPosition(**place)
-    clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, place=where)
+    """Crops all frames alike; ``position`` has the fields of :class:`video_frames.CropPosition`."""
+    where = video_frames.CropPosition(**position)
+    clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, position=where)
     for index, frame in enumerate(frames):
         clip.put(index, frame)
     return clip.out_THWC
