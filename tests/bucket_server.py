@@ -18,7 +18,7 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 BUCKET = "bucket"
 SECRET = "not-to-be-recorded"
@@ -200,7 +200,7 @@ class FaultProxy:
                 if "content-length" not in headers:
                     self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if cut else content)
+                proxy.write(self.wfile, content[: len(content) // 2] if cut else content)
                 if cut:
                     self.close_connection = True
 
@@ -230,6 +230,10 @@ class FaultProxy:
     @property
     def variables(self) -> dict[str, str]:
         return KEYS | {"AWS_ENDPOINT_URL": self.url}
+
+    def write(self, file: BinaryIO, content: bytes) -> None:
+        """Writes the content of a response."""
+        file.write(content)
 
     def exchange(
         self, method: str, path: str, headers: dict[str, str], body: bytes

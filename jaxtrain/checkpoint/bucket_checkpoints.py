@@ -255,7 +255,7 @@ class BucketCheckpoints:
             checkpoint: folder of a complete checkpoint on disk, which must not change.
             to: from :func:`data_of`.
             part: its number.
-            sent: called with the bytes of each file, once it is there.
+            sent: called with the number of bytes, each time that the bucket has taken some.
 
         Raises:
             Unavailable, InputError: it is not complete; calling this again continues.
@@ -267,8 +267,9 @@ class BucketCheckpoints:
         def send(name: str) -> None:
             size = listed[name][0]
             if there.get(f"{to}/{part}/{name}") != size:
-                self.bucket.put(f"{to}/{part}/{name}", checkpoint / name)
-            sent(size)
+                self.bucket.put(f"{to}/{part}/{name}", checkpoint / name, sent)
+            else:
+                sent(size)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(send, sorted(listed, key=lambda name: -listed[name][0])):

@@ -10,16 +10,19 @@ Credentials come only from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_
 application-default login`` writes; without them, from the role of the machine.
 """
 
+import collections
 import contextlib
 import copy
 import datetime
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -32,13 +35,13 @@ Result = TypeVar("Result")
 
 SCHEMES = ("s3", "gs", "gcs")
 _RETRIES, _RETRY_S = 4, 30
-_CONNECT_S, _REQUEST_S = "10s", "120s"
+# S3 answers the end of an upload in parts with white space for minutes until the object is there.
+_CONNECT_S, _SILENT_S, _REQUEST_S = "10s", "120s", "900s"
 # On top of the tries of obstore, which end after seconds: a store that limits the rate may refuse
 # longer than that.
 _WAITS_S = (5.0, 30.0)
 # S3 allows 10,000 parts: those of files above 150 GB, such as tokens, are larger.
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 2**24, 9_000, 4
-_CHUNK_BYTES = 2**22
 _MOST_IN_MEMORY = 2**26
 _KEYS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for temporary ones also "
@@ -162,22 +165,46 @@ class Bucket:
         return made
 
     @_patient
-    def put(self, name: str, data: bytes | Path) -> None:
+    def put(
+        self, name: str, data: bytes | Path, sent: Callable[[int], object] = lambda count: None
+    ) -> None:
         """Writes an object, from memory or from a file; it appears complete or not at all.
+
+        Args:
+            name: of the object.
+            data: its content, or the file with it.
+            sent: called with the number of bytes, each time that the store has taken some, and
+                with a negative number if they are lost, because the upload failed.
 
         Raises:
             Unavailable, InputError: it is not written.
             OSError: the file cannot be read.
         """
         size = data.stat().st_size if isinstance(data, Path) else len(data)
-        with self._explained(f"write {name}"):
-            self._obstore.put(
-                self._store,
-                name,
-                data,
-                chunk_size=max(_PART_BYTES, -(-size // _MOST_PARTS)),
-                max_concurrency=_PARTS_AT_ONCE,
-            )
+        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        counted = 0
+
+        def pieces(path: Path) -> Iterator[bytes]:
+            nonlocal counted
+            with path.open("rb") as file:
+                for number in itertools.count():
+                    if not (piece := file.read(part)):
+                        return
+                    yield piece
+                    if number > _PARTS_AT_ONCE:  # one of them must have been taken
+                        counted += part
+                        sent(part)
+
+        content = pieces(data) if isinstance(data, Path) and size > part else data
+        try:
+            with self._explained(f"write {name}"):
+                self._obstore.put(
+                    self._store, name, content, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
+                )
+        except BaseException:
+            sent(-counted)
+            raise
+        sent(size - counted)
 
     def put_if(self, name: str, data: bytes, version: Any) -> Any:
         """Writes a small object unless another writer came first; returns its new version.
@@ -262,41 +289,49 @@ class Bucket:
             pieces = _Pieces(piece_bytes)
             if version is not None:
                 file.seek(0)
-                while chunk := file.read(_CHUNK_BYTES):
+                while chunk := file.read(_PART_BYTES):
                     pieces.add(chunk)
-            current = version
-
-            def read_on() -> bool:
-                nonlocal current
-                if current is not None and pieces.bytes == current[0]:
-                    return True
-                options: Any = {"range": {"offset": pieces.bytes}} if pieces.bytes else None
-                try:
-                    found = self._obstore.get(self._store, name, options=options)
-                except FileNotFoundError as error:
-                    if _NO_BUCKET.search(str(error)):
-                        raise
-                    return False
-                self._check_size(name, found.meta["size"], most)
-                there = found.meta["size"], (found.meta["e_tag"] or "").strip('"')
-                if current is not None and there != (current[0], current[1].strip('"')):
+            if version is None or pieces.bytes != version[0]:
+                about = self.about(name)
+                if about is None:
+                    return None
+                self._check_size(name, about[0], most)
+                if version is not None and _plain(about) != _plain(version):
                     raise Unavailable(f"{self.url}/{name} changed while it was read: start again")
-                current = there
-                for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
-                    with _of_disk():
-                        file.write(chunk)
-                    pieces.add(chunk)
-                return True
-
-            def explained() -> bool:
-                with self._explained(f"read {name}"):
-                    return read_on()
-
-            if not self._tried(explained):
-                return None
+                for part in self._parts(name, pieces.bytes, *about):
+                    file.write(part)
+                    pieces.add(part)
             file.flush()
             os.fsync(file.fileno())
         return pieces.digests()
+
+    def _parts(self, name: str, begin: int, end: int, tag: str) -> Iterator[Any]:
+        """Yields the parts of an object, a few of which are read at once.
+
+        Each has a request of its own. One for the complete object would be cut off after
+        ``_REQUEST_S``, and has the speed of a single connection.
+        """
+
+        def read(start: int) -> Any:
+            options: Any = {"range": (start, min(start + _PART_BYTES, end))}
+            if tag:
+                options["if_match"] = tag
+            with self._explained(f"read {name}"):
+                try:
+                    return self._obstore.get(self._store, name, options=options).bytes()
+                except self._obstore.exceptions.PreconditionError:
+                    raise Unavailable(
+                        f"{self.url}/{name} changed while it was read: start again"
+                    ) from None
+
+        reading: collections.deque[Future[Any]] = collections.deque()
+        with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            for start in range(begin, end, _PART_BYTES):
+                reading.append(pool.submit(self._tried, functools.partial(read, start)))
+                if len(reading) == _PARTS_AT_ONCE:
+                    yield reading.popleft().result()
+            while reading:
+                yield reading.popleft().result()
 
     @_patient
     def about(self, name: str) -> tuple[int, str] | None:
@@ -373,7 +408,11 @@ class Bucket:
 
     def _opened(self) -> Any:
         parts = addresses.split(self.url)
-        options: dict[str, Any] = {"connect_timeout": _CONNECT_S, "timeout": _REQUEST_S}
+        options: dict[str, Any] = {
+            "connect_timeout": _CONNECT_S,
+            "read_timeout": _SILENT_S,
+            "timeout": _REQUEST_S,
+        }
         # Plain http only where the environment names an endpoint that has it.
         endpoints = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
         if any(os.environ.get(name, "").startswith("http://") for name in endpoints):
@@ -397,8 +436,6 @@ class Bucket:
             yield
         except (InputError, RunAgain):
             raise
-        except _Disk as error:
-            raise error.cause from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:  # the file's own disk
                 raise
@@ -462,20 +499,9 @@ class _Pieces:
         return [digest.hexdigest() for digest in self._digests]
 
 
-class _Disk(Exception):
-    """Carries an error of a local disk past the translation of the store's errors."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-@contextlib.contextmanager
-def _of_disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _Disk(error) from None
+def _plain(about: tuple[int, str]) -> tuple[int, str]:
+    """Returns bytes and ETag; some answers of a store have quotation marks around it."""
+    return about[0], about[1].strip('"')
 
 
 def _version(about: Any) -> dict[str, str]:

@@ -56,7 +56,7 @@ _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have 
 _LONGEST_PAUSE_S = 30.0  # between tries
 _BETWEEN_MOVES_S = 5.0
 _ANNOUNCE_S = 30.0
-# At the end: a bucket that takes nothing for this long is not waited for.
+# At the end: a bucket that takes nothing new for this long is not waited for.
 _GIVE_UP_S = 600.0
 _OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _IN_MEMORY_BYTES = 2**25
@@ -154,11 +154,13 @@ class Mirror:
         self._changed = threading.Condition()
         self._work: list[_Upload] = []
         self._sent = self._total = 0
-        self._moved_at = 0.0
+        self._most_sent, self._moved_at = 0, 0.0
+        self._attempt_at = self._attempt_s = 0.0
         self._missed: dict[str, Path] = {}
         self._behind = False
         self._commits = threading.Lock()
         self._rejected = False
+        self._unexpected: Exception | None = None
         self._said: set[str] = set()
         self._synced: dict[str, tuple[int, int]] = {}
         self._over = threading.Event()
@@ -285,11 +287,14 @@ class Mirror:
             self.begin(first, self.prepare(first), also_best=False)
 
     def check(self) -> None:
-        """Checks that no other run has taken over.
+        """Checks that no other run has taken over, and that the thread that uploads has not failed.
 
         Raises:
             lease.Lost: one has.
+            Exception: an error in that thread that no try again fixes, such as a defect.
         """
+        if self._unexpected is not None:
+            raise self._unexpected
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
@@ -353,7 +358,7 @@ class Mirror:
         """Waits until the newest checkpoint is in the bucket, with the parts of all processes.
 
         Raises:
-            RunAgain: in all processes, if the bucket took nothing for ten minutes.
+            RunAgain: in all processes, if the bucket took nothing new for ten minutes.
         """
         self._wait_for_all(still_alive)
         for _ in range(2):  # the newest, then the best, unless they are uploaded together
@@ -442,13 +447,21 @@ class Mirror:
                 if now - announced > _ANNOUNCE_S:
                     announced = now
                     self._say(f"waiting for the upload to {self.url} ({self._progress()})")
-                if now - self._moved_at > _GIVE_UP_S:
+                if self._is_stuck():
                     raise RunAgain(
                         f"checkpoint {self._work[0].step} is complete in {self.directory}, but not "
-                        f"in {self.url}, which took nothing for {_GIVE_UP_S:g} s: fix what the "
-                        "warnings name, then resume on this machine with --resume latest"
+                        f"in {self.url}, which took nothing new for {now - self._moved_at:.0f} s: "
+                        "fix what the warnings name, then resume on this machine with --resume "
+                        "latest"
                     )
                 self._changed.wait(0.5)
+
+    def _is_stuck(self) -> bool:
+        """Whether the bucket takes nothing new for too long.
+
+        An attempt after a failure may first take as long as the one that came furthest.
+        """
+        return time.monotonic() - self._moved_at > _GIVE_UP_S + self._attempt_s
 
     def _progress(self) -> str:
         step = self._work[0].step if self._work else 0
@@ -475,6 +488,14 @@ class Mirror:
             return None
 
     def _run(self) -> None:
+        try:
+            self._upload_until_over()
+        except Exception as error:  # without the thread, the run would wait for ten minutes
+            with self._changed:
+                self._unexpected = error
+                self._changed.notify_all()
+
+    def _upload_until_over(self) -> None:
         """Uploads in a thread until the run is over."""
         while not self._over.is_set():
             with self._changed:
@@ -493,6 +514,8 @@ class Mirror:
 
     def _try_until_done(self, upload: _Upload) -> None:
         pause_s = 1.0
+        with self._changed:
+            self._most_sent, self._attempt_s, self._moved_at = 0, 0.0, time.monotonic()
         while not (self._over.is_set() or self._lease.lost):
             moved_at = self._moved_at
             try:
@@ -514,7 +537,7 @@ class Mirror:
         # Before the files: on another machine, a resume reads the copy, which is not older.
         certified = layout.certified_step(self.directory)
         with self._changed:
-            self._sent = 0
+            self._sent, self._attempt_at = 0, time.monotonic()
         if part.number in part.layout.complete():
             self._remote.upload(upload.source, data, part.number or 0, self._count_sent)
         if self._first:
@@ -526,7 +549,7 @@ class Mirror:
             return
         others = range(1, self._count) if self.own_disk else ()
         while missing := self._remote.missing(data, part.layout, others):
-            if time.monotonic() - self._moved_at > _GIVE_UP_S:
+            if self._is_stuck():
                 raise Incomplete(f"process {missing[0]} has not uploaded its part and its files")
             if self._over.wait(1.0):
                 return
@@ -545,7 +568,9 @@ class Mirror:
     def _count_sent(self, count: int) -> None:
         with self._changed:
             self._sent += count
-            self._moved_at = time.monotonic()
+            if self._sent > self._most_sent:
+                self._most_sent, self._moved_at = self._sent, time.monotonic()
+                self._attempt_s = self._moved_at - self._attempt_at
 
     def _warn(self, line: str) -> None:
         if line not in self._said:

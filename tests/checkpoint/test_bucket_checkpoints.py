@@ -107,7 +107,7 @@ def test_an_upload_continues_where_it_was_interrupted(
     data = upload(4)
     store.bucket.delete([f"{data}/0/meta/metadata"])
     put: list[str] = []
-    monkeypatch.setattr(store.bucket, "put", lambda name, data: put.append(name))
+    monkeypatch.setattr(store.bucket, "put", lambda name, *_: put.append(name))
     upload(4, commit=False)
     assert put == [f"{data}/0/meta/metadata", f"{data}/0/manifest.json"]
 

@@ -1,13 +1,16 @@
 """Tests the client for buckets against a store in memory; real_buckets.py uses a real API."""
 
+import contextlib
+import errno
 import hashlib
-from collections.abc import Iterator
+import random
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import obstore
 import pytest
+from bucket_server import Sink
 from obstore.store import MemoryStore
 
 from jaxtrain.errors import InputError
@@ -154,66 +157,150 @@ def test_a_conditional_write_is_not_repeated(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Breaking:
-    """A store whose connections break after some bytes."""
+    """A store that fails to send some parts."""
 
-    def __init__(self, after: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, failures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.starts: list[int] = []
         real = obstore.get
 
-        def get(store: Any, name: str, *, options: Any = None) -> Any:
-            found = real(store, name, options=options)
-            self.starts.append(found.range[0])
-            if not after:
-                return found
-            data = bytes(found.bytes())[: after.pop(0)]
-
-            def stream(min_chunk_size: int) -> Iterator[bytes]:
-                yield data
+        def get(store: Any, name: str, *, options: Any) -> Any:
+            start = options["range"][0]
+            self.starts.append(start)
+            if start in failures:
+                failures.remove(start)
                 raise BUSY
-
-            return SimpleNamespace(meta=found.meta, stream=stream)
+            return real(store, name, options=options)
 
         monkeypatch.setattr(obstore, "get", get)
+        monkeypatch.setattr(buckets, "_PART_BYTES", 10)
 
 
 def test_a_download_continues_where_the_connection_broke(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket, data = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0)), bytes(range(100))
+    bucket, data = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0)), bytes(range(95))
     bucket.put("file", data)
-    broken = _Breaking([10, 60], monkeypatch)
+    broken = _Breaking([10, 10, 70, 90], monkeypatch)
     digests = bucket.download("file", tmp_path / "file", piece_bytes=32)
-    assert broken.starts == [0, 10, 70]
+    assert sorted(broken.starts) == sorted([*range(0, 100, 10), 10, 10, 70, 90])
     assert (tmp_path / "file").read_bytes() == data
-    starts = range(0, 100, 32)
+    starts = range(0, 95, 32)
     assert digests == [hashlib.sha256(data[start : start + 32]).hexdigest() for start in starts]
 
     # So does the next process, if it is the same object.
     version = bucket.versions()["file"]
-    broken = _Breaking([50], monkeypatch)
+    _Breaking([50], monkeypatch)
     with pytest.raises(Busy):
         bucket.impatient().download("file", tmp_path / "other", 32, version=version)
+    assert (tmp_path / "other").read_bytes() == data[:50]
+    broken = _Breaking([], monkeypatch)
     assert bucket.download("file", tmp_path / "other", 32, version=version) == digests
     assert (tmp_path / "other").read_bytes() == data
     assert bucket.download("file", tmp_path / "other", 32, version=version) == digests  # complete
-    assert broken.starts == [0, 50]
+    assert sorted(broken.starts) == list(range(50, 100, 10))
 
 
 def test_parts_of_two_objects_are_not_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = Bucket(URL, MemoryStore())
-    bucket.put("file", b"1" * 10)
+    bucket.put("file", b"1" * 15)
     version = bucket.versions()["file"]
-    _Breaking([4], monkeypatch)
+    _Breaking([10], monkeypatch)
     with pytest.raises(Busy):
         bucket.impatient().download("file", tmp_path / "file", version=version)
-    bucket.put("file", b"2" * 10)
+    bucket.put("file", b"2" * 15)
     with pytest.raises(Unavailable, match=f"{URL}/file changed while it was read: start again"):
         bucket.download("file", tmp_path / "file", version=version)
-    assert (tmp_path / "file").read_bytes() == b"1111"
+    assert (tmp_path / "file").read_bytes() == b"1" * 10
     bucket.download("file", tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == b"2" * 10
+    assert (tmp_path / "file").read_bytes() == b"2" * 15
+
+
+def test_parts_of_a_download_are_of_the_same_content(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(0).randbytes(1000)
+    bucket.put("file", data)
+    get, ranges = obstore.get, []
+
+    def ranged(*arguments: Any, options: Any) -> Any:
+        ranges.append(options["range"])
+        return get(*arguments, options=options)
+
+    monkeypatch.setattr(buckets, "_PART_BYTES", 64)
+    monkeypatch.setattr(obstore, "get", ranged)
+    digests = bucket.download("file", tmp_path / "file", piece_bytes=600)
+    assert (tmp_path / "file").read_bytes() == data
+    assert digests == [hashlib.sha256(one).hexdigest() for one in (data[:600], data[600:])]
+    assert sorted(ranges) == [(start, min(start + 64, 1000)) for start in range(0, 1000, 64)]
+
+    def replaced(*arguments: Any, options: Any) -> Any:
+        if options["range"][0] == 128:
+            bucket.put("file", data)
+        return get(*arguments, options=options)
+
+    monkeypatch.setattr(obstore, "get", replaced)
+    with pytest.raises(Unavailable, match="file changed while it was read"):
+        bucket.download("file", tmp_path / "file")
+
+
+class Patient(Sink):
+    """Sends white space before the end of an upload in parts, as S3 does."""
+
+    def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        status, found, content = super().exchange(method, path, headers, body)
+        return status, found, (b" " * 12 if b"CompleteMultipart" in content else b"") + content
+
+    def write(self, file: BinaryIO, content: bytes) -> None:
+        text = content.lstrip(b" ")
+        for _ in range(len(content) - len(text)):
+            file.write(b" ")
+            file.flush()
+            time.sleep(0.15)
+        file.write(text)
+
+
+def test_an_upload_may_end_slowly_and_reports_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(20 * 2**10 + 1))
+    monkeypatch.setattr(buckets, "_PART_BYTES", 2**10)
+    monkeypatch.setattr(buckets, "_SILENT_S", "1s")
+    sent: list[int] = []
+    with Patient() as store:
+        for variable, value in store.variables.items():
+            monkeypatch.setenv(variable, value)
+        Bucket("s3://bucket/run").put("file", tmp_path / "file", sent.append)
+    (parts,) = store.parts.values()
+    assert sorted(parts.values()) == [1, *(20 * [2**10])]
+    assert sum(sent) == 20 * 2**10 + 1
+    assert sent[:-1] == 16 * [2**10]  # up to five parts may not be there yet
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_disk(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    monkeypatch.setattr(buckets, "_PART_BYTES", 32)
+
+    class Failing:
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def read(self, count: int) -> bytes:
+            self.reads += 1
+            if self.reads == 2:
+                raise OSError(errno.EIO, "Input/output error")
+            return bytes(count)
+
+    failing = contextlib.nullcontext(Failing())
+    monkeypatch.setattr(Path, "open", lambda *_: failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        bucket.put("file", tmp_path / "file")
+    assert bucket.sizes() == {}
 
 
 def test_large_objects_are_not_read(

@@ -276,11 +276,11 @@ def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
     slow, released = threading.Event(), threading.Event()
     put = run.bucket.put
 
-    def wait(name: str, data: Any) -> None:
+    def wait(name: str, data: Any, *more: Any) -> None:
         if name.startswith("data/1-"):
             slow.set()
             released.wait(20)
-        put(name, data)
+        put(name, data, *more)
 
     monkeypatch.setattr(run.bucket, "put", wait)
     run.save(1)
@@ -305,10 +305,10 @@ def test_an_upload_that_fails_is_tried_again(
     run = runs("one", None).begin()
     put, failures = run.bucket.put, iter([True, True])
 
-    def fail(name: str, data: Any) -> None:
+    def fail(name: str, data: Any, *more: Any) -> None:
         if name.startswith("data/") and next(failures, False):
             raise Unavailable("s3://bucket/run: cannot write (503 Slow Down)")
-        put(name, data)
+        put(name, data, *more)
 
     monkeypatch.setattr(run.bucket, "put", fail)
     run.save(2)
@@ -325,10 +325,10 @@ def test_no_checkpoint_is_complete_before_its_metrics(
     run = runs("one", None).begin()
     put, failures, names = run.bucket.put, iter([True, True]), list[str]()
 
-    def fail(name: str, data: Any) -> None:
+    def fail(name: str, data: Any, *more: Any) -> None:
         if name == "metrics.jsonl" and next(failures, False):
             raise Unavailable("s3://bucket/run: cannot write (503 Slow Down)")
-        put(name, data)
+        put(name, data, *more)
         names.append(name)
 
     monkeypatch.setattr(run.bucket, "put", fail)
@@ -448,7 +448,8 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
     run = runs("one", None).begin()
 
-    def fail(name: str, data: Any) -> None:
+    def fail(name: str, data: Any, sent: Callable[[int], object] = lambda count: None) -> None:
+        sent(10)  # no attempt comes further than the first
         raise Unavailable("no")
 
     monkeypatch.setattr(run.bucket, "put", fail)
@@ -457,6 +458,58 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     with pytest.raises(RunAgain, match=f"checkpoint 2 is complete in {run.directory}, but not in"):
         run.mirror.finish(lambda: beats.append(None))
     assert beats
+
+
+def test_an_unexpected_error_in_an_upload_ends_the_run(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("not enough")
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    run.save(2)
+    with pytest.raises(MemoryError, match="not enough"):
+        run.finish()
+    with pytest.raises(MemoryError, match="not enough"):
+        run.mirror.check()
+
+
+def test_a_large_file_may_take_longer_than_a_bucket_that_takes_nothing(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
+    run = runs("one", None).begin()
+    put, began = run.bucket.put, time.monotonic()
+
+    def slow(name: str, data: Any, *sent: Callable[[int], object]) -> None:
+        while sent and time.monotonic() - began < 3:
+            sent[0](1)
+            time.sleep(0.05)
+        put(name, data)
+
+    monkeypatch.setattr(run.bucket, "put", slow)
+    run.save(2)
+    run.finish()
+    assert run.stored == [2]
+
+
+def test_an_attempt_may_take_as_long_as_the_one_before(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None)
+    one, now = run.mirror, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one._count_sent(1)
+    now[0] = 1000.0
+    one._count_sent(9)
+    one._sent, one._attempt_at = 0, 1000.0  # it has failed
+    now[0] = 2599.0
+    one._count_sent(10)
+    assert not one._is_stuck()
+    now[0] = 2601.0
+    assert one._is_stuck()
 
 
 def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
@@ -580,11 +633,11 @@ def test_the_best_does_not_supersede_later_checkpoints(
     slow, released = threading.Event(), threading.Event()
     put = run.bucket.put
 
-    def wait(name: str, data: Any) -> None:
+    def wait(name: str, data: Any, *more: Any) -> None:
         if name.startswith("data/1-"):
             slow.set()
             released.wait(20)
-        put(name, data)
+        put(name, data, *more)
 
     monkeypatch.setattr(run.bucket, "put", wait)
     run.save(1)
