@@ -121,6 +121,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
                     cluster,
                     splits,
                     functools.partial(load, say=_silent),
+                    teacher.about,
                     target,
                     batch_size=flags.batch,
                     threads=data.workers or None,

@@ -160,6 +160,7 @@ def run(
     """
     lock.hold(out, say, shared=share is not None)
     path = out / MANIFEST
+    atomic.remove_leftovers(out, (MANIFEST,), alone=share is None)
     others = _Others(out / _PARTS, settings)
     if share is not None:
         others.folder.mkdir(exist_ok=True)
@@ -261,6 +262,7 @@ def run_on_cluster(
     """
     lock.hold(out, say, shared=False)
     path = out / MANIFEST
+    atomic.remove_leftovers(out, (MANIFEST,), alone=True)
     others = _Others(out / _PARTS, settings)
     records, open_jobs = _open_jobs(todo, path, settings, others)
     _remove_left(open_jobs)
@@ -491,10 +493,7 @@ def _remove_left(jobs: Sequence[Job]) -> None:
     for job in jobs:
         names[job.target.parent].add(job.target.name)
     for place, targets in names.items():
-        for left in place.glob(".*.*.*"):  # .NAME.RANDOM.SUFFIX, see atomic.appearing
-            name = Path(left.stem).stem[1:]
-            if name in targets and left.suffix == Path(name).suffix:
-                left.unlink(missing_ok=True)
+        atomic.remove_leftovers(place, targets, alone=True)
 
 
 @contextlib.contextmanager

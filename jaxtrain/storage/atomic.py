@@ -4,10 +4,11 @@ import contextlib
 import errno
 import json
 import os
-import secrets
+import re
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,17 @@ def create_whole(path: Path, data: str) -> bool:
     Raises:
         OSError: the file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    write_whole(beside, data)
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without hard links
-        if path.exists():
+    with _beside(path) as beside:
+        beside.write_text(data, encoding="utf-8")
+        _finish(beside)
+        try:
+            os.link(beside, path)
+        except FileExistsError:
             return False
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+        except OSError:  # a file system without hard links
+            if path.exists():
+                return False
+            os.replace(beside, path)
     sync(path.parent)
     return True
 
@@ -82,22 +82,72 @@ def appearing(path: Path) -> Iterator[Path]:
         OSError: the file cannot be written. After any error the temporary file is removed, and an
             older file is unchanged.
     """
+    with _beside(path) as beside:
+        yield beside
+        _finish(beside)
+        os.replace(beside, path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Yields a new file in the same folder, with the same suffix, and removes it at the end."""
     descriptor, name = tempfile.mkstemp(
         dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
     )
     os.close(descriptor)
     try:
         yield Path(name)
-        sync(name)
-        os.chmod(name, 0o666 & ~_UMASK)  # mkstemp makes it private
-        os.replace(name, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError) and error.filename in (None, name):
+    except OSError as error:
+        if error.filename is None or str(error.filename) == name:
             error.filename = str(path)  # the temporary name means nothing to the user
         raise
-    sync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _finish(beside: Path) -> None:
+    sync(beside)
+    os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
+
+
+_OLD_S = 24 * 3600.0
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}(\.[^.]*)?")  # of _beside
+
+
+def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yields temporary files in a folder, each with the name of the file that it would replace.
+
+    They are of killed processes, or of processes that are writing now.
+
+    Args:
+        folder: the folder. If it does not exist, there are none.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        found = _TEMPORARY.fullmatch(name)
+        if found is not None and Path(found[1]).suffix == (found[2] or ""):
+            yield folder / name, found[1]
+
+
+def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alone: bool) -> None:
+    """Removes temporary files that killed processes left in a folder.
+
+    Args:
+        folder: the folder.
+        names: of the files that they would replace; None for all.
+        alone: whether no other process writes there. Otherwise, one of the last 24 hours may be of
+            a live process on another machine, and is kept.
+    """
+    for path, name in leftovers(folder):
+        if names is None or name in names:
+            with contextlib.suppress(OSError):
+                if alone or time.time() - path.stat().st_mtime > _OLD_S:
+                    path.unlink()
 
 
 def open_own(path: Path, flags: int) -> int:

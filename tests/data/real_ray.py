@@ -154,7 +154,11 @@ def test_a_node_is_killed_and_the_files_are_those_of_one_process(
     said = output(process)
     assert f"skipped: {videos}/broken.mp4" in said
     assert files(out) == files(lone)
-    assert not list((out / ".prepare").glob("half-*"))
+    hidden = {path.relative_to(out).as_posix() for path in out.rglob(".*")}
+    assert hidden == {".prepare", ".prepare/.lock"}
+    assert {path.name for path in (out / ".prepare").iterdir()} == {
+        *(".lock", "claims", "records", "settings.json", "token")
+    }
     # The work is done: another start only reads the records.
     said = output(prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address))
     assert f"{VIDEOS + 1} of {VIDEOS + 1} videos are already done" in said
@@ -306,8 +310,9 @@ def test_latents_are_those_of_one_process(short: Path, tmp_path: Path, cluster: 
         made[name] = {
             path.relative_to(root).as_posix(): path.read_bytes()
             for path in root.glob("latents/**/*")
-            if path.is_file() and path.name != ".token"
+            if path.is_file() and path.name not in (".token", ".lock", ".claims")
         }
+    assert not [name for name in made["cluster"] if "/." in name]  # temporary files
     assert len(made["alone"]) == SHORT + 1  # and the description of the teacher
     assert made["cluster"] == made["alone"]
 

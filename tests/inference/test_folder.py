@@ -241,14 +241,19 @@ def test_a_file_that_kills_its_worker_or_is_gone_costs_only_itself(tmp_path: Pat
 def test_what_lost_workers_left_is_removed(tmp_path: Path) -> None:
     texts(tmp_path)
     out = tmp_path / "out"
-    ours, others = (".0.up.x_7.up",), (".0.up.note", ".b.up.x_7.up", "0.up.x_7.up", ".0.up.x.y.up")
+    ours = (".0.up.x_7abcde.up",)
+    others = (".0.up.note.txt", ".b.up.x_7abcde.up", "0.up.x_7abcde.up", ".0.up.x.y7abcdef.up")
 
     def kills(job: folder.Job) -> bool:
         for name in (*ours, *others):
             (out / "b" / name).write_text("half")
         return False
 
+    out.mkdir()
+    manifest = out / f".{folder.MANIFEST}.abcd1234.jsonl"
+    manifest.write_text("of a killed command")
     on_cluster(tmp_path, ClusterHere(kills))
+    assert not manifest.exists()
     assert {path.name for path in (out / "b").iterdir()} == {*others, "0.up", "2.up", "4.up"}
 
 
@@ -276,7 +281,7 @@ from jaxtrain.inference import folder
 
 def work(worker, source, target, check):
     if source.name == "3.txt":
-        target.with_name(f".{target.name}.half.up").write_text("half")
+        target.with_name(f".{target.name}.half_1_2.up").write_text("half")
         print("holds 3", flush=True)
         sys.stdin.read()
     target.write_text(f"{source.read_text()}!")
@@ -345,7 +350,7 @@ def test_commands_share_a_folder(
     assert helped[0][2:] not in mine.seen
     assert found.done == 8 - len(theirs - {"7"}) - 1
     assert (tmp_path / "out/manifest.jsonl").read_bytes() == expected
-    assert not list((tmp_path / "out").rglob(".*.half.up"))
+    assert not list((tmp_path / "out").rglob(".*.half_1_2.up"))
     # A later command alone also knows what those that shared have done.
     (tmp_path / "out/manifest.jsonl").unlink()
     assert process(tmp_path, Upper("7.txt")).skipped == 8
@@ -376,7 +381,7 @@ def test_without_locks_a_file_that_another_command_writes_is_kept(
 ) -> None:
     texts(tmp_path, 1)
     (tmp_path / "out/b").mkdir(parents=True)
-    half = tmp_path / "out/b/.0.up.half.up"
+    half = tmp_path / "out/b/.0.up.half_1_2.up"
     half.write_text("half")
 
     def refuse(*arguments: Any) -> None:

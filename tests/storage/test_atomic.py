@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +125,40 @@ def test_one_of_several_creates_a_file(
     assert not atomic.create_whole(path, "second")
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+KILLED = """
+import os
+import sys
+from pathlib import Path
+from jaxtrain.storage import atomic
+os.fsync = lambda file: os._exit(9)  # the first one is of the temporary file
+path = Path(sys.argv[1])
+atomic.create_whole(path, "half") if sys.argv[2] == "create" else atomic.write_whole(path, "half")
+"""
+
+
+@pytest.mark.parametrize("name", ["about.json", "token", "a.b.npy"])
+@pytest.mark.parametrize("how", ["create", "write"])
+def test_what_a_killed_writer_left_is_found(
+    name: str, how: str, tmp_path: Path, checkout: Path
+) -> None:
+    wanted, others = tmp_path / name, (".claims", ".note.txt", f".{name}", name, f".{name}.short")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, wanted, how], env=os.environ | {"PYTHONPATH": str(checkout)}
+    )
+    assert killed.returncode == 9
+    for other in others:
+        (tmp_path / other).touch()
+    ((left, of),) = atomic.leftovers(tmp_path)
+    assert of == name
+    atomic.remove_leftovers(tmp_path, alone=False)  # its process may be alive elsewhere
+    atomic.remove_leftovers(tmp_path, ("other",), alone=True)
+    assert left.exists()
+    os.utime(left, times=(time.time() - 25 * 3600,) * 2)
+    atomic.remove_leftovers(tmp_path, alone=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*others})
+    left.touch()
+    atomic.remove_leftovers(tmp_path, (name,), alone=True)
+    assert not left.exists()
+    assert not list(atomic.leftovers(tmp_path / "gone"))

@@ -39,7 +39,7 @@ from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import addresses
-from jaxtrain.storage.atomic import write_whole
+from jaxtrain.storage.atomic import remove_leftovers, write_whole
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
@@ -178,6 +178,7 @@ def prepare(
     content = tokenizer_path.read_bytes()
 
     def build(work: Path) -> dict[str, Any]:
+        remove_leftovers(work, alone=True)
         write_whole(work / tokenizer.NAME, content)
         return {
             "version": _VERSION,

@@ -210,9 +210,53 @@ class LatentStore:
         self._write(self._name(entry), held.getvalue())
 
     def describe(self, teacher: str) -> None:
-        """Writes the description of the teacher."""
+        """Writes the description of the teacher, unless it is there."""
         about = {"teacher": teacher, "shape": list(self.shape)}
-        self._write(ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        data = (json.dumps(about, indent=1) + "\n").encode()
+        if self.bucket is not None:
+            output, folder = self.bucket
+            found = output.bucket.get(f"{folder}/{ABOUT}")
+            if found is None or found.data != data:
+                self._write(ABOUT, data)
+            return
+        with self.claimed(ABOUT) as mine:  # otherwise another command is writing it now
+            file = self.folder / ABOUT
+            if mine is not False and not (file.exists() and file.read_bytes() == data):
+                self._write(ABOUT, data)
+
+    def claimed(self, name: str) -> contextlib.AbstractContextManager[bool | None]:
+        """Claims a file of the folder on disk; see :func:`jaxtrain.storage.lock.claimed`."""
+        return lock.claimed(self.folder / ".claims", name)
+
+    @contextlib.contextmanager
+    def only(self, say: Callable[[str], None], *, shared: bool) -> Iterator[None]:
+        """Keeps other commands out of the folder on disk, and removes what killed ones left there.
+
+        Args:
+            say: prints a message.
+            shared: whether other commands work in the folder, too.
+
+        Raises:
+            RunAgain: another command is using the folder, and one of them does not share it.
+        """
+        if self.bucket is not None:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock.hold(self.folder, say, shared=shared)
+        self._remove_left(shared)
+        try:
+            yield
+        finally:
+            self._remove_left(shared)
+
+    def _remove_left(self, shared: bool) -> None:
+        with contextlib.suppress(OSError):
+            for folder in (self.folder, *self.folder.glob("[0-9a-f][0-9a-f]")):
+                for left, name in atomic.leftovers(folder):
+                    with self.claimed(name) as mine:
+                        if mine or not shared:  # a node that a cluster has given up has no claim
+                            left.unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
         if self.bucket is not None:
@@ -236,12 +280,16 @@ def store(root: Path, model: Any, teacher: str) -> LatentStore:
 
 
 def _fetch_descriptions(root: Path, model: Any) -> None:
-    """Fetches the descriptions of all teachers whose latents of a model's size are in a bucket."""
+    """Makes the descriptions on this disk those of the teachers that are in a bucket, if any."""
     folder = cache_folder(root, model)
     if (there := cache.in_bucket(folder)) is None:
         return
     output, name = there
-    for one in output.bucket.sizes(name):
+    listed = output.bucket.sizes(name)
+    for local in folder.glob(f"*/{ABOUT}"):
+        if f"{name}/{local.parent.name}/{ABOUT}" not in listed:  # deleted there
+            local.unlink(missing_ok=True)
+    for one in listed:
         teacher, _, file = one.removeprefix(f"{name}/").partition("/")
         if file == ABOUT and teacher not in (".", ".."):
             (folder / teacher).mkdir(parents=True, exist_ok=True)
@@ -381,32 +429,55 @@ def prepare(
         InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large.
         OSError: the latents cannot be written. Finished files are kept.
     """
-    everything, todo = _open_videos(splits, target, say)
-    total = _windows(todo)
-    if share is not None:
-        todo.sort(key=lambda one: lock.order(share, one[1].name))
-    if target.bucket is None:
-        target.folder.mkdir(parents=True, exist_ok=True)
-    encoder = Encoder(teacher, target, batch_size, threads)
-    made = Made(everything, 0, 0, ())
-    with progress_bar.counted("encoding", "clips", total, 0, say) as show:
-        while todo:
-            busy: list[tuple[Windows, Entry]] = []
-            with contextlib.ExitStack() as held:
-                mine = todo if share is None else _claimed(todo, target, busy, held)
-                for part in encoder.videos(mine):
-                    made = made.plus(part)
-                    show(made.windows, len(made.bad))
-            todo = busy
-            if todo:
-                time.sleep(lock.POLL_S)
-    return made
+    with target.only(say, shared=share is not None):
+        everything, todo = _open_videos(splits, target, say)
+        total = _windows(todo)
+        if share is not None:
+            todo.sort(key=lambda one: lock.order(share, one[1].name))
+        encoder = Encoder(teacher, target, batch_size, threads)
+        made = Made(everything, 0, 0, ())
+        about = _About(target, teacher.about, everything > len(todo))
+        with progress_bar.counted("encoding", "clips", total, 0, say) as show:
+            while todo:
+                busy: list[tuple[Windows, Entry]] = []
+                with contextlib.ExitStack() as held:
+                    mine = todo if share is None else _claimed(todo, target, busy, held)
+                    for part in encoder.videos(mine):
+                        about.write_after(part)
+                        made = made.plus(part)
+                        show(made.windows, len(made.bad))
+                todo = busy
+                if todo:
+                    time.sleep(lock.POLL_S)
+        return made
+
+
+class _About:
+    """Describes the teacher once, and only once its latents are known to fit.
+
+    Args:
+        target: stores the latents.
+        about: the description.
+        known: whether there are latents of an earlier command.
+    """
+
+    def __init__(self, target: LatentStore, about: str, known: bool) -> None:
+        self._target, self._about, self._written = target, about, known
+        if known:
+            target.describe(about)
+
+    def write_after(self, part: "Made") -> None:
+        """Writes the description when the first latents exist."""
+        if part.fresh and not self._written:
+            self._target.describe(self._about)
+            self._written = True
 
 
 def prepare_on_cluster(
     cluster: engine.Ray,
     splits: Sequence[Windows],
     load: Callable[[], Teacher],
+    about: str,
     target: LatentStore,
     *,
     batch_size: int,
@@ -416,11 +487,13 @@ def prepare_on_cluster(
     """Does the same as :func:`prepare` on a cluster.
 
     Each worker loads the teacher once, and processes groups of videos that fill several batches.
+    Only this process describes the teacher.
 
     Args:
         cluster: runs the work.
         splits: the windows.
         load: loads the teacher in a worker; can be pickled.
+        about: describes the teacher.
         target: stores the latents, in a folder that all nodes share.
         batch_size, say: see :func:`prepare`.
         threads: decoding threads of each worker; None is one for each of its CPUs.
@@ -430,33 +503,35 @@ def prepare_on_cluster(
         RunAgain: the cluster failed.
         OSError: the latents cannot be written. Finished files are kept.
     """
-    everything, todo = _open_videos(splits, target, say)
-    made = Made(everything, 0, 0, ())
-    if not todo:
+    with target.only(say, shared=False):
+        everything, todo = _open_videos(splits, target, say)
+        made = Made(everything, 0, 0, ())
+        description = _About(target, about, everything > len(todo))
+        if not todo:
+            return made
+        mark = None
+        if target.bucket is None:
+            mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
+        numbers = {id(split): number for number, split in enumerate(splits)}
+        bare = [split.without_entries() for split in splits]
+        fixed = (bare, load, target, mark, batch_size, threads)
+        videos = [(numbers[id(split)], entry) for split, entry in todo]
+        groups = _groups(videos, splits, _BATCHES * batch_size)
+        with progress_bar.counted("encoding", "clips", _windows(todo), 0, say) as show:
+            while groups:
+                alone: list[_Group] = []
+                for group, result in cluster.with_models(_begin, groups, *fixed, died=_died):
+                    if result is None and len(group) > 1:  # one of the videos is at fault
+                        alone += [(one,) for one in group]
+                        continue
+                    part, unseen = result or (_lost(splits, group[0], engine.KILLS), ())
+                    for one in unseen:
+                        shared_folder.check_seen(one)
+                    description.write_after(part)
+                    made = made.plus(part)
+                    show(made.windows, len(made.bad))
+                groups = alone
         return made
-    mark = None
-    if target.bucket is None:
-        target.folder.mkdir(parents=True, exist_ok=True)
-        mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
-    numbers = {id(split): number for number, split in enumerate(splits)}
-    bare = [split.without_entries() for split in splits]
-    fixed = (bare, load, target, mark, batch_size, threads)
-    videos = [(numbers[id(split)], entry) for split, entry in todo]
-    groups = _groups(videos, splits, _BATCHES * batch_size)
-    with progress_bar.counted("encoding", "clips", _windows(todo), 0, say) as show:
-        while groups:
-            alone: list[_Group] = []
-            for group, result in cluster.with_models(_begin, groups, *fixed, died=_died):
-                if result is None and len(group) > 1:  # one of the videos is at fault
-                    alone += [(one,) for one in group]
-                    continue
-                part, unseen = result or (_lost(splits, group[0], engine.KILLS), ())
-                for one in unseen:
-                    shared_folder.check_seen(one)
-                made = made.plus(part)
-                show(made.windows, len(made.bad))
-            groups = alone
-    return made
 
 
 _Group = tuple[tuple[int, Entry], ...]
@@ -546,7 +621,6 @@ class Encoder:
     ) -> None:
         self._teacher, self._target = teacher, target
         self._batch_size, self._threads = batch_size, threads
-        self._described = False
 
     def videos(self, todo: Iterable[tuple[Windows, Entry]]) -> Iterator[Made]:
         """Yields what each batch adds."""
@@ -563,9 +637,6 @@ class Encoder:
                 found = _encode(self._teacher, pixels, size, target.shape)
                 for (job, window, _), latents in zip(clips, found, strict=True):
                     job.latents[window] = latents
-            if not self._described:  # only once the teacher's latents are known to fit
-                target.describe(self._teacher.about)
-                self._described = True
             for job, _, clip in batch:
                 job.left -= 1
                 if isinstance(clip, BadExample) and disks.cure_of(clip.reason):
@@ -598,8 +669,7 @@ def _claimed(
         if target.bucket is not None:
             yield split, entry
             continue
-        claim = lock.claimed(target.folder / ".claims", target.file(entry).name)
-        if held.enter_context(claim) is False:
+        if held.enter_context(target.claimed(target.file(entry).name)) is False:
             busy.append((split, entry))
         elif not target.has(entry, split.windows(entry)):  # not finished just before the claim
             yield split, entry

@@ -51,6 +51,7 @@ from jaxtrain.storage.atomic import (
     expanded,
     parse_json,
     read_json,
+    remove_leftovers,
     sync,
     write_whole,
 )
@@ -625,14 +626,11 @@ def _cut(job: _Job, settings: Settings) -> Record:
         OSError: the output disk fails.
         RunAgain, InputError: the video is in a bucket and cannot be fetched.
     """
-    work = job.out / WORK / f"half-{job.digest[:_CLAIM]}-{secrets.token_hex(4)}"
-    if job.found.version is None:
-        return _cut_found(job, job.found, work, settings)
-    fetched = work.with_name(f"{work.name}-source")
-    try:
-        return _cut_found(job, files.fetched(job.found, fetched, "SOURCE"), work, settings)
-    finally:
-        shutil.rmtree(fetched, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        found, work = job.found, stack.enter_context(_half_done(job))
+        if found.version is not None:
+            found = files.fetched(found, stack.enter_context(_half_done(job)), "SOURCE")
+        return _cut_found(job, found, work, settings)
 
 
 def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Record:
@@ -641,10 +639,9 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
     Args:
         job: the video.
         found: the same, on disk.
-        work: a new folder in OUT for its pieces.
+        work: an empty folder in OUT for its pieces.
         settings: settings of the pieces.
     """
-    work.mkdir()
     try:
         made = pieces.cut(found.path, found.span, work, settings)
         sizes = _sizes(work)
@@ -663,8 +660,6 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
         return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     record = _record(job, pieces=list(made.pieces), left_out=made.left_out)
     return _finish(job, {**record, "bytes": sizes})
 
@@ -719,8 +714,23 @@ def _record(
 
 def _finish(job: _Job, record: Record) -> Record:
     job.record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(job.record, json.dumps(record))
+    # If this process is killed, the file is found there without a list of all records.
+    with _half_done(job) as work:
+        write_whole(work / job.record.name, json.dumps(record))
+        os.replace(work / job.record.name, job.record)
+    sync(job.record.parent)
     return record
+
+
+@contextlib.contextmanager
+def _half_done(job: _Job) -> Iterator[Path]:
+    """Makes a folder in OUT for what is written for a video, and removes it at the end."""
+    work = job.out / WORK / f"half-{job.digest[:_CLAIM]}-{secrets.token_hex(4)}"
+    work.mkdir()
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _read_record(path: Path) -> Record | None:
@@ -851,7 +861,7 @@ def _check_settings(read: Callable[[], Any], settings: Settings, path: str, out:
 
 
 def _remove_half_done(out: Path, alone: bool) -> None:
-    """Removes folders that killed processes left.
+    """Removes folders and files that killed processes left.
 
     Args:
         out: the output folder.
@@ -864,6 +874,8 @@ def _remove_half_done(out: Path, alone: bool) -> None:
                     _discard(left, out)
         for left in (out / WORK).glob("old-*"):
             shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(out, (REPORT,), alone=alone)
+    remove_leftovers(out / WORK, alone=alone)
 
 
 def _check_no_links(jobs: list[_Job], out: Path) -> None:

@@ -185,7 +185,10 @@ def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
     where = {"tokenizer_path": words, "folder": tmp_path / "cache", "say": silent}
     with pytest.raises(KeyboardInterrupt):
         tokens.prepare(what, **where, engine=Dies())
+    (work,) = (tmp_path / "cache").glob("tokens-*.building")
+    (work / ".progress.json.abcd1234.json").write_text("of a killed command")
     folder, _ = tokens.prepare(what, **where, engine=Resumes())
+    assert not list(folder.glob(".*"))
     assert [item[:2] for item in done[-1]] == [(3, 0)]  # only the file that was not tokenized
     assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
 

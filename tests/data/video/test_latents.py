@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import os
 import subprocess
 import sys
@@ -169,11 +170,119 @@ def test_commands_share_the_videos(
     assert [store.file(entry).read_bytes() for entry in entries] == expected
 
 
+def test_what_killed_commands_left_is_removed(data: Path, tmp_path: Path, checkout: Path) -> None:
+    """Except what a live command that shares the work may be writing."""
+    sources = _open(data, tmp_path)
+    store = latents.store(cache.root(str(tmp_path)), MODEL, Means.name)
+    first, second = (store.file(entry) for entry in sources.train.entries[:2])
+    about, theirs, ours = (
+        file.with_name(f".{file.name}.abcd1234{file.suffix}")
+        for file in (store.folder / latents.ABOUT, first, second)
+    )
+    lefts = (about, theirs, ours)
+
+    def leave() -> None:
+        for left in lefts:
+            left.parent.mkdir(parents=True, exist_ok=True)
+            left.write_text("half")
+
+    leave()
+    _prepare(sources, tmp_path)
+    assert not any(left.exists() for left in lefts)
+    leave()
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, store.folder / ".claims", first.name],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "claimed\n"
+        _prepare(sources, tmp_path, share="1")
+        assert [left.exists() for left in lefts] == [False, True, False]
+    _prepare(sources, tmp_path, share="1")
+    assert not theirs.exists()
+    leave()
+    _prepare_on(sources, tmp_path, ClusterHere())
+    assert not any(left.exists() for left in lefts)
+
+
+def test_only_the_command_describes_the_teacher(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once, although several workers of a cluster encode."""
+    working, written = [False], []
+    begin, describe = latents._begin, latents.LatentStore.describe
+
+    def begun(*arguments: Any) -> Any:
+        process = begin(*arguments)
+
+        def one(group: Any) -> Any:
+            working[0] = True
+            try:
+                return process(group)
+            finally:
+                working[0] = False
+
+        return one
+
+    def described(store: latents.LatentStore, about: str) -> None:
+        written.append(working[0])
+        describe(store, about)
+
+    monkeypatch.setattr(latents, "_begin", begun)
+    monkeypatch.setattr(latents.LatentStore, "describe", described)
+    _prepare_on(_open(data, tmp_path), tmp_path, ClusterHere())
+    assert written == [False]
+
+
+def test_a_lost_description_is_written_again(data: Path, tmp_path: Path) -> None:
+    sources = _open(data, tmp_path)
+    _prepare(sources, tmp_path)
+    (about,) = tmp_path.rglob(latents.ABOUT)
+    content = about.read_bytes()
+    for damage in (about.unlink, functools.partial(about.write_text, "{")):
+        for again in (_prepare, functools.partial(_prepare_on, cluster=ClusterHere())):
+            damage()
+            assert again(sources, tmp_path).fresh == 0
+            assert about.read_bytes() == content
+
+
+def test_one_command_at_a_time_writes_a_teachers_latents(data: Path, tmp_path: Path) -> None:
+    """Unless all share the work."""
+    sources = _open(data, tmp_path)
+    folder = latents.store(cache.root(str(tmp_path)), MODEL, Means.name).folder
+    folder.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, folder, "shared"],
+        env=os.environ | {"PYTHONPATH": str(Path(latents.__file__).parents[3])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunAgain, match=r"using .*means-0123 \(process .* with --share"):
+            _prepare(sources, tmp_path)
+        assert _prepare(sources, tmp_path, share="1").fresh == 4
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxtrain.storage import lock
+lock.hold(Path(sys.argv[1]), print, shared=sys.argv[2] == "shared")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
 def _prepare_on(sources: Any, root: Path, cluster: Any, **more: Any) -> latents.Made:
     target = latents.store(cache.root(str(root)), MODEL, Means.name)
     settings: dict[str, Any] = {"batch_size": 1, "threads": None, "say": lambda line: None, **more}
     return latents.prepare_on_cluster(
-        cluster, (sources.train, sources.val), Means, target, **settings
+        cluster, (sources.train, sources.val), Means, Means.about, target, **settings
     )
 
 
@@ -196,7 +305,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.glob("latents/**/*")
-        if path.is_file() and path.name != ".token"
+        if path.is_file() and path.name not in (".token", ".claims", ".lock")
     }
 
 
@@ -462,6 +571,11 @@ def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
     with pytest.raises(InputError, match="are missing for 1 of 4 videos"):
         _open(data, URL, TAUGHT)
     assert _prepare_to(sources).fresh == 1
+    bucket.delete(["latents/6x64x96/means-0123/about.json"])
+    with pytest.raises(InputError, match="no teacher's latents"):
+        _open(data, URL, TAUGHT)
+    assert _prepare_to(sources).fresh == 0
+    _open(data, URL, TAUGHT)
 
 
 def test_latents_that_do_not_fit_are_not_fetched(
@@ -531,7 +645,7 @@ def test_a_cluster_needs_no_shared_cache_for_a_bucket(
     settings: Any = {"batch_size": 1, "threads": None, "say": lambda line: None}
     cluster: Any = ClusterHere()
     made = latents.prepare_on_cluster(
-        cluster, (sources.train, sources.val), Means, target, **settings
+        cluster, (sources.train, sources.val), Means, Means.about, target, **settings
     )
     assert (made.videos, made.fresh) == (4, 4)
     alone = tmp_path / "alone"

@@ -27,6 +27,7 @@ from jaxtrain.data.video import decode, packets, pieces, prepare_clips, scenes
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.storage import atomic
 
 SMALL = Settings(
     height=32,
@@ -216,6 +217,26 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
     assert example["video"].shape == (6, 32, 48, 3)
 
 
+def test_a_killed_worker_leaves_files_only_where_they_are_removed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are written in folders that the next command removes without a list of records."""
+    written: list[Path] = []
+    real = atomic._beside
+
+    def beside(path: Path) -> Any:
+        written.append(path)
+        return real(path)
+
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    monkeypatch.setattr(atomic, "_beside", beside)
+    _run(source, tmp_path / "out")
+    out = tmp_path / "out"
+    names = {path.parent.relative_to(out).as_posix() for path in written if out in path.parents}
+    assert len([name for name in names if name.startswith(".prepare/half-")]) == 4
+    assert {name for name in names if "half-" not in name} == {".", ".prepare"}
+
+
 def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
@@ -225,6 +246,9 @@ def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     records["sub/1.mp4"].unlink()
     (out / ".prepare/half-0123").mkdir()
     (out / ".prepare/half-0123/00000.mp4").write_bytes(b"half")
+    lefts = (out / ".report.json.abcd1234.json", out / ".prepare/.token.abcd1234")
+    for left in lefts:
+        left.write_text("half")
     sample.write(source / "sub/2.mp4", 36)  # another video under the same name
     report, said = _run(source, out)
     assert said[0] == "2 of 4 videos are already done"
@@ -233,6 +257,7 @@ def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     same = {path.relative_to(out).parts[1] for path in before if before[path] == after.get(path)}
     assert same == {"0.mp4.pieces"}
     assert not list((out / ".prepare").glob("half-*"))
+    assert not any(left.exists() for left in lefts)
     # A video that is broken now loses its pieces.
     (source / "sub/2.mp4").write_bytes(b"gone bad" * 50)
     report, _ = _run(source, out)
