@@ -25,7 +25,7 @@ from scipy import stats
 from jaxtrain import config
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.video import scenes
+from jaxtrain.data.video import demo_videos
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import setup
 
@@ -132,11 +132,11 @@ class Runs:
 
 def _render(folder: Path, number: int) -> None:
     folder.mkdir(exist_ok=True)
-    kinds = list(scenes._KINDS.items())
+    kinds = list(demo_videos._KINDS.items())
     name, make = kinds[number % len(kinds)]
-    scenes.FRAMES = _FRAMES
-    images = (scenes.to_uint8(image) for image in scenes.render(make, 100 + number))
-    scenes.encode(folder / f"{name}-{number}.mp4", images, scenes.FPS, keyframes=_FRAMES)
+    demo_videos.FRAMES = _FRAMES
+    images = (demo_videos.to_uint8(image) for image in demo_videos.render(make, 100 + number))
+    demo_videos.encode(folder / f"{name}-{number}.mp4", images, demo_videos.FPS, keyframes=_FRAMES)
 
 
 if __name__ == "__main__":

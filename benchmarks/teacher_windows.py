@@ -29,7 +29,7 @@ import torch
 from scipy import stats
 
 from jaxtrain.data import cache
-from jaxtrain.data.video import files, scenes
+from jaxtrain.data.video import demo_videos, files
 
 FRAMES, SIDE = 12, 64
 WIDTH, CHANNELS = 8, 16
@@ -118,7 +118,7 @@ def _write_videos(folder: Path) -> np.ndarray:
 
     The training videos are uint8 [N, T, H, W, 3].
     """
-    source = scenes.prepare(cache.root(None), print)
+    source = demo_videos.prepare(cache.root(None), print)
     paths = sorted(source.glob("*.mp4"))
     kept = []
     for path, trains in zip(paths, files.split([one.name for one in paths], SPLIT), strict=True):
@@ -133,7 +133,9 @@ def _write_videos(folder: Path) -> np.ndarray:
         (folder / "val").mkdir(exist_ok=True)
         for number in range(len(video) // FRAMES):
             clip = video[number * FRAMES :][:FRAMES]
-            scenes.encode(folder / "val" / f"{path.stem}-{number}.mp4", iter(clip), scenes.FPS)
+            demo_videos.encode(
+                folder / "val" / f"{path.stem}-{number}.mp4", iter(clip), demo_videos.FPS
+            )
     return np.stack(kept)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, engine_flags, evaluate_text, video_flags
 from jaxtrain.config import overrides
-from jaxtrain.data.video import fixed_clips
+from jaxtrain.data.video import evaluation_clips
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, load
 from jaxtrain.inference.compare import Comparison
@@ -69,11 +69,11 @@ def main(arguments: list[str]) -> int:
     atomic.check_writable("--json", flags.json)
     size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
-        clips = fixed_clips.choose(
+        clips = evaluation_clips.choose(
             flags.data, "--data", **size, clips=flags.clips, say=terminal.say
         )
     else:
-        clips = fixed_clips.from_the_start(
+        clips = evaluation_clips.from_the_start(
             flags.data,
             "--data",
             **size,

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.cli import engine_flags, estimate
+    from jaxtrain.cli import dry_run, engine_flags
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -95,7 +95,7 @@ def _clips(arguments: list[str]) -> int:
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     engine_flags.add(parser)
     engine_flags.add_share(parser)
-    estimate.add(parser, "videos")
+    dry_run.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -124,7 +124,7 @@ def _clips(arguments: list[str]) -> int:
     if flags.dry_run:
         found = prepare_clips.estimate(flags.source, flags.out, settings, engine=engine, say=say)
         room = engine.room()
-        estimate.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
+        dry_run.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
         return 0
     report = prepare_clips.run(
         flags.source,

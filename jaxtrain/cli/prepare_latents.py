@@ -10,7 +10,7 @@ import json
 import os
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line, engine_flags, estimate
+from jaxtrain.cli import command_line, dry_run, engine_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 from jaxtrain.storage.disks import disk_trouble
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
-    estimate.add(parser, "videos")
+    dry_run.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
-    estimate.check_local(flags)
+    dry_run.check_local(flags)
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):
@@ -102,10 +102,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         )
         found = dataclasses.replace(found, seconds=found.seconds * devices)
         if flags.json:
-            estimate.write(found, flags.json)
+            dry_run.write(found, flags.json)
         out = cache.url(data.cache_dir) or cache.path_of(data.cache_dir)
         room = (devices, 1)
-        estimate.report(found, out, "videos", "latents", room=room, worker="device", say=say)
+        dry_run.report(found, out, "videos", "latents", room=room, worker="device", say=say)
         return 0
     sources = data.open(model, seed=run.seed, say=say)
     say(sources.summary)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line, engine_flags, estimate
+from jaxtrain.cli import command_line, dry_run, engine_flags
 from jaxtrain.data.engine import Engine
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     usage = "jaxtrain prepare tokens --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
     engine_flags.add(parser, "up to ")
-    estimate.add(parser, "text files")
+    dry_run.add(parser, "text files")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -49,11 +49,11 @@ def main(arguments: list[str]) -> int:
     if flags.dry_run:
         found = sampled.estimate(run.data, model, engine=engine, say=say)
         if flags.json:
-            estimate.write(found, flags.json)
+            dry_run.write(found, flags.json)
         local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
         room = engine.room() if flags.engine == "ray" else local
         out = cache.url(run.data.cache_dir) or cache.path_of(run.data.cache_dir)
-        estimate.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
+        dry_run.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
         return 0
     with bucket_output.admitted(cache.url(run.data.cache_dir), say):
         return _prepare(run, model, engine, flags, say)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, engine_flags, estimate
+from jaxtrain.cli import command_line, dry_run, engine_flags
 from jaxtrain.data import engine
 from jaxtrain.errors import InputError
 from jaxtrain.inference import folder, video_folder
@@ -97,7 +97,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
-    estimate.add(parser, "files of a folder", video_folder.SAMPLE)
+    dry_run.add(parser, "files of a folder", video_folder.SAMPLE)
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
@@ -129,7 +129,7 @@ def folder_jobs(
     """
     if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
         raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
-    estimate.check_local(flags)
+    dry_run.check_local(flags)
     create = not flags.dry_run
     return folder.jobs(source, target, suffixes, target_suffix, terminal.out, create=create)
 
@@ -161,7 +161,7 @@ def process_folder(
     if flags.dry_run:
         estimated = video_folder.estimate(model, folder.left(todo, out, settings), work)
         room = (len(model.devices()), 1)
-        estimate.report(
+        dry_run.report(
             estimated, out, "files", "results", room=room, worker="device", say=terminal.out
         )
         return 0

@@ -21,7 +21,7 @@ from flax import nnx
 
 from jaxtrain.config import Precision
 from jaxtrain.data import engine, shared_folder
-from jaxtrain.data.video.fixed_clips import Clip
+from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.ops import per_device
-from jaxtrain.planning import buffers, cards, traffic, work
+from jaxtrain.planning import buffers, cards, communication, work
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import replay, saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
@@ -127,7 +127,7 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
     """Findings that require the program compiled for the GPU."""
     card = cards.card(request["gpu"])
     collectives = hlo.collectives(text, run.mesh.devices)
-    rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
+    rows = communication.rows(collectives, run.mesh, card, request["gpus_per_node"])
     largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
@@ -153,7 +153,7 @@ def _trained(built: setup.StepSetup) -> dict[str, Any]:
 def _formula_bytes(built: setup.StepSetup) -> float:
     """Returns the bytes that each device sends per step by the formula."""
     run = built.run
-    return traffic.formula_bytes(
+    return communication.formula_bytes(
         _trained(built), _constants(built), built.rule, run.mesh, run.optim.accumulate
     )
 

@@ -22,7 +22,7 @@ from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
 from jaxtrain.cli import evaluate as command
 from jaxtrain.data import engine, shared_folder
-from jaxtrain.data.video import fixed_clips, packets
+from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, intervals, protocols
 from jaxtrain.inference import video as autoencoding
@@ -124,7 +124,7 @@ def test_tars_and_addresses_give_the_same_clips_as_files(
     with file_server.bucket(monkeypatch) as memory:
         memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
         for data in (place / "videos", tmp_path / "s.tar", "s3://evaluate/s.tar"):
-            chosen = fixed_clips.choose(
+            chosen = evaluation_clips.choose(
                 str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None
             )
             found.append([clip.read() for clip in chosen])
@@ -167,7 +167,7 @@ def test_a_model_does_not_differ_from_itself(
 
 
 def clips_of(place: Path, count: int | None) -> list[tuple[str, float]]:
-    found = fixed_clips.choose(
+    found = evaluation_clips.choose(
         str(place / "videos"),
         "--data",
         frames=8,
@@ -285,7 +285,7 @@ def test_another_metric_can_be_added(place: Path) -> None:
     models = [autoencoding.Autoencoder(place / "0.safetensors")]
     measures = compare.MEASURES | {"darkness": darkness}
     meter = compare.Meter(models, measures, frames=8, height=16, width=24)
-    clips = fixed_clips.choose(
+    clips = evaluation_clips.choose(
         str(place / "videos" / "0.mp4"),
         "--data",
         frames=8,
@@ -359,7 +359,9 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers_of(films: Path, **how: Any) -> list[tuple[str, list[int]]]:
     size = {"height": sample_videos.HEIGHT, "width": sample_videos.WIDTH}
-    chosen = fixed_clips.from_the_start(str(films), "--data", **size, **how, say=lambda line: None)
+    chosen = evaluation_clips.from_the_start(
+        str(films), "--data", **size, **how, say=lambda line: None
+    )
     return [
         (clip.entry.name, [sample_videos.number_of(image) for image in clip.read()])
         for clip in chosen
@@ -448,7 +450,7 @@ def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
 ) -> None:
     videos = shutil.copytree(place / "videos", tmp_path / "videos")
 
-    def kills(numbered: tuple[int, fixed_clips.Clip]) -> bool:
+    def kills(numbered: tuple[int, evaluation_clips.Clip]) -> bool:
         (videos / "0.mp4").unlink(missing_ok=True)
         return numbered[1].entry.name == "2.mp4"
 

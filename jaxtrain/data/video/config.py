@@ -14,9 +14,9 @@ from typing import Any, Literal
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.source import Sources
+from jaxtrain.data.video import demo_videos, index, latents, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video import index, latents, prepare_clips, scenes
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
@@ -274,7 +274,7 @@ class Config:
             raise InputError(*wrong)
         root = cache.root(self.cache_dir)
         taught = _has_prepared_latents(model)
-        path = str(scenes.prepare(root, say)) if self.path is None else self.path
+        path = str(demo_videos.prepare(root, say)) if self.path is None else self.path
         train, bad, folder = self._index(path, "--data.path", model, root, say)
         val_folder = folder
         files = len(train) + len(bad)

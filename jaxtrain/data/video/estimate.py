@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxtrain.data import cache
 from jaxtrain.data.estimate import SAMPLE, Estimate, Measured, from_sample, spread
-from jaxtrain.data.video import files, index, latents, scenes
+from jaxtrain.data.video import demo_videos, files, index, latents
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.config import Config
 from jaxtrain.data.video.files import Found
@@ -102,7 +102,7 @@ def _todo(
 ) -> list[tuple[int, Found]]:
     """Returns size and place of each video that may lack latents."""
     root, listed, todo = cache.path_of(data.cache_dir), target.listed(), []
-    path = data.path or str(scenes.prepare(temporary, say))
+    path = data.path or str(demo_videos.prepare(temporary, say))
     for flag, given in (("--data.path", path), ("--data.val_path", data.val_path)):
         if given is None:
             continue

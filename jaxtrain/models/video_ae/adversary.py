@@ -28,7 +28,7 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain.models.video_ae import blocks
-from jaxtrain.models.video_ae.replay import Replay
+from jaxtrain.models.video_ae.replay_buffer import ReplayBuffer
 from jaxtrain.ops import convolution
 
 # Kernel size, stride and output channels of each layer.
@@ -147,7 +147,7 @@ class Seraena(nnx.Module):
         self.weight, self.frames, self.crop, self.factor = weight, frames, crop, space_factor
         high, wide = (height, width) if crop is None else (crop, crop)
         latent = (high // space_factor, wide // space_factor, latent_channels)
-        self.replay = Replay(replay, (high, wide, 3 * frames), latent)
+        self.replay = ReplayBuffer(replay, (high, wide, 3 * frames), latent)
 
     def __call__(
         self,

@@ -23,7 +23,7 @@ import pytest
 import sample_videos as sample
 
 from jaxtrain.data import engine, estimate, video
-from jaxtrain.data.video import decode, packets, pieces, prepare_clips, scenes
+from jaxtrain.data.video import decode, demo_videos, packets, pieces, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
@@ -85,8 +85,8 @@ def test_pieces_contain_all_frames_in_order(tmp_path: Path, codec: pieces.Codec)
 @CODECS
 def test_the_same_video_gives_the_same_bytes(tmp_path: Path, codec: pieces.Codec) -> None:
     """x264 may depend on the memory addresses of frames, which differ between threads."""
-    frames = [scenes.to_uint8(f) for f in scenes.render(scenes._KINDS["hills"], 0)]
-    scenes.encode(tmp_path / "a.mp4", iter(frames), scenes.FPS)
+    frames = [demo_videos.to_uint8(f) for f in demo_videos.render(demo_videos._KINDS["hills"], 0)]
+    demo_videos.encode(tmp_path / "a.mp4", iter(frames), demo_videos.FPS)
     large = Settings(height=80, width=128, frames=48, gop=24, codec=codec)
 
     def pieces_of(number: int) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain.models.video_ae.replay import Replay
+from jaxtrain.models.video_ae.replay_buffer import ReplayBuffer
 
 
 def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
@@ -21,7 +21,7 @@ def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.long
 @pytest.mark.parametrize(("slots", "windows"), [(8, 4), (9, 4), (4, 4), (3, 4), (1, 4)])
 def test_each_window_draws_its_own_entries(slots: int, windows: int) -> None:
-    replay = Replay(slots, (4, 4, 3), (1, 1, 1))
+    replay = ReplayBuffer(slots, (4, 4, 3), (1, 1, 1))
     shelves, each = min(slots, windows), max(1, slots // windows)
     first = jnp.zeros((windows,))
     assert not replay.draw(first).there_N.any()
@@ -40,7 +40,7 @@ def test_each_window_draws_its_own_entries(slots: int, windows: int) -> None:
 def test_buffered_windows_never_cross_devices() -> None:
     devices = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(devices, PartitionSpec("fsdp"))
-    replay = Replay(32, (4, 4, 3), (1, 1, 1))
+    replay = ReplayBuffer(32, (4, 4, 3), (1, 1, 1))
     graph, kept = nnx.split(replay)
 
     def step(kept: Any, images: jax.Array, context: jax.Array, draws: jax.Array) -> Any:

@@ -10,7 +10,7 @@ import toy
 
 from jaxtrain import config
 from jaxtrain.optim import build
-from jaxtrain.planning import cards, traffic
+from jaxtrain.planning import cards, communication
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training.state import ModelDefinition, abstract_state
 from jaxtrain.xla.hlo import Array, Collective
@@ -33,7 +33,7 @@ def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collect
     ],
 )
 def test_groups_map_to_mesh_axes(groups: Any, axis: str) -> None:
-    assert traffic.axis_of(groups, HYBRID) == axis
+    assert communication.axis_of(groups, HYBRID) == axis
 
 
 def test_rows_sum_collectives_of_the_same_kind() -> None:
@@ -44,7 +44,7 @@ def test_rows_sum_collectives_of_the_same_kind() -> None:
         collective("all-reduce", across),
     ]
     h100 = cards.card("h100")
-    gather, reduce = traffic.rows(found, HYBRID, h100, gpus_per_node=4)
+    gather, reduce = communication.rows(found, HYBRID, h100, gpus_per_node=4)
     assert (gather.kind, gather.axis, gather.crosses_nodes, gather.count) == (
         *("all-gather", "fsdp", False),
         4,
@@ -72,9 +72,9 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
     sharded = sum(size for name, size in sizes.items() if name not in whole)
     rest = sum(size for name, size in sizes.items() if name in whole)
     expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert traffic.formula_bytes(target.params, {}, rule, settings, accumulate=2) == pytest.approx(
-        expected
-    )
+    assert communication.formula_bytes(
+        target.params, {}, rule, settings, accumulate=2
+    ) == pytest.approx(expected)
     assert jax.device_count() == 8
 
 
@@ -86,15 +86,15 @@ def test_formula_counts_a_gather_of_constants_in_each_microbatch(shard: Any, tim
         "teacher.kernel": jax.ShapeDtypeStruct((64, 32), np.float32),
         "teacher.bias": jax.ShapeDtypeStruct((32,), np.float32),  # too small for shards
     }
-    found = traffic.formula_bytes({}, constants, rule, settings, accumulate=2)
+    found = communication.formula_bytes({}, constants, rule, settings, accumulate=2)
     assert found == times * 2 * 64 * 32 * 3 / 4
 
 
 def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
     h100, everyone = cards.card("h100"), (tuple(range(16)),)
     mesh = config.Mesh(data=1, fsdp=16, shard="params")
-    (row,) = traffic.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=8)
+    (row,) = communication.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=8)
     assert row.crosses_nodes
     assert row.seconds == row.wire_bytes / min(8 * h100.node_rate, h100.link_rate)
-    (row,) = traffic.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=2)
+    (row,) = communication.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=2)
     assert row.seconds == row.wire_bytes / (2 * h100.node_rate)

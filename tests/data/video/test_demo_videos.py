@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxtrain.data import video
-from jaxtrain.data.video import scenes
+from jaxtrain.data.video import demo_videos
 
-MODEL = types.SimpleNamespace(frames=12, height=scenes.HEIGHT, width=scenes.WIDTH)
+MODEL = types.SimpleNamespace(frames=12, height=demo_videos.HEIGHT, width=demo_videos.WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(root: Path) -> Path:
     """One video of each kind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scenes, "VIDEOS", 6)
-        return scenes.prepare(root, lambda text: None)
+        patch.setattr(demo_videos, "VIDEOS", 6)
+        return demo_videos.prepare(root, lambda text: None)
 
 
 def test_they_are_rendered_once(folder: Path, root: Path) -> None:
     said: list[str] = []
-    assert scenes.prepare(root, said.append) == folder
+    assert demo_videos.prepare(root, said.append) == folder
     assert said == []
     names = sorted(path.stem for path in folder.glob("*.mp4"))
     assert names == ["balls-0", "clouds-0", "flight-0", "hills-0", "mosaic-0", "water-0"]
@@ -38,12 +38,12 @@ def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
     config = video.Config(demo=True, batch_size=1, cache_dir=str(root), verify="index")
     sources = config.open(MODEL, seed=0, say=lambda text: None)
     assert (sources.files, sources.bad) == (6, ())
-    frames = 6 * scenes.FRAMES
+    frames = 6 * demo_videos.FRAMES
     assert sources.summary == f"6 videos (6 good), {frames} frames, 5 train / 1 val"
     for source in (sources.train, sources.val):
         for index in range(len(source)):
             clip = source.example(index, np.random.default_rng(index))["video"]
-            assert clip.shape == (12, scenes.HEIGHT, scenes.WIDTH, 3)
+            assert clip.shape == (12, demo_videos.HEIGHT, demo_videos.WIDTH, 3)
             assert clip.std() > 15, "the clip is almost uniform"
 
 
@@ -53,20 +53,20 @@ def test_the_same_frames_are_the_same_bytes(tmp_path: Path) -> None:
     def encoded(number: int) -> tuple[int, bytes]:
         kind = number % 3
         path = tmp_path / f"{number}.mp4"
-        scenes.encode(path, iter(frames[kind]), scenes.FPS)
+        demo_videos.encode(path, iter(frames[kind]), demo_videos.FPS)
         return kind, path.read_bytes()
 
-    makes = list(scenes._KINDS.values())[:3]
-    frames = [[scenes.to_uint8(f) for f in scenes.render(make, 0)] for make in makes]
+    makes = list(demo_videos._KINDS.values())[:3]
+    frames = [[demo_videos.to_uint8(f) for f in demo_videos.render(make, 0)] for make in makes]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         assert len(set(pool.map(encoded, range(24)))) == 3
 
 
-@pytest.mark.parametrize("kind", sorted(scenes._KINDS))
+@pytest.mark.parametrize("kind", sorted(demo_videos._KINDS))
 def test_scenes_move_smoothly_and_look_natural(kind: str) -> None:
-    scene = scenes._KINDS[kind](np.random.default_rng(3))
-    one, two, far = scene(0.5), scene(0.5 + 1 / scenes.FPS), scene(1.8)
-    assert one.shape == (scenes.HEIGHT, scenes.WIDTH, 3)
+    scene = demo_videos._KINDS[kind](np.random.default_rng(3))
+    one, two, far = scene(0.5), scene(0.5 + 1 / demo_videos.FPS), scene(1.8)
+    assert one.shape == (demo_videos.HEIGHT, demo_videos.WIDTH, 3)
     step, way = np.abs(two - one).mean(), np.abs(far - one).mean()
     assert 0 < step < 0.05, "consecutive frames must differ, but only a little"
     assert way > 1.3 * step, "distant frames must differ more"
@@ -78,7 +78,7 @@ def test_scenes_move_smoothly_and_look_natural(kind: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    make = scenes._KINDS["balls"]
-    first = [next(iter(scenes.render(make, seed))) for seed in (1, 1, 2)]
+    make = demo_videos._KINDS["balls"]
+    first = [next(iter(demo_videos.render(make, seed))) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(first[0], first[1])
     assert np.abs(first[0] - first[2]).mean() > 0.02

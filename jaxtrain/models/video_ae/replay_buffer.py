@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
     there_N: jax.Array
 
 
-class Replay(nnx.Module):
+class ReplayBuffer(nnx.Module):
     """Stores windows and their contexts in bfloat16.
 
     Args:
