@@ -1,12 +1,10 @@
 """Checks an all-reduce over all devices, its result and speed, and compares the links of hosts."""
 
-import itertools
 import json
 import socket
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,19 +18,18 @@ from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted
 from jaxtrain.planning.cards import CARDS
 from jaxtrain.sharding import AXES, batch_sharding, make_mesh
+from jaxtrain.training import link_rates
+from jaxtrain.training.link_rates import LinkRates, Pair
+
+T = TypeVar("T")
 
 _BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device contributes
 _TIMES = 5
 _PERIOD = 1000
 _SLOW = 0.3  # fraction of a link's speed below which it is suspicious; assumed
 
-# An exchange between two hosts. By the datasheets it takes 3 ms between nodes of H100, and a second
-# over 10 Gbit/s.
-_EXCHANGED_BYTES = {"gpu": 2**24, "cpu": 2**18}  # by each device, in each direction
-_EXCHANGES = 8
-_MOST_ROUNDS = 3
-_SLOW_LINK = 0.6  # of the median of the others: a link below it is named
-Pair = tuple[int, int]
+# By the datasheets an exchange takes 3 ms between nodes of H100, and a second over 10 Gbit/s.
+_SIZES = {"gpu": link_rates.Sizes(2**24, 8, 5), "cpu": link_rates.Sizes(2**18, 8, 5)}
 
 Reduce = Callable[[jax.Array], jax.Array]
 Build = Callable[[jax.sharding.Mesh], Reduce]
@@ -142,93 +139,22 @@ def judged(seen: str, rate: float, device_kind: str, per_process: int, processes
 def links(devices: list[jax.Device], store: KeyValueStore, host: str) -> Iterator[Finding]:
     """Measures the exchange between pairs of hosts, and names a host or a link that is slow.
 
-    In a collective that all devices join, all wait for the slowest link. So pairs of hosts exchange
-    data, each host with up to three others in turn.
-
     Args:
         devices: the devices of all processes.
         store: shared with the other processes.
         host: the name of this one.
     """
     hosts = store.gather("host of a link", host, ANSWER_S)
-    names = list(dict.fromkeys(hosts))
-    if len(names) == 1:
+    if len(set(hosts)) == 1:
         return
-    of_host = [
-        [place for place, one in enumerate(devices) if hosts[one.process_index] == name]
-        for name in names
-    ]
-    width = min(map(len, of_host))
-    rounds = list(itertools.islice(disjoint_pairs(len(names)), _MOST_ROUNDS))
-    own = [exchange_s(devices, of_host, pairs, width) for pairs in rounds]
-    every = [json.loads(text) for text in store.gather("links", json.dumps(own), ANSWER_S)]
-    size = _EXCHANGES * width * _of(_EXCHANGED_BYTES, devices)
-    rates = {
-        pair: size
-        / max(
-            seconds[number]
-            for seconds, name in zip(every, hosts, strict=True)
-            if names.index(name) in pair
-        )
-        for number, pairs in enumerate(rounds)
-        for pair in pairs
-    }
-    yield from judged_links(rates, names)
-
-
-def disjoint_pairs(count: int) -> Iterator[list[Pair]]:
-    """Yields rounds of pairs, in which each of ``count`` hosts is at most once, and meets all.
-
-    The circle method: host 0 keeps its place, and the others move around it.
-    """
-    even = count + count % 2
-    for turn in range(even - 1):
-        circle = [0, *(1 + (place + turn) % (even - 1) for place in range(even - 1))]
-        pairs = zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True)
-        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
-
-
-def swaps(of_host: Sequence[Sequence[int]], pairs: Sequence[Pair], width: int) -> list[Pair]:
-    """Returns from which device to which one a pair's data goes: each has one partner.
-
-    Args:
-        of_host: the devices of each host, by their places among all.
-        pairs: of hosts.
-        width: number of devices of a host that take part.
-    """
-    return [
-        swap
-        for first, second in pairs
-        for one, other in zip(of_host[first][:width], of_host[second][:width], strict=True)
-        for swap in ((one, other), (other, one))
-    ]
-
-
-def exchange_s(
-    devices: list[jax.Device], of_host: Sequence[Sequence[int]], pairs: Sequence[Pair], width: int
-) -> float:
-    """Returns the seconds in which this process's devices exchange data with their partners'."""
-    permutation = swaps(of_host, pairs, width)
-
-    def exchange(row: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(
-            0, _EXCHANGES, lambda _, x: jax.lax.ppermute(x + 1, AXES, permutation), row
-        )
-
-    mesh = make_mesh(config.Mesh(data=1, fsdp=len(devices), shard="none"), devices)
-    split = PartitionSpec(AXES)
-    program = jax.jit(jax.shard_map(exchange, mesh=mesh, in_specs=split, out_specs=split))
-    shape = (len(devices), _of(_EXCHANGED_BYTES, devices) // 4)
-    rows = jax.make_array_from_callback(
-        shape, batch_sharding(mesh), lambda _: np.zeros((1, shape[1]), np.float32)
+    measure = LinkRates(
+        devices, [hosts[one.process_index] for one in devices], _of(_SIZES, devices)
     )
-    jax.block_until_ready(program(rows))
-    seconds = []
-    for _ in range(_TIMES):
-        began = time.perf_counter()
-        jax.block_until_ready(program(rows))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    own = json.dumps(measure().seconds)
+    every = [iter(json.loads(text)) for text in store.gather("links", own, ANSWER_S)]
+    of_devices = measure.rates([next(every[one.process_index]) for one in devices])
+    rates = {pair: len(of_devices) * min(one[pair] for one in of_devices) for pair in of_devices[0]}
+    yield from judged_links(rates, measure.names)
 
 
 def judged_links(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[Finding]:
@@ -238,30 +164,15 @@ def judged_links(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[
         rates: pair of hosts -> bytes/s in each direction.
         names: of the hosts.
     """
-    best = {
-        host: max(rate for pair, rate in rates.items() if host in pair)
-        for host in range(len(names))
-    }
-    slow = {host for host in best if len(best) > 2 and _is_slow(host, best)}
-    cure = (
-        "every step waits for it: check the cable, the port, and the driver of its network "
-        "adapter (ethtool, ibstatus), and NCCL_DEBUG=INFO for the adapter that NCCL uses"
-    )
-    for host in sorted(slow):
-        others = statistics.median(rate for other, rate in best.items() if other != host)
+    slow = link_rates.slow_links(rates)
+    for one in slow:
+        own, others = f"{one.own / 1e9:.3g} GB/s", f"{one.others / 1e9:.3g} GB/s (measured)"
+        which = " and ".join(names[host] for host in one.hosts)
         yield warning(
-            f"host {names[host]} exchanges data with others at {best[host] / 1e9:.3g} GB/s at "
-            f"most, the other hosts at {others / 1e9:.3g} GB/s (measured)",
-            cure,
-        )
-    rest = {pair: rate for pair, rate in rates.items() if not slow.intersection(pair)}
-    for pair in sorted(one for one in rest if len(rest) > 1 and _is_slow(one, rest)):
-        slow |= set(pair)
-        others = statistics.median(rate for other, rate in rest.items() if other != pair)
-        yield warning(
-            f"hosts {names[pair[0]]} and {names[pair[1]]} exchange data at "
-            f"{rest[pair] / 1e9:.3g} GB/s, other pairs at {others / 1e9:.3g} GB/s (measured)",
-            cure,
+            f"host {which} exchanges data with others at {own} at most, the other hosts at {others}"
+            if len(one.hosts) == 1
+            else f"hosts {which} exchange data at {own}, other pairs at {others}",
+            f"every step waits for it: {link_rates.CHECK}",
         )
     if not slow:
         low, high = min(rates.values()) / 1e9, max(rates.values()) / 1e9
@@ -271,10 +182,5 @@ def judged_links(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[
         )
 
 
-def _is_slow(key: Any, rates: Mapping[Any, float]) -> bool:
-    others = statistics.median(rate for other, rate in rates.items() if other != key)
-    return rates[key] < _SLOW_LINK * others
-
-
-def _of(table: Mapping[str, int], devices: Sequence[jax.Device]) -> int:
+def _of(table: Mapping[str, T], devices: Sequence[jax.Device]) -> T:
     return table.get(devices[0].platform, table["gpu"])

@@ -20,7 +20,7 @@ from jax.stages import Compiled
 COMPUTE, COPIES = "compute", "memory copies"
 # A device is slow if its rate is lower than the median of the others by more than this fraction.
 _FRACTION = 0.15
-_AXIS = "local"
+_AXIS = "devices"
 
 
 class Rates(NamedTuple):
@@ -110,7 +110,7 @@ class DeviceRates:
         self._devices, self._sizes, self._clock = devices, sizes, clock
         self._matmuls, self._copies = programs(devices, sizes)
         seeds = np.arange(len(devices), dtype=np.uint32)
-        self._seeds = jax.device_put(seeds, _split(devices))
+        self._seeds = jax.device_put(seeds, split(devices))
 
     def __call__(self) -> Measured:
         """Measures all devices; first waits until they have computed what is dispatched.
@@ -138,15 +138,32 @@ class DeviceRates:
         )
 
     def _seconds(self, program: Compiled, pool: concurrent.futures.Executor) -> list[float]:
-        """Runs a program; returns the seconds until each device has completed it."""
-        began = self._clock()
+        run = lambda: program(self._seeds)  # noqa: E731
+        return seconds_per_device(run, self._devices, pool, self._clock)
 
-        def wait(shard: jax.Shard) -> tuple[jax.Device, float]:
-            shard.data.block_until_ready()
-            return shard.device, self._clock() - began
 
-        took = dict(pool.map(wait, program(self._seeds).addressable_shards))
-        return [took[device] for device in self._devices]
+def seconds_per_device(
+    run: Callable[[], jax.Array],
+    devices: Sequence[jax.Device],
+    pool: concurrent.futures.Executor,
+    clock: Callable[[], float],
+) -> list[float]:
+    """Returns the seconds until each device of this process has completed what ``run`` starts.
+
+    Args:
+        run: returns an array with a part on each device.
+        devices: of this process.
+        pool: a thread for each of them.
+        clock: monotonic clock, seconds.
+    """
+    began = clock()
+
+    def wait(shard: jax.Shard) -> tuple[jax.Device, float]:
+        shard.data.block_until_ready()
+        return shard.device, clock() - began
+
+    took = dict(pool.map(wait, run().addressable_shards))
+    return [took[device] for device in devices]
 
 
 def programs(devices: Sequence[jax.Device], sizes: Sizes) -> tuple[Compiled, Compiled]:
@@ -155,8 +172,8 @@ def programs(devices: Sequence[jax.Device], sizes: Sizes) -> tuple[Compiled, Com
     Each is one program for all devices, with cuBLAS's own choice of an algorithm: XLA's autotuner
     could choose a different one in another process.
     """
-    split = _split(devices)
-    seeds = jax.ShapeDtypeStruct((len(devices),), np.uint32, sharding=split)
+    over = split(devices)
+    seeds = jax.ShapeDtypeStruct((len(devices),), np.uint32, sharding=over)
     options: dict[str, str | bool] = {}
     if devices[0].platform != "cpu":
         options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
@@ -174,12 +191,13 @@ def programs(devices: Sequence[jax.Device], sizes: Sizes) -> tuple[Compiled, Com
         return jax.lax.fori_loop(0, sizes.copies, lambda _, x: x + 1, start)[:1]
 
     def compiled(local: Callable[[jax.Array], jax.Array]) -> Compiled:
-        on_all = jax.shard_map(local, mesh=split.mesh, in_specs=split.spec, out_specs=split.spec)
+        on_all = jax.shard_map(local, mesh=over.mesh, in_specs=over.spec, out_specs=over.spec)
         return jax.jit(on_all, compiler_options=options).lower(seeds).compile()
 
     return compiled(multiply), compiled(copy)
 
 
-def _split(devices: Sequence[jax.Device]) -> NamedSharding:
+def split(devices: Sequence[jax.Device]) -> NamedSharding:
+    """Returns the sharding of an array with an element for each device."""
     mesh = Mesh(np.asarray(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     return NamedSharding(mesh, PartitionSpec(_AXIS))

@@ -8,13 +8,14 @@ a step; the kernel counts for how long it stopped the process.
 
 A slow device looks, from outside of the step, like any other device that waits for it. So GPUs are
 measured between steps, by themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share
-the cores of the host, and are not measured. A slow link is not found here: in a collective of all
-devices, all wait for it, and exchanges between pairs would make NCCL connect them, which takes
-device memory that a run may not have. ``doctor`` measures pairs before the run.
+the cores of the host, and are not measured. In a collective of all devices, all wait for a slow
+link, so pairs of three or more hosts exchange data between steps, too
+(:mod:`jaxtrain.training.link_rates`).
 """
 
 import collections
 import contextlib
+import itertools
 import math
 import socket
 import statistics
@@ -30,8 +31,9 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
-from jaxtrain.training import device_rates
+from jaxtrain.training import device_rates, link_rates
 from jaxtrain.training.device_rates import DeviceRates, Measured, Rates
+from jaxtrain.training.link_rates import LinkRates, SlowLink
 
 # A process is slow if it starts a step later than the others by more than this fraction of it.
 _FRACTION = 0.1
@@ -39,8 +41,14 @@ _FRACTION = 0.1
 _LEAST_S = 0.05
 # The median of fewer steps would follow a single late one, such as on a busy CPU.
 _LEAST_STEPS = 5
-# Fraction of the time that measurements of the devices may take.
+# Fraction of the time that measurements of the devices and links may take.
 _BUDGET = 0.01
+# By the datasheets a measurement takes 12 ms between nodes of H100, and 4 s over 10 Gbit/s. Other
+# programs delayed the quicker of two exchanges between CPUs by up to 32 ms (load 18, two cores).
+_SIZES = {
+    "gpu": link_rates.Sizes(2**24, 4, 2),
+    "cpu": link_rates.Sizes(2**18, 2, 2, least_s=_LEAST_S),
+}
 
 INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
 _MEANINGS = {
@@ -184,28 +192,44 @@ def _of_gpus(mesh: Mesh) -> DeviceRates | None:
     return DeviceRates(mesh.local_devices)
 
 
+def between_hosts(mesh: Mesh, hosts: Sequence[str]) -> LinkRates | None:
+    """Returns what measures the links, if there are others to compare them with.
+
+    Args:
+        mesh: over all devices.
+        hosts: the name of the host of each device.
+    """
+    if len(set(hosts)) < 3:
+        return None
+    devices = list(mesh.devices.flat)
+    return LinkRates(devices, hosts, _SIZES.get(devices[0].platform, _SIZES["gpu"]))
+
+
 class _Row(NamedTuple):
     """What is gathered from each device; the same for all devices of a process but their rates.
 
     Attributes:
         seconds: of its process.
-        cost_s: seconds that the measurement of the process's devices took; NaN without one.
+        cost_s: seconds that the process's measurements took; NaN without any.
         rates: of the device.
+        exchange_s: seconds of the device's exchanges with other hosts, by round.
     """
 
     seconds: Seconds
     cost_s: float
     rates: Rates
+    exchange_s: tuple[float, ...]
 
     def flat(self) -> list[float]:
         """Returns the numbers in a row."""
-        return [*self.seconds, self.cost_s, *self.rates]
+        return [*self.seconds, self.cost_s, *self.rates, *self.exchange_s]
 
     @classmethod
     def of(cls, flat: Sequence[float]) -> "_Row":
         """Returns the row that :meth:`flat` made."""
-        split = len(Seconds._fields)
-        return cls(Seconds(*flat[:split]), flat[split], Rates(*flat[split + 1 :]))
+        rest = iter(flat)
+        seconds = Seconds(*itertools.islice(rest, len(Seconds._fields)))
+        return cls(seconds, next(rest), Rates(next(rest), next(rest)), tuple(rest))
 
 
 class SlowProcesses:
@@ -217,6 +241,7 @@ class SlowProcesses:
         build: returns what measures the devices of this process; None if nothing does.
         clock: monotonic clock, seconds.
         throttled: for how many seconds a CPU limit has stopped this process so far.
+        links: as ``build``, the links between hosts; the same in all processes.
 
     Attributes:
         times: receives the steps of this process.
@@ -229,16 +254,21 @@ class SlowProcesses:
         build: Callable[[Mesh], Callable[[], Measured] | None] = _of_gpus,
         clock: Callable[[], float] = time.monotonic,
         throttled: Callable[[], float] = worker_count.throttled_s,
+        links: Callable[[Mesh, Sequence[str]], LinkRates | None] = between_hosts,
     ) -> None:
         self.times = StepTimes(clock)
         self._throttled, self._throttled_s = throttled, throttled()
         self._on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self._mesh, self._say, self._build = mesh, say, build
+        self._mesh, self._say, self._build, self._build_links = mesh, say, build, links
         self._measure: Callable[[], Measured] | None = None
+        self._links: LinkRates | None = None
         self._named: set[tuple[int, str]] = set()
         # Devices (their place, and at what they are slow) measured as slow once, and twice.
         self._suspected: set[tuple[int, str]] = set()
         self._confirmed: set[tuple[int, str]] = set()
+        # Likewise links: of one or two hosts, and of their devices with this place on their host.
+        self._suspected_links: set[tuple[tuple[int, ...], int]] = set()
+        self._confirmed_links: set[tuple[tuple[int, ...], int]] = set()
         # The same in all processes, which measure their devices at the same time.
         self._step_s = 0.0
         self._owed_s = 0.0  # seconds of steps until the devices may be measured again
@@ -254,6 +284,8 @@ class SlowProcesses:
         self._throttled_s = self._throttled()
         with self._reported():
             self._measure = self._build(self._mesh)
+        hosts = [self._hosts[device.process_index] for device in self._devices]
+        self._links = self._build_links(self._mesh, hosts)
 
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.
@@ -277,21 +309,31 @@ class SlowProcesses:
         before_s, self._throttled_s = self._throttled_s, self._throttled()
         limited_s = (self._throttled_s - before_s) / steps
         medians = medians._replace(limited=min(limited_s, medians.step))
-        cost_s, rates = math.nan, dict[jax.Device, Rates]()
-        due = self._suspected or self._owed_s <= steps * self._step_s
+        costs, rates = list[float](), dict[jax.Device, Rates]()
+        rounds = 0 if self._links is None else len(self._links.rounds)
+        exchange_s = dict[jax.Device, list[float]]()
+        # The same in all processes: they all take part in the exchanges, or none does.
+        suspects = self._suspected or self._suspected_links
+        due = suspects or self._owed_s <= steps * self._step_s
         if self._measure is not None and due:
             with self._reported():
                 found = self._measure()
-                cost_s = found.cost_s
+                costs.append(found.cost_s)
                 rates = dict(zip(self._mesh.local_devices, found.rates, strict=True))
-        missing = Rates(math.nan, math.nan)
+        if self._links is not None and due:
+            exchanged = self._links()
+            costs.append(exchanged.cost_s)
+            exchange_s = dict(zip(self._mesh.local_devices, exchanged.seconds, strict=True))
+        cost_s = sum(costs) if costs else math.nan
+        missing, none = Rates(math.nan, math.nan), [math.nan] * rounds
 
         def row(index: Any) -> np.ndarray:
             device = self._devices[index[0].start or 0]
-            own = _Row(medians, cost_s, rates.get(device, missing))
+            links = tuple(exchange_s.get(device, none))
+            own = _Row(medians, cost_s, rates.get(device, missing), links)
             return np.asarray([own.flat()], np.float32)
 
-        shape = (len(self._devices), len(_Row(medians, cost_s, missing).flat()))
+        shape = (len(self._devices), len(_Row(medians, cost_s, missing, tuple(none)).flat()))
         values = jax.make_array_from_callback(shape, self._where, row)
         self._pending = steps, self._gather(values)
 
@@ -316,6 +358,7 @@ class SlowProcesses:
         if costs:
             self._owed_s = max(costs) / _BUDGET
             self._judge_devices([row.rates for row in table])
+            self._judge_links([row.exchange_s for row in table])
 
     def _judge_processes(self, seconds: list[Seconds]) -> None:
         found = slowest(seconds, on_cpu=self._on_cpu) if len(seconds) > 1 else None
@@ -344,3 +387,49 @@ class SlowProcesses:
                 "nvidia-smi -q"
             )
         self._suspected = found.keys() - self._confirmed
+
+    def _judge_links(self, exchange_s: Sequence[Sequence[float]]) -> None:
+        """Names the hosts and links that are slow for the second time in a row."""
+        if self._links is None:
+            return
+        found = self._links.slow(exchange_s)
+        new = self._suspected_links & found.keys()
+        self._confirmed_links |= new
+        self._suspected_links = found.keys() - self._confirmed_links
+        for hosts in sorted({hosts for hosts, _ in new}):
+            slow = {
+                place: found[key] for key in sorted(new) if key[0] == hosts for place in key[1:]
+            }
+            if len(slow) == len(self._links.of_host[0]):
+                self._say_slow_link(list(slow.values()), None)
+                continue
+            for place, one in slow.items():
+                self._say_slow_link([one], place)
+
+    def _say_slow_link(self, slow: Sequence[SlowLink], place: int | None) -> None:
+        """Names a host or a link: of all devices, or of those with one place on their host."""
+        assert self._links is not None, "links were measured"
+        hosts = slow[0].hosts
+        ends = [self._end(host, place) for host in hosts]
+        own, others = (
+            len(slow) * min(rates) / 1e9
+            for rates in ([one.own for one in slow], [one.others for one in slow])
+        )
+        if len(hosts) == 1:
+            which, does = ends[0], "exchanges data with other hosts"
+        else:
+            which, does = f"the link between {ends[0]} and {ends[1]}", "carries data"
+        self._say(
+            f"{which} slows down the others ({link_rates.COMMUNICATION}): it {does} at "
+            f"{own:.3g} GB/s, the others at {others:.3g} (measured twice): {link_rates.CHECK}"
+        )
+
+    def _end(self, host: int, place: int | None) -> str:
+        assert self._links is not None, "links were measured"
+        name = f"host {self._links.names[host]}"
+        if place is None:
+            return name
+        device = self._devices[self._links.of_host[host][place]]
+        return (
+            f"device {device.id} ({device.device_kind}) of process {device.process_index} on {name}"
+        )

@@ -11,8 +11,17 @@ from program import CHECKOUT, TINY_MLM, two_processes, write_corpus
 
 from jaxtrain import config
 from jaxtrain.sharding import make_mesh
+from jaxtrain.training import link_rates
 from jaxtrain.training.device_rates import Measured, Rates
-from jaxtrain.training.slow_process import Seconds, Slow, SlowProcesses, StepTimes, slowest
+from jaxtrain.training.link_rates import LinkRates, Sizes
+from jaxtrain.training.slow_process import (
+    Seconds,
+    Slow,
+    SlowProcesses,
+    StepTimes,
+    between_hosts,
+    slowest,
+)
 
 QUICK = Seconds(0.001, 0.01, 0.0, 1.0)
 
@@ -89,14 +98,16 @@ class OneProcess:
         measured: the times at which the devices were measured.
     """
 
-    def __init__(self, devices: int = 8, process: type[SlowProcesses] = SlowProcesses) -> None:
+    def __init__(self, devices: int = 8, links: LinkRates | None = None) -> None:
         self.said: list[str] = []
         self.rates: list[Rates] | Exception = [USUAL] * devices
         self.measured: list[float] = []
         self._clock = Clock()
         settings = config.Mesh(data=1, fsdp=devices, shard="none")
         mesh = make_mesh(settings, jax.devices()[:devices])
-        self._slow = process(mesh, self.said.append, lambda _: self._measure, self._clock)
+        self._slow = SlowProcesses(
+            mesh, self.said.append, lambda _: self._measure, self._clock, links=lambda *_: links
+        )
         self._slow.started()
 
     def _measure(self) -> Measured:
@@ -176,6 +187,102 @@ def test_devices_that_cannot_be_measured_are_not_named() -> None:
     ]
     assert run.log(steps=60) == []
     assert len(run.measured) == 3
+
+
+class Links(LinkRates):
+    """The links of three hosts with two devices each, whose speed a test sets.
+
+    Attributes:
+        seconds: of each device, in each round, that the next measurement finds.
+        measured: how often they were measured.
+    """
+
+    def __init__(self) -> None:
+        hosts = ["n1"] * 2 + ["n2"] * 2 + ["n3"] * 2
+        super().__init__(jax.devices()[:6], hosts, Sizes(10**9, 1, 1, least_s=0.2))
+        self.seconds: list[list[float]] = []
+        self.measured = 0
+        self.usual()
+
+    def usual(self, *slow: tuple[int, float]) -> None:
+        """Sets the seconds of all exchanges of some devices; the others take 0.1 s."""
+        self.seconds = [[dict(slow).get(place, 0.1)] * 3 for place in range(6)]
+
+    def __call__(self) -> link_rates.Measured:
+        self.measured += 1
+        return link_rates.Measured(self.seconds, COST_S)
+
+
+def test_a_slow_link_is_named_after_a_second_measurement() -> None:
+    links = Links()
+    run = OneProcess(6, links=links)
+    links.usual((4, 0.4), (5, 0.5))
+    assert run.log() == []
+    (said,) = run.log()
+    assert said.startswith(
+        "host n3 slows down the others (communication): it exchanges data with other hosts at "
+        "4 GB/s, the others at 20 (measured twice): check the cable, the port, and the driver of "
+    )
+    assert run.log(steps=120) == run.log() == []  # named once
+    links.usual((1, 0.4))
+    assert run.log(steps=120) == []
+    (said,) = run.log()
+    device = jax.devices()[1]
+    assert said.startswith(
+        f"device {device.id} (cpu) of process 0 on host n1 slows down the others (communication): "
+        "it exchanges data with other hosts at 2.5 GB/s, the others at 10 (measured twice): "
+    )
+
+
+def test_a_slow_link_between_two_hosts_is_named() -> None:
+    links = Links()
+    run = OneProcess(6, links=links)
+    for one in links.seconds[:4]:
+        one[links.rounds.index([(0, 1)])] = 0.5
+    assert run.log() == []
+    (said,) = run.log()
+    assert said.startswith(
+        "the link between host n1 and host n2 slows down the others (communication): it carries "
+        "data at 4 GB/s, the others at 20 (measured twice): "
+    )
+    links.usual()
+    links.seconds[3][links.rounds.index([(1, 2)])] = 0.5
+    run.log(steps=120)
+    (said,) = run.log()
+    ends = [f"device {jax.devices()[place].id} (cpu) of process 0 on host" for place in (3, 5)]
+    assert said.startswith(f"the link between {ends[0]} n2 and {ends[1]} n3 slows down the others")
+
+
+def test_a_link_that_was_slow_once_is_not_named() -> None:
+    links = Links()
+    run = OneProcess(6, links=links)
+    for slow in ([(4, 0.4)], [], [(4, 0.4)], [(2, 0.4)], [], [(2, 0.29)], [(2, 0.29)]):
+        links.usual(*slow)
+        assert run.log(steps=120) == []
+
+
+def test_devices_and_links_are_measured_for_a_hundredth_of_the_time() -> None:
+    links = Links()
+    run = OneProcess(6, links=links)
+    for _ in range(20):
+        run.log()
+    # Both take a second together, and a step is logged every 11 s.
+    assert run.measured == [10.0, 120.0]
+    assert links.measured == 2
+    links.usual((4, 0.4))
+    run.log(steps=60)
+    run.log()  # a suspicion is confirmed at once
+    run.log()
+    assert links.measured == len(run.measured) == 4
+
+
+def test_the_links_of_fewer_than_three_hosts_are_not_measured() -> None:
+    mesh = make_mesh(config.Mesh(data=1, fsdp=8, shard="none"))
+    assert between_hosts(mesh, ["n1"] * 8) is None
+    assert between_hosts(mesh, ["n1"] * 4 + ["n2"] * 4) is None
+    found = between_hosts(mesh, ["n1", "n2", "n3", "n4"] * 2)
+    assert found is not None
+    assert found.rounds == [[(0, 3), (1, 2)], [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
 
 
 def test_virtual_devices_are_not_measured() -> None:
