@@ -519,33 +519,58 @@ def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
 def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     """Fetches the checkpoint for ``--resume URL``, and returns its folder.
 
-    As of a run on disk, this is the newest one in ``checkpoints/``, and no other if it is damaged.
+    Of a run, this is the newest intact one, as on disk; damaged ones are reported.
 
     Args:
         text: the URL of a run or of one of its checkpoints.
         cache_root: the cache folder.
-        say: prints what is fetched.
+        say: prints what is fetched, and what is damaged.
 
     Raises:
         InputError: the checkpoint is missing or damaged; the message lists the others.
         RunAgain: the bucket or the disk is unavailable.
     """
     url, folder, only = _split(text, "--resume")
-    folder = folder or CHECKPOINTS
     found = BucketCheckpoints(Bucket(url), say)
     with _reading(url, cache_root, say) as place, _of_disk(url):
         there = {name: found.steps(name) for name in (CHECKPOINTS, BEST)}
-        step = max(there[folder], default=-1) if only is None else only
-        if step not in there[folder]:
-            missing = "no complete checkpoint" if only is None else f"no checkpoint {step}"
-            raise InputError(f"--resume {text}: {missing} found there; {others(there, step)}")
-        try:
-            return _fetch_to_read(found, folder, step, place)
-        except Incomplete as why:
-            raise InputError(
-                f"--resume {text}: {url}/{folder}/{step} is not a complete checkpoint ({why}); "
-                f"{others(there, step)}"
-            ) from None
+        if only is not None:
+            return _fetch_step(found, folder, only, place, f"--resume {text}", there)
+        damaged: list[str] = []
+        for one in (CHECKPOINTS, BEST) if there[CHECKPOINTS] else ():
+            for step in there[one][::-1]:
+                try:
+                    path = _fetch_to_read(found, one, step, place)
+                except Incomplete as why:
+                    damaged.append(f"{one}/{step}: {why}")
+                    say(f"warning: checkpoint {url}/{one}/{step} is damaged ({why}): skipped")
+                    continue
+                if damaged:
+                    say(f"warning: resuming from {url}/{one}/{step}, the newest intact checkpoint")
+                return path
+    if damaged:
+        raise InputError(f"--resume {text}: no checkpoint there is intact ({damaged[0]})")
+    raise InputError(f"--resume {text}: no complete checkpoint found there; {others(there, -1)}")
+
+
+def _fetch_step(
+    found: BucketCheckpoints,
+    folder: str,
+    step: int,
+    place: Path,
+    flag: str,
+    there: dict[str, list[int]],
+) -> Path:
+    """Fetches the one checkpoint that a URL names, and no other."""
+    if step not in there[folder]:
+        raise InputError(f"{flag}: no checkpoint {step} found there; {others(there, step)}")
+    try:
+        return _fetch_to_read(found, folder, step, place)
+    except Incomplete as why:
+        raise InputError(
+            f"{flag}: {found.bucket.url}/{folder}/{step} is not a complete checkpoint ({why}); "
+            f"{others(there, step)}"
+        ) from None
 
 
 def run_to_read(

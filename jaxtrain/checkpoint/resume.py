@@ -19,8 +19,9 @@ A run calls :func:`choose` in process 0, once its directory is locked:
 7. The run has never saved: a fresh start.
 8. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
    refused if it is missing or damaged.
-9. ``--resume PATH``: that checkpoint, or the newest in that run directory, which may be another
-   run's; refused if it is missing or damaged.
+9. ``--resume PATH``: that checkpoint, refused if it is missing or damaged; or the newest intact one
+   in that run directory, which may be another run's. Damaged ones are reported and do not move.
+   A URL is the same (:func:`jaxtrain.checkpoint.bucket_checkpoints.checkpoint_to_resume`).
 10. A file cannot be read at the moment: refused, or a temporary failure, and nothing moves. The
     checkpoint may be intact.
 
@@ -109,7 +110,7 @@ def choose(
             if output_dir is not None:
                 hold(output_dir)
             return _step(int(resume), output_dir)
-        return _path(expanded(resume))
+        return _path(expanded(resume), say)
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,
@@ -313,33 +314,43 @@ def _step(step: int, output_dir: Path | None) -> Path:
     )
 
 
-def _path(path: Path) -> Path:
+def _path(path: Path, say: Say) -> Path:
     if not path.exists():
         raise InputError(
             f"--resume {path}: no such folder: pass latest, a step, or the path of a checkpoint or "
             "run directory"
         )
     inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
-    checkpoint: Path | None = path
     is_checkpoint = path.name.isdigit() or any((path / name).exists() for name in inside)
     if not is_checkpoint or (path / CHECKPOINTS).is_dir():  # a run may be named by digits, too
-        folders = (path / CHECKPOINTS, path)
-        checkpoint = next(
-            (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None
-        )
-    if checkpoint is None:
-        raise InputError(f"--resume {path}: no complete checkpoint found there")
-    wrong = manifest.verify(checkpoint)
+        return _newest_in(path, say)
+    wrong = manifest.verify(path)
     if wrong:
-        beside = checkpoint.parent
+        beside = path.parent
         names = (CHECKPOINTS, BEST) if beside.name in (CHECKPOINTS, BEST) else (beside.name,)
         found = {name: steps(beside.parent / name) for name in names}
-        step = int(checkpoint.name) if checkpoint.name.isdecimal() else -1
+        step = int(path.name) if path.name.isdecimal() else -1
         raise InputError(
-            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); "
-            f"{others(found, step)}"
+            f"--resume {path}: {path} is not a complete checkpoint ({wrong}); {others(found, step)}"
         )
-    return checkpoint
+    return path
+
+
+def _newest_in(path: Path, say: Say) -> Path:
+    run = bool(numbered(path / CHECKPOINTS))
+    damaged: dict[Path, str] = {}
+    for folder in (path / CHECKPOINTS, path / BEST) if run else (path,):
+        start, wrong = first_intact(folder, numbered(folder))
+        damaged |= wrong
+        for one, why in wrong.items():
+            say(f"warning: checkpoint {one} is damaged ({why}): skipped")
+        if start is not None:
+            if damaged:
+                say(f"warning: resuming from {start}, the newest intact checkpoint")
+            return start
+    for one, why in damaged.items():
+        raise InputError(f"--resume {path}: no checkpoint there is intact ({one}: {why})")
+    raise InputError(f"--resume {path}: no complete checkpoint found there")
 
 
 def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:

@@ -305,8 +305,20 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: BucketCheckpoints, tmp_
         resumed("s3://bucket/run/checkpoints/3")
     stored.bucket.put("checkpoints/6.json", b"{}")
     there = r"checkpoints/ has: 2, 4; best/ has: 2$"
-    with pytest.raises(InputError, match=rf"--resume s3://bucket/run: .*/6 is not a .*; {there}"):
+    with pytest.raises(InputError, match=rf"--resume s3:.*/6: .*/6 is not a .*; {there}"):
+        resumed("s3://bucket/run/checkpoints/6")
+    said.clear()
+    assert resumed("s3://bucket/run") == "checkpoints/4"
+    assert said[0].startswith("warning: checkpoint s3://bucket/run/checkpoints/6 is damaged (")
+    newest = "the newest intact checkpoint"
+    assert said[-1] == f"warning: resuming from s3://bucket/run/checkpoints/4, {newest}"
+    for step in (2, 4):
+        stored.bucket.put(f"checkpoints/{step}.json", b"{}")
+    assert resumed("s3://bucket/run") == "best/2"
+    stored.bucket.put("best/2.json", b"{}")
+    with pytest.raises(InputError, match=r"no checkpoint there is intact \(checkpoints/6: "):
         resumed("s3://bucket/run")
+    assert stored.steps() == [2, 4, 6]  # nothing is moved: it is another run's
 
 
 def test_a_command_reports_damaged_checkpoints_that_it_skips(

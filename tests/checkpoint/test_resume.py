@@ -58,6 +58,10 @@ def test_an_incomplete_checkpoint_is_never_used(saved: Path, tmp_path: Path, los
         InputError, match=r"is not a complete checkpoint .*; checkpoints/ has: 4; best"
     ):
         resume.choose(str(run / "checkpoints" / "9"), None, tmp_path)
+    said: list[str] = []
+    assert resume.choose(str(run), None, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert f"checkpoint {run / 'checkpoints' / '9'} is damaged (" in "".join(said)
+    assert said[-1].endswith("checkpoints/4, the newest intact checkpoint")
     with pytest.raises(InputError, match="not a complete checkpoint"):
         layout.read_meta(run / "checkpoints" / "9")
     said: list[str] = []
@@ -326,16 +330,25 @@ def test_a_damaged_step_or_path_is_rejected_and_nothing_moves(saved: Path, tmp_p
     shutil.copytree(saved, run)
     spoil(run / "checkpoints" / "9")
     before = files_of(run)
-    for wish in ("9", str(run / "checkpoints" / "9"), str(run), str(run / "checkpoints")):
+    for wish in ("9", str(run / "checkpoints" / "9")):
         with pytest.raises(InputError) as caught:
             resume.choose(wish, run, tmp_path)
         message = str(caught.value)
         assert "state/_METADATA was changed after it was saved" in message
         assert "4" in message.rpartition(": ")[2] + message.rpartition(";")[2]
         assert "\n" not in message
+    said: list[str] = []
+    for wish in (str(run), str(run / "checkpoints")):
+        assert resume.choose(wish, None, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert len(said) == 4
+    assert f"checkpoint {run / 'checkpoints' / '9'} is damaged (state/_METADATA" in said[0]
+    assert said[1].endswith("checkpoints/4, the newest intact checkpoint")
     assert files_of(run) == before
     spoil(run / "checkpoints" / "4")
     assert resume.choose("4", run, tmp_path) == run / "best" / "4"  # the same state
+    assert resume.choose(str(run), None, tmp_path, said.append) == run / "best" / "4"
+    with pytest.raises(InputError, match=r"no checkpoint there is intact \(.*/9: state/_METADATA"):
+        resume.choose(str(run / "checkpoints"), None, tmp_path, said.append)
 
 
 def test_an_older_checkpoint_of_the_newest_run_precedes_older_runs(
