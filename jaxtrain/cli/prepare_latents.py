@@ -72,10 +72,11 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
     cluster = engine_flags.cluster(flags)
-    from jaxtrain.data import bucket_output, cache, worker_count
+    from jaxtrain.data import cache, worker_count
     from jaxtrain.data.video import latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
+    from jaxtrain.storage import bucket_output
 
     say = terminal.say
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher

@@ -36,10 +36,11 @@ def main(arguments: list[str]) -> int:
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
 
-    from jaxtrain.data import bucket_output, cache, text
+    from jaxtrain.data import cache, text
     from jaxtrain.data.text import estimate as sampled
     from jaxtrain.data.text import tokens
     from jaxtrain.interop import hub
+    from jaxtrain.storage import bucket_output
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")

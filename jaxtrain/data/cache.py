@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from jaxtrain.data.bucket_output import BucketOutput
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import is_bucket, normalized
+from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.storage.disks import check_room, cure_of
 
 MANIFEST = "manifest.json"

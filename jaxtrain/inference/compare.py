@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engine, shared_folder
+from jaxtrain.data import engine
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
@@ -28,6 +28,7 @@ from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import i3d, lpips, quality
+from jaxtrain.storage import shared_folder
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or

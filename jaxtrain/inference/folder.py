@@ -27,9 +27,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import engine, folders, shared_folder
+from jaxtrain.data import engine
 from jaxtrain.errors import InputError
-from jaxtrain.storage import atomic, lock
+from jaxtrain.storage import atomic, listing, lock, shared_folder
 
 MANIFEST = "manifest.jsonl"
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
@@ -107,7 +107,7 @@ def jobs(
     if out.absolute().resolve().is_relative_to(source.resolve()):
         raise InputError(f"OUT {out} is inside IN {source}: choose a folder outside")
     found: dict[Path, Job] = {}
-    for path in folders.files(source, say):
+    for path in listing.files(source, say):
         if path.suffix.lower() not in suffixes:
             continue
         inside = path.relative_to(source)

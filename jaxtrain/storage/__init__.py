@@ -1,1 +1,1 @@
-"""Atomic file writes, tensor files, locks, data URLs, and disk errors."""
+"""Files and buckets: atomic writes, tensor files, locks, leases, and disk errors."""

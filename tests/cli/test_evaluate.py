@@ -21,7 +21,7 @@ from small_state import make_state, meta_of
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
 from jaxtrain.cli import evaluate as command
-from jaxtrain.data import engine, shared_folder
+from jaxtrain.data import engine
 from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import InputError
 from jaxtrain.inference import compare, intervals, protocols
@@ -29,6 +29,7 @@ from jaxtrain.inference import video as autoencoding
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt
 from jaxtrain.models.video_ae import i3d, quality
+from jaxtrain.storage import shared_folder
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]

@@ -184,9 +184,10 @@ def test_a_node_without_the_folder_is_named(
     videos: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token differs, as if a node had another folder under the path of OUT."""
-    from jaxtrain.data import engine, shared_folder
+    from jaxtrain.data import engine
     from jaxtrain.data.video import pieces, prepare_clips
     from jaxtrain.errors import InputError
+    from jaxtrain.storage import shared_folder
 
     other = shared_folder.Mark(tmp_path / "out/.prepare/token", "of another folder", "OUT")
     monkeypatch.setattr(shared_folder, "mark", lambda file, folder: other)

@@ -19,9 +19,9 @@ import sample_videos
 import small_autoencoder
 from cluster_here import ClusterHere
 
-from jaxtrain.data import shared_folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.inference import folder
+from jaxtrain.storage import shared_folder
 
 TEXT = frozenset((".txt",))
 

@@ -40,11 +40,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.data import bucket_output, cache, folders, shared_folder, worker_count, worker_pool
+from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, bucket_output, listing, shared_folder
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import normalized
 from jaxtrain.telemetry import progress_bar
@@ -246,7 +246,7 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
-        base, paths = given, list(folders.files(given, say))
+        base, paths = given, list(listing.files(given, say))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:

@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 
 from jaxtrain import versions
 from jaxtrain.config import invocation
-from jaxtrain.data import cache, folders
+from jaxtrain.data import cache
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import hub_errors, lock
+from jaxtrain.storage import hub_errors, listing, lock
 from jaxtrain.storage.atomic import appearing, expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -146,7 +146,7 @@ def _fetched_before(root: Path, about: list[str | None], wanted: int | None) -> 
 def _revision(named: _Named, say: Say) -> str:
     """Identifies the dataset's current contents: a digest of the folder, or the Hub's commit."""
     if named.folder is not None:
-        files = [path for path in folders.files(named.folder, say) if path.is_file()]
+        files = [path for path in listing.files(named.folder, say) if path.is_file()]
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return cache.digest(stats)
     _datasets(named)

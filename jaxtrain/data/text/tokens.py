@@ -31,14 +31,14 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
-from jaxtrain.data import cache, shared_folder, worker_count, worker_pool
+from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, shared_folder
 from jaxtrain.storage.atomic import remove_leftovers, write_whole
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar

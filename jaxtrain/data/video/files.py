@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import folders, remote
+from jaxtrain.data import remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, listing
 from jaxtrain.storage.atomic import expanded
 
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
@@ -208,7 +208,7 @@ def _split_fraction(name: str) -> float:
 
 def _walk(top: Path, say: Callable[[str], None]) -> Iterator[Found]:
     """Yields the videos and tars below ``top``."""
-    for path in folders.files(top, say):
+    for path in listing.files(top, say):
         if path.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
             yield Found(path.relative_to(top).as_posix(), str(path))
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxtrain.config import invocation
-from jaxtrain.data import cache, engine, shared_folder
-from jaxtrain.data.bucket_output import BucketOutput
+from jaxtrain.data import cache, engine
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import atomic, disks, lock
+from jaxtrain.storage import atomic, disks, lock, shared_folder
+from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.telemetry import progress_bar
 
 ABOUT = "about.json"

@@ -28,8 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxtrain.data import bucket_output, cache, shared_folder
-from jaxtrain.data.bucket_output import BucketOutput
+from jaxtrain.data import cache
 from jaxtrain.data.engine import KILLS, Engine
 from jaxtrain.data.estimate import (
     SAMPLE,
@@ -39,12 +38,11 @@ from jaxtrain.data.estimate import (
     from_sample,
     spread,
 )
-from jaxtrain.data.shared_folder import Mark, Unseen
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.storage import addresses, disks, lock
+from jaxtrain.storage import addresses, bucket_output, disks, lock, shared_folder
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage.atomic import (
     create_whole,
@@ -55,8 +53,10 @@ from jaxtrain.storage.atomic import (
     sync,
     write_whole,
 )
+from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.lease import Lease
+from jaxtrain.storage.shared_folder import Mark, Unseen
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 

@@ -9,10 +9,11 @@ import engine_threads
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_output, cache, engine
+from jaxtrain.data import cache, engine
 from jaxtrain.data.text import config as text_config
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import bucket_output
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"

@@ -15,11 +15,11 @@ import pytest
 import sample_videos as sample
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_output, engine
+from jaxtrain.data import engine
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lease
+from jaxtrain.storage import bucket_output, lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.lease import Lease
 

@@ -17,10 +17,10 @@ import sample_videos as sample
 from cluster_here import ClusterHere
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_output, cache, video
+from jaxtrain.data import cache, video
 from jaxtrain.data.video import estimate, latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import disks
+from jaxtrain.storage import bucket_output, disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 SHAPE = (2, 8, 12, 3)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.data import shared_folder
 from jaxtrain.errors import InputError
+from jaxtrain.storage import shared_folder
 
 
 def test_another_folder_under_the_same_path_is_recognized(tmp_path: Path) -> None:
