@@ -343,17 +343,37 @@ class BucketCheckpoints:
         whole = content | {"sha256": manifest.checksum(content)}
         self.bucket.put(_manifest(folder, step), json.dumps(whole).encode())
 
-    def supersede(self, step: int, place: str = SUPERSEDED) -> None:
+    def supersede(self, step: int) -> None:
         """Moves the manifests of later steps aside, which would count as the newest.
 
         Args:
-            step: from which the run continues, or will continue.
-            place: where to; another place is for steps that may be wrong.
+            step: from which the run continues.
         """
         for folder in (CHECKPOINTS, BEST):
             for later in (one for one in self.steps(folder) if one > step):
-                self._move(folder, later, place)
-                self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is {place}")
+                self._move(folder, later, SUPERSEDED)
+                self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is {SUPERSEDED}")
+
+    def set_aside_uncertified(self, saves: Iterable[str]) -> None:
+        """Moves the manifests of saves that may be wrong aside.
+
+        Args:
+            saves: the folders of their files, from :func:`data_of`.
+        """
+        for folder in (CHECKPOINTS, BEST):
+            for step, data in self.saves(folder).items():
+                if data in saves:
+                    self._move(folder, step, UNCERTIFIED)
+                    self.say(f"checkpoint {self.bucket.url}/{folder}/{step} is {UNCERTIFIED}")
+
+    def saves(self, folder: str) -> dict[int, str]:
+        """Returns step -> the folder of its files, as its manifest states; "" if it is damaged."""
+        found: dict[int, str] = {}
+        for step in self.steps(folder):
+            stored = self.bucket.get(_manifest(folder, step))
+            match = stored and re.search(rb'"data": ?"(data/\d+-[0-9a-f]{12})"', stored.data)
+            found[step] = match[1].decode() if match else ""
+        return found
 
     def set_aside(self, folder: str, step: int, wrong: str) -> None:
         """Moves the manifest of a damaged checkpoint aside."""
@@ -383,11 +403,8 @@ class BucketCheckpoints:
         used = set(keep)
         for place in _PLACES:
             for folder in (f"{place}{CHECKPOINTS}", f"{place}{BEST}"):
-                for step in self.steps(folder):
-                    found = self.bucket.get(_manifest(folder, step))
-                    # Of a damaged manifest, everything with its step is kept.
-                    match = found and re.search(rb'"data": ?"(data/\d+-[0-9a-f]{12})"', found.data)
-                    used.add(match[1].decode() if match else f"data/{step}-")
+                for step, data in self.saves(folder).items():
+                    used.add(data or f"data/{step}-")  # everything that it may be
         unused = [
             name
             for name in self.bucket.sizes("data")

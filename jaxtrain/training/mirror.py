@@ -44,7 +44,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage import lease
-from jaxtrain.storage.atomic import expanded, write_whole
+from jaxtrain.storage.atomic import expanded, parse_json, write_whole
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import line_files
@@ -160,6 +160,7 @@ class Mirror:
         self._behind = False
         self._commits = threading.Lock()
         self._rejected = False
+        self._stored: dict[str, int] = {}  # data folder in the bucket -> step
         self._unexpected: Exception | None = None
         self._said: set[str] = set()
         self._synced: dict[str, tuple[int, int]] = {}
@@ -392,7 +393,8 @@ class Mirror:
     def set_aside_after(self, step: int) -> str:
         """Moves later checkpoints in the bucket to ``uncertified/``; completes no more. Process 0.
 
-        If the process is killed meanwhile, the next start in this directory does it.
+        If the process is killed meanwhile, the next start does it; before the bucket has taken
+        the list of them, only one in this directory.
 
         Returns:
             Why that has failed for ten minutes; "" if it is done.
@@ -404,12 +406,15 @@ class Mirror:
         began, problem = time.monotonic(), ""
         with self._commits:
             self._rejected = True
+        # By save: the same steps may be saved again, with right results.
+        due = json.dumps([data for data, saved in self._stored.items() if saved > step])
         while not problem or time.monotonic() - began < _GIVE_UP_S:
             try:
+                write_whole(self.directory / _UNCERTIFIED_DUE, due)
                 self._lease.check()
-                write_whole(self.directory / _UNCERTIFIED_DUE, f"{step}\n")
+                self._bucket.put(_UNCERTIFIED_DUE, due.encode())
                 return self._set_aside_due()
-            except lease.Lost:  # later checkpoints may be the other run's
+            except lease.Lost:  # the other run decides
                 (self.directory / _UNCERTIFIED_DUE).unlink(missing_ok=True)
                 raise
             except _Failures as error:
@@ -419,11 +424,28 @@ class Mirror:
         return problem
 
     def _set_aside_due(self) -> str:
-        due = self.directory / _UNCERTIFIED_DUE
-        if due.exists():
-            self._remote.supersede(int(due.read_text()), UNCERTIFIED)
-            due.unlink()
+        """Moves the saves that a start has rejected, and notes the others. Process 0."""
+        here, found = self.directory / _UNCERTIFIED_DUE, self._bucket.get(_UNCERTIFIED_DUE)
+        lists = [here.read_bytes()] if here.exists() else []
+        lists += [found.data] if found is not None else []
+        try:
+            due = {str(data) for one in lists for data in parse_json(one)}
+        except (ValueError, TypeError):
+            raise InputError(
+                f"{here} or {self.url}/{_UNCERTIFIED_DUE} is damaged: the newest checkpoints may "
+                "be wrong; delete those that you do not trust, then this list, and resume"
+            ) from None
+        if due:
+            self._remote.set_aside_uncertified(due)
+        self._drop_due()
+        for folder in (CHECKPOINTS, BEST):
+            saves = self._remote.saves(folder)
+            self._stored |= {data: step for step, data in saves.items() if data}
         return ""
+
+    def _drop_due(self) -> None:
+        self._bucket.delete([_UNCERTIFIED_DUE])
+        (self.directory / _UNCERTIFIED_DUE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Copies the last lines of the files, and releases the lease."""
@@ -559,6 +581,7 @@ class Mirror:
                 return
             if CHECKPOINTS in upload.folders:
                 self._remote.supersede(upload.step)
+            self._stored[data] = upload.step
             for folder in upload.folders:
                 self._remote.commit(folder, upload.step, data, part.layout)
                 kept = (self._keep, self._every, certified) if folder == CHECKPOINTS else (1,)
@@ -601,6 +624,7 @@ class Mirror:
                 f"{self.url} already contains checkpoints (newest: {there[-1]}): resume with "
                 "--resume latest, or choose another folder"
             )
+        self._drop_due()  # of an earlier run
         return ""
 
     def _refuse_other(self, resume: str) -> str:

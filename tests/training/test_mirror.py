@@ -580,8 +580,9 @@ def test_a_run_without_a_certified_checkpoint_is_not_started_fresh(
         runs("two")
 
 
+@pytest.mark.parametrize("disk", ["one", "two"])
 def test_the_next_start_moves_uncertified_checkpoints_that_the_bucket_kept(
-    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, disk: str
 ) -> None:
     run = certified(runs)
     set_aside(run.directory / FOLDER / "6", "wrong", run.said.append, layout.UNCERTIFIED)
@@ -599,14 +600,55 @@ def test_the_next_start_moves_uncertified_checkpoints_that_the_bucket_kept(
         assert run.mirror.set_aside_after(2) == "no"
         assert run.stored == [2, 6]
         run.close()
-        with pytest.raises(Unavailable):  # it does not resume from 6
-            runs("one")
-    again = runs("one").begin(keep=1)
+        for place in ("one", "two"):
+            with pytest.raises(Unavailable):  # it does not resume from 6
+                runs(place)
+    again = runs(disk).begin(keep=1)
     assert again.on_disk == again.stored == [2]
     assert not (again.directory / mirror._UNCERTIFIED_DUE).exists()
     again.close()
     stored = [name for name in again.bucket.sizes() if name.startswith("uncertified/")]
     assert stored == ["uncertified/checkpoints/6.json"]  # no files of the folder on disk
+
+
+def test_a_list_of_uncertified_checkpoints_does_not_move_later_saves(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = certified(runs)
+    set_aside(run.directory / FOLDER / "6", "wrong", run.said.append, layout.UNCERTIFIED)
+
+    def fail(*_: Any) -> None:
+        raise Unavailable("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "put", fail)
+        patch.setattr(mirror, "_GIVE_UP_S", 0.0)
+        patch.setattr(mirror, "_BETWEEN_MOVES_S", 0.0)
+        assert run.mirror.set_aside_after(2) == "no"
+        run.close()
+    assert mirror._UNCERTIFIED_DUE not in run.bucket.sizes()
+    other = runs("two", "2").begin(keep=3)
+    other.save(8)
+    other.finish()
+    other.close()
+    again = runs("one")
+    assert again.stored == [2, 8]
+    assert max(again.on_disk) == 8
+    assert not (again.directory / mirror._UNCERTIFIED_DUE).exists()
+
+
+def test_a_fresh_start_drops_the_list_of_uncertified_checkpoints(runs: Callable[..., Run]) -> None:
+    first = runs("one", None)
+    first.close()
+    first.bucket.put(mirror._UNCERTIFIED_DUE, b'["data/2-000000000000"]')
+    (first.directory / mirror._UNCERTIFIED_DUE).write_text("[]")
+    again = runs("one", None)
+    assert mirror._UNCERTIFIED_DUE not in again.bucket.sizes()
+    assert not (again.directory / mirror._UNCERTIFIED_DUE).exists()
+    again.close()
+    again.bucket.put(mirror._UNCERTIFIED_DUE, b"2")
+    with pytest.raises(InputError, match=r"s3://bucket/run/.uncertified-due is damaged: .*delete"):
+        runs("one")
 
 
 def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
