@@ -675,14 +675,21 @@ def _of_disk(url: str) -> Iterator[None]:
 
 def _fetch_to_read(found: BucketCheckpoints, folder: str, step: int, place: Path) -> Path:
     checkpoint, target = found.read(folder, step), place / folder / str(step)
-    mark = target.with_name(f".{step}")  # which save this is
-    same = mark.is_file() and mark.read_text() == checkpoint.data
-    if not (same and target.is_dir() and not manifest.verify(target)):
-        parts = checkpoint.layout.complete()
-        size = sum(count for count, _ in checkpoint.of_parts(parts).values())
-        found.say(f"fetching {folder}/{step} from {found.bucket.url} ({size / 2**20:.1f} MiB)")
-        found.fetch(checkpoint, parts, place, target)
-        mark.write_text(checkpoint.data)
+    there = found.bucket.versions(checkpoint.data)
+    about = {name: there.get(f"{checkpoint.data}/{name}") for name in checkpoint.files}
+    now = json.dumps([checkpoint.data, about])
+    mark = target.with_name(f".{step}")  # what the files on disk were fetched from
+    if not (mark.is_file() and mark.read_text() == now):
+        for old in (target, place / FETCHING):
+            shutil.rmtree(old, ignore_errors=True)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(now)
+    elif target.is_dir() and not manifest.verify(target):
+        return target
+    parts = checkpoint.layout.complete()
+    size = sum(count for count, _ in checkpoint.of_parts(parts).values())
+    found.say(f"fetching {folder}/{step} from {found.bucket.url} ({size / 2**20:.1f} MiB)")
+    found.fetch(checkpoint, parts, place, target)
     return target
 
 

@@ -349,6 +349,34 @@ def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
     assert not any("is damaged" in line for line in said)
 
 
+def test_a_command_notices_that_objects_have_changed(
+    stored: BucketCheckpoints, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def damaged() -> dict[str, str]:
+        said.clear()
+        found: dict[str, str] = {}
+        bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, said.append, found)
+        return found
+
+    assert damaged() == {}
+    assert len(said) == 4
+    assert damaged() == {}
+    assert said == []
+    name = f"{stored.read(FOLDER, 6).data}/0/meta/metadata"
+    right = stored.bucket.get(name)
+    assert right is not None
+    stored.bucket.put(name, right.data[::-1])
+    assert "metadata was changed after it was saved" in damaged()["checkpoints/6"]
+    assert "metadata was changed after it was saved" in damaged()["checkpoints/6"]
+    stored.bucket.put(name, right.data)
+    assert damaged() == {}
+    assert said == [line for line in said if "checkpoints/6" in line] != []
+    stored.bucket.delete([name])
+    assert damaged()["checkpoints/6"].endswith("metadata is missing")
+
+
 def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     stored: BucketCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
