@@ -79,8 +79,9 @@ def _prepare(
             # Local processes share the text of each file; an engine has a worker for each file.
             engine if flags.engine == "ray" else None,
             flags.workers,
+            uploads=True,
         )
-    sources = run.data.open(model, seed=run.seed, say=say)
+    sources = run.data.open(model, seed=run.seed, say=say, uploads=True)
     for bad in sources.bad[:5]:
         say(f"skipped: {bad}")
     complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)

@@ -3,11 +3,13 @@
 A reader sees a cache folder either complete or not at all, even if processes are killed or several
 build it at once.
 
-The cache may be a folder of a bucket: then :func:`root` is a local copy of it, :func:`make_folder`
-fetches folders that are complete in the bucket, and uploads those that it builds.
+The cache may be a folder of a bucket: then :func:`root` is a local copy of it, and
+:func:`make_folder` fetches folders that are complete in the bucket and not on this disk. Only the
+``prepare`` commands upload what they build.
 """
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -21,15 +23,36 @@ from typing import Any
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
-from jaxtrain.storage.bucket import is_bucket, normalized
+from jaxtrain.storage.bucket import TooLarge, is_bucket, normalized
 from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.storage.disks import check_room, cure_of
 
 MANIFEST = "manifest.json"
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
 _FETCHING = ".fetching.json"  # describes what a folder is fetched from, until it is complete
-_urls: dict[Path, str] = {}
-"""Buckets by the folders of this process that are their local copies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InBucket:
+    """A cache in a bucket.
+
+    Attributes:
+        output: the bucket.
+        copy: the local copy.
+        uploads: whether folders and files that are missing there are uploaded.
+    """
+
+    output: BucketOutput
+    copy: Path
+    uploads: bool = False
+
+    def name(self, path: Path) -> str:
+        """Returns the name in the bucket of a file or folder in the local copy."""
+        return path.relative_to(self.copy).as_posix()
+
+    def url(self, path: Path) -> str:
+        """Returns the URL of a file or folder in the local copy, for messages."""
+        return f"{self.output.url}/{self.name(path)}"
 
 
 def root(cache_dir: str | None) -> Path:
@@ -56,9 +79,7 @@ def path_of(cache_dir: str | None) -> Path:
         InputError: there is no home folder, or the variable has a URL.
     """
     if (where := url(cache_dir)) is not None:
-        copy = path_of(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
-        _urls[copy] = where
-        return copy
+        return path_of(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
     if addresses.is_address(text):
         raise InputError(
@@ -85,12 +106,18 @@ def url(cache_dir: str | None) -> str | None:
     return None
 
 
-def in_bucket(path: Path) -> tuple[BucketOutput, str] | None:
-    """Returns the bucket, and the name in it, of a file or folder in a local copy; else None."""
-    for folder in path.parents:
-        if folder in _urls:
-            return BucketOutput(_urls[folder]), path.relative_to(folder).as_posix()
-    return None
+def in_bucket(cache_dir: str | None, *, uploads: bool = False) -> InBucket | None:
+    """Returns the cache in a bucket; None for a folder.
+
+    Args:
+        cache_dir: as :func:`root`.
+        uploads: whether this is a command that prepares data for other machines.
+
+    Raises:
+        InputError: see :func:`path_of`.
+    """
+    where = url(cache_dir)
+    return None if where is None else InBucket(BucketOutput(where), path_of(cache_dir), uploads)
 
 
 def digest(*parts: Any) -> str:
@@ -118,32 +145,37 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
 
 
-def fetch_file(path: Path) -> None:
-    """Fetches a file of a local copy from the bucket, if it is missing; does nothing for others.
+def fetch_file(path: Path, bucket: InBucket | None, most: int, say: Callable[[str], None]) -> None:
+    """Fetches a file that is missing in the local copy, if the bucket has it.
+
+    Args:
+        path: the file.
+        bucket: None does nothing.
+        most: bytes; a larger object is not fetched.
+        say: prints a message.
 
     Raises:
         RunAgain, InputError: the bucket is unavailable, or the disk is full.
     """
-    place_there = in_bucket(path)
-    if place_there is None or path.exists():
+    if bucket is None or path.exists() or bucket.output.bucket.about(bucket.name(path)) is None:
         return
-    output, name = place_there
-    if output.bucket.about(name) is not None:
-        with _explained(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    with _explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
             with appearing(path) as beside:
-                output.bucket.download(name, beside)
+                bucket.output.bucket.download(bucket.name(path), beside, most=most)
+        except TooLarge as error:
+            say(f"warning: {error}; it is ignored")
 
 
-def upload_file(path: Path) -> None:
-    """Uploads a file of a local copy; does nothing for others.
+def upload_file(path: Path, bucket: InBucket | None) -> None:
+    """Uploads a file of the local copy, if this command uploads.
 
     Raises:
         RunAgain, InputError: the bucket is unavailable.
     """
-    if (place_there := in_bucket(path)) is not None:
-        output, name = place_there
-        output.put(name, path)
+    if bucket is not None and bucket.uploads:
+        bucket.output.put(bucket.name(path), path)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -166,8 +198,12 @@ def make_folder(
     say: Callable[[str], None],
     *,
     resumable: bool = False,
+    bucket: InBucket | None = None,
 ) -> dict[str, Any]:
     """Returns the manifest of ``folder``, after building the folder if it is not complete.
+
+    A folder that is complete on this disk is used without a request to the bucket, except to see
+    whether it must be uploaded.
 
     Several processes may call this at once: the others wait for the first and then read its folder.
     On a file system without locks they all build, and the first rename wins.
@@ -177,6 +213,7 @@ def make_folder(
         build: fills an empty folder and returns the content of the manifest.
         say: prints a message.
         resumable: whether ``build`` can also resume in a folder left by a killed process.
+        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Raises:
         InputError: the disk is read-only.
@@ -184,8 +221,9 @@ def make_folder(
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        manifest = _make_folder(folder, build, say, resumable=resumable)
-    _upload(folder, manifest, say)
+        manifest = _make_folder(folder, build, say, resumable, bucket)
+    if bucket is not None and bucket.uploads:
+        _upload(folder, manifest, say, bucket)
     return manifest
 
 
@@ -193,8 +231,8 @@ def _make_folder(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
     say: Callable[[str], None],
-    *,
     resumable: bool,
+    bucket: InBucket | None,
 ) -> dict[str, Any]:
     """Fetches or builds a folder that is not complete on this disk."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -206,8 +244,7 @@ def _make_folder(
         if alone:  # this process has the lock, so a killed process left these folders
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
-        manifest = _fetch(folder, say, alone)
-        if manifest is not None:
+        if bucket is not None and (manifest := _fetch(folder, say, alone, bucket)) is not None:
             return manifest
         # Without locks, several processes may build at once, each in its own folder.
         resuming = resumable and alone
@@ -309,7 +346,9 @@ def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] 
     return {one: there[f"{name}/{one}"] for one in sizes} if complete and not outside else None
 
 
-def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, Any] | None:
+def _fetch(
+    folder: Path, say: Callable[[str], None], alone: bool, bucket: InBucket
+) -> dict[str, Any] | None:
     """Fetches a folder if it is complete in the bucket; else returns None.
 
     What an earlier process fetched is kept, unless the objects have changed since, or the machine
@@ -319,14 +358,13 @@ def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, A
         folder: the final path.
         say: prints a message.
         alone: whether this process has the lock, so that no other one fetches the folder.
+        bucket: has the cache.
     """
-    if (place_there := in_bucket(folder)) is None:
-        return None
+    output, name, url = bucket.output, bucket.name(folder), bucket.url(folder)
     work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
-    if (there := _complete_in(*place_there)) is None:
+    if (there := _complete_in(output, name)) is None:
         shutil.rmtree(work, ignore_errors=True)
         return None
-    output, name = place_there
     record, described = work / _FETCHING, json.dumps({"boot": lock.boot(), "files": there})
     keep = alone
     try:
@@ -338,9 +376,8 @@ def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, A
             left = sum(size for size, _ in there.values()) - sum(
                 (work / one).stat().st_size for one in there if (work / one).exists()
             )
-            what = f"what is to be fetched of {output.url}/{name}"
-            check_room(work, left, what, CURE)
-            say(f"fetching {left / 1e6:,.1f} MB from {output.url}/{name}")
+            check_room(work, left, f"what is to be fetched of {url}", CURE)
+            say(f"fetching {left / 1e6:,.1f} MB from {url}")
             for one, version in there.items():
                 path = work / one
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -348,7 +385,7 @@ def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, A
                     f"{name}/{one}", path, most=version[0], version=version
                 )
                 if found is None:
-                    raise RunAgain(f"{output.url}/{name}/{one} was deleted meanwhile: start again")
+                    raise RunAgain(f"{url}/{one} was deleted meanwhile: start again")
             record.unlink()
             keep = False
             manifest = read_manifest(work)
@@ -358,13 +395,14 @@ def _fetch(folder: Path, say: Callable[[str], None], alone: bool) -> dict[str, A
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _upload(folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
+def _upload(
+    folder: Path, manifest: dict[str, Any], say: Callable[[str], None], bucket: InBucket
+) -> None:
     """Uploads a complete folder unless it is complete in the bucket; the manifest is last."""
-    place_there = in_bucket(folder)
-    if place_there is None or _complete_in(*place_there) is not None:
+    output, name = bucket.output, bucket.name(folder)
+    if _complete_in(output, name) is not None:
         return
-    output, name = place_there
-    say(f"uploading {sum(manifest['files'].values()) / 1e6:,.1f} MB to {output.url}/{name}")
+    say(f"uploading {sum(manifest['files'].values()) / 1e6:,.1f} MB to {bucket.url(folder)}")
     for one in (*manifest["files"], MANIFEST):
         output.put(f"{name}/{one}", folder / one)
 

@@ -222,14 +222,14 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
     made = Bucket("s3://bucket/cache", MemoryStore())
     monkeypatch.setattr(bucket_output, "opened", lambda url: made)
-    monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     return made
 
 
-def made_in(said: list[str], built: list[int], content: str = "abc") -> Path:
+def made_in(said: list[str], built: list[int], *, uploads: bool = True) -> Path:
     folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    manifest = cache.make_folder(folder, builder(built, content), said.append)
+    bucket = cache.in_bucket("s3://bucket/cache/", uploads=uploads)
+    manifest = cache.make_folder(folder, builder(built), said.append, bucket=bucket)
     assert manifest["number"] == 7
     return folder
 
@@ -310,6 +310,39 @@ def test_a_failed_upload_is_done_by_the_next_start(
     made_in([], built)
     assert len(built) == 1
     assert set(bucket.sizes()) == {"text/key/file", "text/key/manifest.json"}
+
+
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: Bucket, *_: Any, **__: Any) -> NoReturn:
+        raise Unavailable(f"{self.url}: cannot be reached")
+
+    for method in ("put", "put_if", "get", "download", "about", "versions", "sizes", "delete"):
+        monkeypatch.setattr(Bucket, method, away)
+
+
+def test_training_uploads_nothing_and_needs_no_bucket_for_a_complete_copy(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    said: list[str] = []
+    made_in(said, built, uploads=False)
+    assert (bucket.sizes(), said, len(built)) == ({}, [], 1)
+    with monkeypatch.context() as patched:
+        _offline(patched)
+        made_in(said, built, uploads=False)
+        with pytest.raises(Unavailable):
+            made_in(said, built)
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+        with pytest.raises(Unavailable):  # building may take hours, so that is an error
+            made_in(said, built, uploads=False)
+    made_in(said, built, uploads=False)
+    assert len(built) == 2
+    made_in(said, built)
+    assert said == ["uploading 0.0 MB to s3://bucket/cache/text/key"]
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "third"))
+    made_in(said, built, uploads=False)
+    assert said[1:] == ["fetching 0.0 MB from s3://bucket/cache/text/key"]
+    assert len(built) == 2
 
 
 def _break_at(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -> list[str]:
@@ -396,11 +429,12 @@ def test_one_process_of_a_machine_fetches(
         return real(self, name, path, *rest, **more)
 
     other = threading.Thread(
-        target=lambda: cache.make_folder(folder, builder(built), tell), daemon=True
+        target=lambda: cache.make_folder(folder, builder(built), tell, bucket=where), daemon=True
     )
     monkeypatch.setattr(Bucket, "download", download)
     folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    cache.make_folder(folder, builder(built), tell)
+    where = cache.in_bucket("s3://bucket/cache/")
+    cache.make_folder(folder, builder(built), tell, bucket=where)
     other.join(30)
     assert asked == ["text/key/file", f"text/key/{MANIFEST}"]
     assert len(built) == 1

@@ -46,7 +46,9 @@ class Masked(Text):
                 about="data.tokenizer_kind",
             )
 
-    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+    def open(
+        self, model: Any, *, seed: int, say: Callable[[str], None], uploads: bool = False
+    ) -> Sources:
         """Opens both splits; builds the token cache and the packing index if missing.
 
         Args:
@@ -55,6 +57,7 @@ class Masked(Text):
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
             say: prints a line on the console.
+            uploads: see :meth:`Text.prepare`.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
@@ -65,11 +68,13 @@ class Masked(Text):
                 f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
                 "token, and [SEP]"
             )
-        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, self.form, say)
+        prepared = self.with_tokenizer_of(model, say).prepare(
+            model.vocab_size, self.form, say, uploads=uploads
+        )
         special = Specials.from_json(prepared.caches[0][1]["specials"])
         specials.check_padding(special, model.pad_id, "the tokenizer")
         indexes = [
-            packing.pack(folder, manifest, model.sequence_length, say)
+            packing.pack(folder, manifest, model.sequence_length, say, prepared.bucket)
             for folder, manifest in prepared.caches
         ]
         splits: dict[str, list[Source]] = {}
@@ -131,7 +136,9 @@ class Causal(Text):
                 about="data.tokenizer_kind",
             )
 
-    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+    def open(
+        self, model: Any, *, seed: int, say: Callable[[str], None], uploads: bool = False
+    ) -> Sources:
         """Opens both splits; builds the token cache if missing.
 
         An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
@@ -142,12 +149,15 @@ class Causal(Text):
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
             say: prints a line on the console.
+            uploads: see :meth:`Text.prepare`.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
         """
         del seed
-        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, self.form, say)
+        prepared = self.with_tokenizer_of(model, say).prepare(
+            model.vocab_size, self.form, say, uploads=uploads
+        )
         splits: dict[str, list[Source]] = {
             name: [
                 windows.open_split(folder, manifest, name, model.sequence_length)

@@ -77,8 +77,13 @@ _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time 
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
 
+_LARGEST_RECORD = 2**30  # bytes: about two million files
+_LONGEST_LINE = 2**16  # bytes of it
+_MOST_TEXT = 2**40  # bytes in one file
+
 Fresh = tuple[int, str, str, int, int]
 """Number, path, name, size, and mtime_ns of a file that must be read."""
+_Key = tuple[str, int, int]  # path, size, and mtime_ns
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
@@ -263,26 +268,34 @@ def scan(
     say: Callable[[str], None],
     engine: Engine | None = None,
     processes: int | None = None,
+    bucket: cache.InBucket | None = None,
 ) -> list[Scanned]:
     """Finds the files, reads each once, and records its contents or why it is bad.
 
-    The record is kept in ``folder``. A file with the same size and modification time as before is
-    not read again, unless the system could not read it. An engine reads the files on its nodes;
-    without one, at most ``processes`` do, or one per core.
+    The record is kept in ``folder``, and in ``bucket`` if that folder is a copy. A file with the
+    same size and modification time as before is not read again, unless the system could not read
+    it. An engine reads the files on its nodes; without one, at most ``processes`` do, or one per
+    core.
 
     Raises:
         InputError: see :func:`find`; or a node of the engine does not see a file.
         RunAgain: the engine failed.
     """
-    record, result, fresh = look_up(pattern, text_field, folder, flag, say)
+    record, result, fresh = look_up(pattern, text_field, folder, flag, say, bucket)
     if fresh:
         say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
         _scan_fresh(fresh, result, record, text_field, say, engine, processes)
+    cache.upload_file(record, bucket)  # also if nothing is new: an earlier upload may have failed
     return [file for file in result if file]
 
 
 def look_up(
-    pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
+    pattern: str,
+    text_field: str | None,
+    folder: Path,
+    flag: str,
+    say: Callable[[str], None],
+    bucket: cache.InBucket | None = None,
 ) -> tuple[Path, list[Scanned | None], list[Fresh]]:
     """Finds the files, and what the record of earlier scans has about each.
 
@@ -295,23 +308,54 @@ def look_up(
     where = pattern if addresses.is_address(pattern) else str(Path(pattern).absolute())
     key = cache.digest(_VERSION, where, text_field)
     record = folder / f"scan-{key[:16]}.jsonl"
-    cache.fetch_file(record)
-    known: dict[tuple[str, int, int], Scanned] = {}
-    try:
-        with open(record, encoding="utf-8") as lines:
-            for line in lines:
-                one = Scanned(**json.loads(line))
-                known[one.path, one.size, one.mtime_ns] = one
-    except (OSError, ValueError, TypeError):
-        known = {}  # no record, or one of another version: read all files
+    cache.fetch_file(record, bucket, _LARGEST_RECORD, say)
+    found = find(pattern, flag, say)
+    known = _recorded(record, {(path, size, mtime_ns) for path, _, size, mtime_ns in found})
     result: list[Scanned | None] = []
     fresh = []
-    for at, (path, name, size, mtime_ns) in enumerate(find(pattern, flag, say)):
+    for at, (path, name, size, mtime_ns) in enumerate(found):
         old = known.get((path, size, mtime_ns))
         result.append(dataclasses.replace(old, name=name) if old and old.name != name else old)
         if old is None:
             fresh.append((at, path, name, size, mtime_ns))
     return record, result, fresh
+
+
+def _recorded(record: Path, wanted: set[_Key]) -> dict[_Key, Scanned]:
+    """Reads the scans of some files from a record, which may come from another machine.
+
+    Lines of other versions, and those that no scan writes, are ignored: their files are read again.
+    """
+    known: dict[_Key, Scanned] = {}
+    with contextlib.suppress(OSError), open(record, "rb") as file:  # there may be no record
+        while line := file.readline(_LONGEST_LINE):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                one = Scanned(**json.loads(line))
+                key = one.path, one.size, one.mtime_ns
+                if key in wanted and _is_sound(one):
+                    known[key] = one
+    return known
+
+
+def _is_sound(one: Scanned) -> bool:
+    """Whether a scan can be the result of :func:`scan_file`."""
+    numbers = one.documents, one.characters, one.text_bytes
+    if any(type(number) is not int for number in (one.size, one.mtime_ns, *numbers)):
+        return False
+    # The text of a parquet file may be compressed.
+    most = _MOST_TEXT if _suffix(one.path) == ".parquet" else one.size
+    return (
+        isinstance(one.name, str)
+        and isinstance(one.sha256, str)
+        and re.fullmatch("([0-9a-f]{64})?", one.sha256) is not None
+        and 0 <= one.documents <= one.characters <= one.text_bytes <= most
+        and one.unread is False
+        and (
+            one.documents > 0
+            if one.reason is None
+            else isinstance(one.reason, str) and not one.documents
+        )
+    )
 
 
 def _scan_fresh(
@@ -358,7 +402,6 @@ def _scan_fresh(
                     record,
                     (json.dumps(dataclasses.asdict(f)) for f in result if f and not f.unread),
                 )
-    cache.upload_file(record)
 
 
 def _crashing(paths: Iterable[str]) -> Iterator[str]:

@@ -18,7 +18,11 @@ _BLOCK = 1 << 18  # examples to collect before writing
 
 
 def pack(
-    folder: Path, manifest: dict[str, Any], sequence_length: int, say: Callable[[str], None]
+    folder: Path,
+    manifest: dict[str, Any],
+    sequence_length: int,
+    say: Callable[[str], None],
+    bucket: cache.InBucket | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the packing index of a token cache for one sequence length, if it is missing.
 
@@ -54,7 +58,7 @@ def pack(
         return facts
 
     target = folder.with_name(f"packed-{key[:20]}")
-    return target, cache.make_folder(target, build, say)
+    return target, cache.make_folder(target, build, say, bucket=bucket)
 
 
 def span_blocks(

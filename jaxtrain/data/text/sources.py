@@ -44,6 +44,7 @@ class Prepared:
         vocabulary: number of ids in the tokenizer.
         files: number of input files, good and bad.
         bad: the bad files.
+        bucket: has the cache; None if it is on disk.
     """
 
     caches: tuple[tuple[Path, dict[str, Any]], ...]
@@ -51,6 +52,7 @@ class Prepared:
     vocabulary: int
     files: int
     bad: tuple[BadExample, ...]
+    bucket: cache.InBucket | None
 
     def total(self, split: str, fact: str) -> int:
         """Sums ``documents``, ``tokens`` or ``bytes`` of a split over all caches."""
@@ -91,8 +93,8 @@ class Text:
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
     cache_dir: str | None = None
     """Folder for token caches and fetched data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, token caches are kept there, and
-    $JAXTRAIN_CACHE has copies."""
+    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare tokens keeps token caches
+    there, training fetches what is there and uploads nothing, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: float = 0.1
@@ -172,8 +174,12 @@ class Text:
         say: Callable[[str], None],
         engine: Engine | None = None,
         processes: int | None = None,
+        uploads: bool = False,
     ) -> Prepared:
         """Finds and checks the files, and builds their token caches if missing.
+
+        A cache in a bucket is fetched if it is there; if ``uploads``, what is missing there is
+        uploaded.
 
         Worker processes of this machine share the text, ``processes`` or up to one per core. An
         engine reads and tokenizes each file on any of its nodes instead, with the same results.
@@ -183,14 +189,15 @@ class Text:
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
-        root = cache.root(self.cache_dir)
+        root, bucket = cache.root(self.cache_dir), cache.in_bucket(self.cache_dir, uploads=uploads)
         folder = root / "text"
         folder.mkdir(exist_ok=True)
         path = self.path
         if path is None:
             path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         found = [
-            self._find(one, flag, folder, say, engine, processes) for flag, one in self.inputs(path)
+            self._find(one, flag, folder, say, engine, processes, bucket)
+            for flag, one in self.inputs(path)
         ]
         corpora = self.corpora(found, path, say)
         tokenizer_path = vocabulary.prepare(
@@ -202,6 +209,7 @@ class Text:
             folder=folder,
             say=say,
             engine=engine,
+            bucket=bucket,
         )
         caches = tuple(
             tokens.prepare(
@@ -212,6 +220,7 @@ class Text:
                 say=say,
                 processes=processes,
                 engine=engine,
+                bucket=bucket,
             )
             for corpus in corpora
         )
@@ -228,6 +237,7 @@ class Text:
             vocabulary=manifest["vocabulary"],
             files=len(everything),
             bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
+            bucket=bucket,
         )
 
     def inputs(self, path: str) -> list[tuple[str, str]]:
@@ -319,17 +329,20 @@ class Text:
         say: Callable[[str], None],
         engine: Engine | None,
         processes: int | None,
+        bucket: cache.InBucket | None,
     ) -> list[documents.Scanned]:
         if not hub_datasets.is_named(path):
-            return documents.scan(path, self.text_field, folder, flag, say, engine, processes)
+            return documents.scan(
+                path, self.text_field, folder, flag, say, engine, processes, bucket
+            )
         most = self.max_examples if flag != "--data.val_path" else None
         fetched, parts = hub_datasets.fetch(
             path, flag, folder.parent / "hf", self.text_field, most, say
         )
         pattern = str(Path(glob.escape(str(fetched)), hub_datasets.PARTS))
-        return documents.scan(pattern, hub_datasets.FIELD, folder, flag, say, engine, processes)[
-            :parts
-        ]
+        return documents.scan(
+            pattern, hub_datasets.FIELD, folder, flag, say, engine, processes, bucket
+        )[:parts]
 
     def _field(self, path: str) -> str | None:
         return hub_datasets.FIELD if hub_datasets.is_named(path) else self.text_field

@@ -154,6 +154,7 @@ def prepare(
     say: Say,
     processes: int | None = None,
     engine: Engine | None = None,
+    bucket: cache.InBucket | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the token cache of a corpus if it is missing.
 
@@ -165,6 +166,7 @@ def prepare(
         say: prints a line on the console.
         processes: number of tokenizing processes; None uses one per core, if there is enough text.
         engine: tokenizes each file on any node instead; all must see ``folder``.
+        bucket: has the cache that ``folder`` is a copy of.
 
     Returns:
         The cache's folder and its manifest.
@@ -187,7 +189,7 @@ def prepare(
         }
 
     target = cache_folder(corpus, content, form, folder)
-    return target, cache.make_folder(target, build, say, resumable=True)
+    return target, cache.make_folder(target, build, say, resumable=True, bucket=bucket)
 
 
 def cache_folder(corpus: Corpus, content: bytes, form: Form, folder: Path) -> Path:

@@ -30,6 +30,7 @@ def prepare(
     folder: Path,
     say: Say,
     engine: Engine | None = None,
+    bucket: cache.InBucket | None = None,
 ) -> Path:
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
@@ -44,6 +45,7 @@ def prepare(
         say: prints a line on the console.
         engine: reads the files, each on any node. The text is counted here, in order, so the
             vocabulary is the same.
+        bucket: has the cache that ``folder`` is a copy of.
 
     Raises:
         InputError: the given tokenizer does not fit.
@@ -61,7 +63,7 @@ def prepare(
         return {"version": version}
 
     target = cache_folder(corpora, vocab_size, kind, folder)
-    cache.make_folder(target, build, say)
+    cache.make_folder(target, build, say, bucket=bucket)
     return target / tokenizer.NAME
 
 

@@ -54,8 +54,8 @@ class Config:
     gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
     cache_dir: str | None = None
     """Folder for indexes, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, latents are kept there, and
-    $JAXTRAIN_CACHE has copies."""
+    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps latents
+    there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: float = 0.1
@@ -307,7 +307,8 @@ class Config:
         train_clips = self.clips(model, train, folder, train=True)
         val_clips = self.clips(model, val, val_folder, train=False)
         if taught:
-            found = latents.find(root, model, self.teacher, (train_clips, val_clips), say)
+            bucket = cache.in_bucket(self.cache_dir)
+            found = latents.find(root, model, self.teacher, (train_clips, val_clips), say, bucket)
             say(f"latents of teacher {found.teacher}")
             train_clips = dataclasses.replace(train_clips, latents=found)
             val_clips = dataclasses.replace(val_clips, latents=found)

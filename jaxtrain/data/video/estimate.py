@@ -52,7 +52,8 @@ def estimate(
     Raises:
         InputError: there are no videos, or the teacher's latents have the wrong shape.
     """
-    target = latents.store(cache.path_of(data.cache_dir), model, teacher.name)
+    where = data.cache_dir
+    target = latents.store(cache.path_of(where), model, teacher.name, cache.in_bucket(where))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         clips = data.clips(model, [], folder, train=False)

@@ -273,18 +273,31 @@ def cache_folder(root: Path, model: Any) -> Path:
     return root / "latents" / f"{model.frames}x{model.height}x{model.width}"
 
 
-def store(root: Path, model: Any, teacher: str) -> LatentStore:
-    """Returns a teacher's store for clips of a model's size, whether or not it exists."""
+def store(
+    root: Path, model: Any, teacher: str, bucket: cache.InBucket | None = None
+) -> LatentStore:
+    """Returns a teacher's store for clips of a model's size, whether or not it exists.
+
+    Args:
+        root: the cache folder.
+        model: the model config, which sets the size of clips and latents.
+        teacher: its name.
+        bucket: has the cache that ``root`` is a copy of.
+    """
     folder = cache_folder(root, model) / teacher
-    return LatentStore(folder, tuple(model.latent_shape), cache.in_bucket(folder))
+    there = None if bucket is None else (bucket.output, bucket.name(folder))
+    return LatentStore(folder, tuple(model.latent_shape), there)
 
 
-def _fetch_descriptions(root: Path, model: Any) -> None:
-    """Makes the descriptions on this disk those of the teachers that are in a bucket, if any."""
+def _teachers(root: Path, model: Any) -> list[str]:
+    """Returns the teachers whose latents of a model's size are on this disk."""
+    return sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
+
+
+def _fetch_descriptions(root: Path, model: Any, bucket: cache.InBucket) -> None:
+    """Makes the descriptions on this disk those of the teachers that are in a bucket."""
     folder = cache_folder(root, model)
-    if (there := cache.in_bucket(folder)) is None:
-        return
-    output, name = there
+    output, name = bucket.output, bucket.name(folder)
     listed = output.bucket.sizes(name)
     for local in folder.glob(f"*/{ABOUT}"):
         if f"{name}/{local.parent.name}/{ABOUT}" not in listed:  # deleted there
@@ -303,8 +316,11 @@ def find(
     teacher: str | None,
     splits: Iterable[Windows],
     say: Callable[[str], None],
+    bucket: cache.InBucket | None = None,
 ) -> LatentStore:
     """Returns the store with all latents that a run needs.
+
+    If this disk has them all, the bucket is not asked.
 
     Args:
         root: the cache folder.
@@ -312,6 +328,7 @@ def find(
         teacher: name of the teacher; None selects the only one in the cache.
         splits: the windows.
         say: prints a message.
+        bucket: has the cache that ``root`` is a copy of.
 
     Raises:
         InputError: there are no latents, several teachers to choose from, latents of the wrong
@@ -322,8 +339,16 @@ def find(
         f"compute them with `{invocation.program()} prepare latents`, this run's --config, its "
         "--data and --model fields, and --teacher SPEC"
     )
-    _fetch_descriptions(root, model)
-    there = sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
+    files_ = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
+    there = _teachers(root, model)
+    chosen = teacher or (there[0] if len(there) == 1 else None)
+    if bucket is not None and (
+        chosen not in there or not all(store(root, model, chosen).has(*one) for one in files_)
+    ):
+        _fetch_descriptions(root, model, bucket)
+        there = _teachers(root, model)
+    else:
+        bucket = None
     if teacher is None and len(there) > 1:
         raise InputError(
             f"the cache has latents of {len(there)} teachers for {size}: choose one with "
@@ -337,7 +362,7 @@ def find(
         )
         known = f" (found: {', '.join(others)})" if others else ""
         raise InputError(f"{lacking} for {size} in {root}{known}: {cure}")
-    found = store(root, model, teacher or there[0])
+    found = store(root, model, teacher or there[0], bucket)
     about = found.folder / ABOUT
     try:
         shape = tuple(atomic.read_json(about)["shape"])
@@ -352,7 +377,6 @@ def find(
             f"channels), but the model's have {found.shape}: change model.latent_channels or "
             "model.patch_size"
         )
-    files_ = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
     found.fetch(files_, say)
     missing = [entry for entry, windows in files_ if not found.has(entry, windows)]
     if missing:

@@ -1,7 +1,10 @@
 """Text in a bucket in memory, one file of which is on the disk at a time."""
 
+import dataclasses
 import json
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,11 @@ import engine_threads
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.data import cache, engine
+from jaxtrain.data import engine
 from jaxtrain.data.text import config as text_config
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.models import mlm
 from jaxtrain.storage import bucket_output
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
@@ -43,7 +47,6 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
         url: Bucket(url, MemoryStore()) for url in ("s3://texts", CACHE, "s3://bucket/other")
     }
     monkeypatch.setattr(bucket_output, "opened", buckets.__getitem__)
-    monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     for path in texts.rglob("*.*"):
@@ -54,7 +57,7 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
 def _prepare(path: object, cache_dir: object, **more: Any) -> tuple[Any, list[str]]:
     said: list[str] = []
     data = text_config.Masked(path=str(path), batch_size=2, cache_dir=str(cache_dir))
-    return data.prepare(60, "sentences", said.append, **more), said
+    return data.prepare(60, "sentences", said.append, **{"uploads": True, **more}), said
 
 
 def _tokens(prepared: Any) -> dict[str, bytes]:
@@ -134,6 +137,150 @@ def test_a_changed_object_is_read_again(
     monkeypatch.setattr(documents, "scan", scan)
     with pytest.raises(InputError, match=r"corpus/sub/3.txt changed while it was being read"):
         _prepare(URL, tmp_path / "cache")
+
+
+def _cached() -> Bucket:
+    return bucket_output.opened(CACHE)
+
+
+def test_training_fetches_and_uploads_nothing(
+    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlm.Config.tiny()
+    model = dataclasses.replace(model, vocab_size=60)
+    data = text_config.Masked(path=str(texts), batch_size=2, cache_dir=CACHE)
+    silent = list[str]().append
+    data.open(model, seed=0, say=silent)
+    assert not _cached().sizes()
+
+    def away(self: Bucket, *_: Any, **__: Any) -> None:
+        raise Unavailable(f"{self.url}: cannot be reached")
+
+    with monkeypatch.context() as patched:
+        for method in ("put", "get", "download", "about", "versions", "delete"):
+            patched.setattr(Bucket, method, away)
+        first = data.open(model, seed=0, say=silent)
+        with pytest.raises(Unavailable):
+            data.open(model, seed=0, say=silent, uploads=True)
+    data.open(model, seed=0, say=silent, uploads=True)
+    kinds = {name.split("/")[1].partition("-")[0] for name in _cached().sizes()}
+    assert kinds == {"scan", "vocabulary", "tokens", "packed"}
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    said: list[str] = []
+    again = data.open(model, seed=0, say=said.append)
+    assert again.train.fingerprint == first.train.fingerprint
+    assert sum("fetching" in line for line in said) == 3
+    assert not any("tokenizing" in line or "scanning" in line for line in said)
+
+
+def test_a_failed_upload_of_the_scan_record_is_repeated(
+    texts: Path, stored: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bucket.put
+
+    def refused(self: Bucket, name: str, data: Any) -> None:
+        if "scan-" in name:
+            raise Unavailable(f"{self.url}: cannot write {name} (QuotaExceeded)")
+        real(self, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", refused)
+        with pytest.raises(RunAgain, match="cannot write text/scan-"):
+            _prepare(texts, CACHE)
+    _prepare(texts, CACHE)
+    (name,) = (name for name in _cached().sizes() if "scan-" in name)
+    before = _cached().get(name)
+    # One of the same size.
+    path = texts / "1.txt"
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", refused)
+        with pytest.raises(RunAgain, match="cannot write text/scan-"):
+            _prepare(texts, CACHE)
+    _prepare(texts, CACHE)
+    after = _cached().get(name)
+    assert before
+    assert after
+    assert len(before.data) == len(after.data)
+    assert before.data != after.data
+
+
+def _changed_record(change: Callable[[dict[str, Any]], object]) -> None:
+    """Replaces each line of the scan record in the bucket."""
+    (name,) = (name for name in _cached().sizes() if "scan-" in name)
+    found = _cached().get(name)
+    assert found
+    lines = [json.loads(line) for line in found.data.splitlines()]
+    changed = [json.dumps(change(line) or line) for line in lines]
+    _cached().put(name, "".join(f"{line}\n" for line in changed).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"documents": 2**40},
+        {"documents": 1.0},
+        {"documents": "1"},
+        {"documents": True},
+        {"documents": -1, "characters": -1, "text_bytes": -1},
+        {"characters": 0},
+        {"text_bytes": 2**30},
+        {"sha256": "../" * 20},
+        {"sha256": 7},
+        {"reason": 7},
+        {"reason": "not text"},  # with documents
+        {"documents": 0},  # without a reason
+        {"unread": True},
+        {"unread": 0},
+        {"name": None},
+        {"path": ["a"]},
+        {"path": "/etc/passwd"},
+        {"more": 1},
+        {"big": "x" * 2**17},
+    ],
+)
+def test_a_scan_record_from_a_bucket_is_not_trusted(
+    texts: Path,
+    stored: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+) -> None:
+    expected, _ = _prepare(URL, CACHE)
+    _changed_record(lambda line: line.update(change if line["documents"] else {}))
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    found, said = _prepare(URL, CACHE)
+    assert any("scanning 3 text files" in line for line in said)
+    assert _tokens(found) == _tokens(expected)
+
+
+def test_a_scan_record_leads_to_no_other_file(
+    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has lines for a file of the machine, one of which would be valid for its own folder."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("Secret words. " * 50)
+    expected, _ = _prepare(URL, CACHE)
+    (scanned,) = documents.scan(str(secret), None, tmp_path, "--data.path", print)
+    added = dataclasses.asdict(scanned)
+    _changed_record(
+        lambda line: {**line, "path": str(secret)} if "1.txt" in line["path"] else added
+    )
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    found, _ = _prepare(URL, CACHE)
+    assert (found.files, _tokens(found)) == (expected.files, _tokens(expected))
+
+
+def test_a_scan_record_that_is_too_large_is_not_fetched(
+    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = _prepare(URL, CACHE)
+    monkeypatch.setattr(documents, "_LARGEST_RECORD", 99)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    found, said = _prepare(URL, CACHE)
+    assert any("instead of at most 99" in line and "it is ignored" in line for line in said)
+    assert any("scanning 4 text files" in line for line in said)
+    assert _tokens(found) == _tokens(expected)
 
 
 def test_a_bucket_that_fails_ends_the_command(

@@ -523,7 +523,6 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
     made = Bucket(URL, MemoryStore())
     monkeypatch.setattr(bucket_output, "opened", lambda url: made)
-    monkeypatch.setattr(cache, "_urls", {})
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     return made
 
@@ -534,7 +533,7 @@ def _in(bucket: Bucket) -> dict[str, bytes]:
 
 
 def _prepare_to(sources: Any, teacher: Any = None, **more: Any) -> latents.Made:
-    target = latents.store(cache.root(URL), MODEL, Means.name)
+    target = latents.store(cache.root(URL), MODEL, Means.name, cache.in_bucket(URL))
     settings: dict[str, Any] = {"batch_size": 4, "threads": 2, "say": lambda line: None, **more}
     return latents.prepare((sources.train, sources.val), teacher or Means(), target, **settings)
 
@@ -572,10 +571,23 @@ def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
         _open(data, URL, TAUGHT)
     assert _prepare_to(sources).fresh == 1
     bucket.delete(["latents/6x64x96/means-0123/about.json"])
+    assert not file.exists()
     with pytest.raises(InputError, match="no teacher's latents"):
         _open(data, URL, TAUGHT)
     assert _prepare_to(sources).fresh == 0
     _open(data, URL, TAUGHT)
+
+    def away(self: Bucket, *_: Any, **__: Any) -> None:
+        raise Unavailable(f"{self.url}: cannot be reached")
+
+    # With a complete copy, the bucket is not needed.
+    monkeypatch.setattr(Bucket, "versions", away)
+    monkeypatch.setattr(Bucket, "download", away)
+    monkeypatch.setattr(Bucket, "about", away)
+    assert _open(data, URL, TAUGHT).train.latents.has(*_first(taught))
+    file.unlink()
+    with pytest.raises(Unavailable):
+        _open(data, URL, TAUGHT)
 
 
 def test_latents_that_do_not_fit_are_not_fetched(
@@ -641,7 +653,7 @@ def test_a_cluster_needs_no_shared_cache_for_a_bucket(
     data: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
     sources = _open(data, URL)
-    target = latents.store(cache.root(URL), MODEL, Means.name)
+    target = latents.store(cache.root(URL), MODEL, Means.name, cache.in_bucket(URL))
     settings: Any = {"batch_size": 1, "threads": None, "say": lambda line: None}
     cluster: Any = ClusterHere()
     made = latents.prepare_on_cluster(
