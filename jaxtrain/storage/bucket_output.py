@@ -8,12 +8,12 @@ a local folder.
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
 import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +23,8 @@ from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.lease import Lease, watched
 
 _ONE_PIECE = 2**62  # bytes: more than any object has
-_OLD_S = 24 * 3600.0  # a temporary folder of this age was left by a killed process
+# Without locks, a temporary folder of this age counts as left by a killed process.
+_OLD_S = 7 * 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,50 +33,14 @@ class BucketOutput:
 
     Attributes:
         url: of the folder.
-        task: which of the commands that share the work this is; "" if it is alone.
-        start: differs for each start of a command.
     """
 
     url: str
-    task: str = ""
-    start: str = dataclasses.field(default_factory=lambda: secrets.token_hex(6))
 
     @property
     def bucket(self) -> Bucket:
         """Returns the client, one for each process."""
         return opened(self.url)
-
-    @contextlib.contextmanager
-    def scratch(self, cache_root: Path) -> Iterator[Path]:
-        """Makes a temporary folder in the cache, and removes it at the end.
-
-        Also removes those of earlier starts that were killed.
-
-        Args:
-            cache_root: the cache folder.
-
-        Raises:
-            RunAgain: the disk is full.
-            InputError: it cannot be written.
-        """
-        own = self._folder(cache_root)
-        top = own.parent.parent
-        with _explained(top):
-            _remove_old(top, own)
-            work = own / secrets.token_hex(6)
-            work.mkdir(parents=True)
-            try:
-                yield work
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-
-    def clean(self, cache_root: Path) -> None:
-        """Removes the temporary folders of this command from this machine."""
-        shutil.rmtree(self._folder(cache_root).parent, ignore_errors=True)
-
-    def _folder(self, cache_root: Path) -> Path:
-        key = hashlib.sha256(f"{self.task} {self.url}".encode()).hexdigest()[:16]
-        return cache_root / "scratch" / key / self.start
 
     def put(self, name: str, data: bytes | Path) -> None:
         """Writes an object; a store that is unavailable is tried again for a minute or two.
@@ -122,13 +87,9 @@ def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
         RunAgain, InputError: it cannot be fetched, or the disk is full.
     """
     bucket, name = object_at(url)
-    top = cache_root / "scratch" / "files"
-    with contextlib.ExitStack() as stack:
-        with _explained(top):
-            _remove_old(top.parent)
-            top.mkdir(parents=True, exist_ok=True)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=top))
-            path = Path(folder, name.rpartition("/")[2])
+    with temporary_folder(cache_root) as folder:
+        path = folder / name.rpartition("/")[2]
+        with explained(folder.parent):
             digests = bucket.download(name, path, _ONE_PIECE)
         if digests is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
@@ -136,7 +97,7 @@ def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
 
 
 @contextlib.contextmanager
-def _explained(top: Path) -> Iterator[None]:
+def explained(top: Path) -> Iterator[None]:
     """Replaces errors of the disk by errors with a fix."""
     try:
         yield
@@ -155,13 +116,49 @@ def object_at(url: str) -> tuple[Bucket, str]:
     return opened(f"{scheme}://{host}"), name
 
 
-def _remove_old(top: Path, own: Path | None = None) -> None:
-    """Removes temporary folders of killed processes, and those of earlier starts beside ``own``."""
-    for left in top.glob("*/*"):
-        earlier = own is not None and left.parent == own.parent and left.name != own.name
-        with contextlib.suppress(OSError):
-            if earlier or time.time() - left.stat().st_mtime > _OLD_S:
-                shutil.rmtree(left, ignore_errors=True)
+@contextlib.contextmanager
+def temporary_folder(cache_root: Path) -> Iterator[Path]:
+    """Makes a temporary folder in the cache, and removes it at the end.
+
+    Also removes those of killed processes. A process locks the file ``NAME.lock`` while it uses the
+    folder ``NAME``, as a cache may be in a folder that several machines share.
+
+    Args:
+        cache_root: the cache folder.
+
+    Raises:
+        RunAgain: the disk is full.
+        InputError: it cannot be written.
+    """
+    top = cache_root / "scratch"
+    with contextlib.ExitStack() as stack:
+        with explained(top):
+            top.mkdir(parents=True, exist_ok=True)
+            clean(cache_root)
+            folder = top / secrets.token_hex(8)
+            lock = folder.with_suffix(".lock")
+            file = stack.enter_context(open(lock, "x"))
+            stack.callback(lock.unlink, missing_ok=True)
+            with contextlib.suppress(OSError):  # without locks, others go by its age
+                fcntl.flock(file, fcntl.LOCK_EX)
+            folder.mkdir()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def clean(cache_root: Path) -> None:
+    """Removes the temporary folders of killed processes from a cache."""
+    for lock in (cache_root / "scratch").glob("*.lock"):
+        with contextlib.suppress(OSError), open(lock) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:
+                if time.time() - lock.stat().st_mtime < _OLD_S:
+                    continue
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
 
 
 @functools.lru_cache(maxsize=4)

@@ -145,7 +145,7 @@ def _run_in_bucket(
             f"OUT {url} is inside SOURCE {source}, so its clips would be cut again: choose another "
             "folder"
         )
-    output = BucketOutput(url, share or "")
+    output = BucketOutput(url)
     with bucket_output.admitted(url, say, shared=share is not None) as lease:
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
         _check_distinct(jobs)
@@ -155,7 +155,7 @@ def _run_in_bucket(
         try:
             return _run(jobs, place, settings, engine, say, share)
         finally:
-            output.clean(cache.root(None))
+            bucket_output.clean(cache.root(None))  # of workers that were lost
 
 
 def _find(source: str, say: Say) -> list[Found]:
@@ -571,7 +571,10 @@ def _cut_to_bucket(
             sizes = output.bucket.sizes(folder_of(job.found.name))
             if _has_clips(record, sizes):
                 return {**record, _BY_OTHERS: True}
-    with output.scratch(cache.root(None)) as work:
+    with (
+        bucket_output.temporary_folder(cache.root(None)) as work,
+        bucket_output.explained(work.parent),
+    ):
         here = dataclasses.replace(job, out=work)
         (work / WORK).mkdir()
         record = _cut(here, settings)

@@ -2,9 +2,13 @@
 
 import dataclasses
 import errno
+import fcntl
 import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -275,15 +279,50 @@ def test_a_full_disk_is_a_temporary_failure(
 
 
 def test_temporary_folders_of_a_killed_command_are_removed(source: Path, tmp_path: Path) -> None:
-    with bucket_output.BucketOutput(URL).scratch(tmp_path / "cache") as killed:
-        (killed / "film.mp4").write_bytes(b"1")
-        shutil.copytree(killed, tmp_path / "kept")
-    other = bucket_output.BucketOutput("s3://bucket/other")
-    with other.scratch(tmp_path / "cache") as used:
-        shutil.copytree(tmp_path / "kept", killed)
+    """And those of live processes are kept, whatever their age."""
+    with subprocess.Popen(
+        [sys.executable, "-c", USER, tmp_path / "cache"],
+        env=os.environ | {"PYTHONPATH": str(Path(bucket_output.__file__).parents[2])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        used = Path(other.stdout.readline().strip())
+        (used / "film.mp4").write_bytes(b"1")
+        for path in (used, used.with_suffix(".lock")):
+            os.utime(path, (1, 1))
         _run(source)
-        assert not killed.exists()
-        assert used.is_dir()
+        assert (used / "film.mp4").exists()
+        other.kill()
+        other.wait()
+        _run(source)
+        assert not list((tmp_path / "cache/scratch").iterdir())
+
+
+USER = """
+import sys
+from pathlib import Path
+from jaxtrain.storage import bucket_output
+with bucket_output.temporary_folder(Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_without_locks_temporary_folders_go_by_their_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with bucket_output.temporary_folder(tmp_path) as folder:
+        bucket_output.clean(tmp_path)
+        assert folder.exists()
+        os.utime(folder.with_suffix(".lock"), (1, 1))
+        bucket_output.clean(tmp_path)
+        assert not folder.exists()
 
 
 def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_path: Path) -> None:
