@@ -14,6 +14,10 @@ FORWARD = 1 / 3
 """Work of a validation example as a fraction of a training example's: a forward pass without the
 backward pass, which is twice as much."""
 
+REPLAYED = 1.2
+"""Steps that a step of ``loop.replay_every`` takes in addition: the second computation, and
+checksums (benchmarks/RESULTS.md, "a replayed step"). Measured on a CPU."""
+
 SAVE_S = 0.1
 """A save of a small state blocks the loop for 0.02 to 0.09 s (benchmarks/RESULTS.md, "a save
 blocks")."""
@@ -47,11 +51,14 @@ def seconds(
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
     saves = steps // run.checkpoint.every + 1
+    every = run.loop.replay_every  # and the last step
+    replayed = {"replayed steps": _scaled(-(-steps // every) * REPLAYED, step)} if every else {}
     save_s = SAVE_S + checkpoint / nodes / SAVE_BYTES_PER_S
     return {
         "start": (START_S, START_S),
         "compilation": (compile_s, compile_s),
         "steps": _scaled(steps, step),
+        **replayed,
         "waiting for input": _scaled(steps, waits),
         # Validation examples are loaded once, and then stay in the host's memory.
         "validation": (

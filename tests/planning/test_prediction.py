@@ -158,6 +158,24 @@ def test_hours_and_cost() -> None:
     assert "hours unknown: loop.epochs depends on the data" in report.text(made(total=None))
 
 
+def test_hours_and_cost_include_replayed_steps() -> None:
+    plain = made(price=2.0)
+    found = made(price=2.0, typed=["--loop.replay_every", "1000"])  # of 3,600: 4 with the last one
+    assert "replayed steps" not in plain["run"]["seconds"]
+    assert "replayed steps" not in report.text(plain)
+    extra = found["run"]["seconds"]["replayed steps"]
+    for end, step in enumerate(("best", "worst")):
+        assert extra[end] == pytest.approx(4 * 1.2 * found["time"][step])
+        hours = found["run"]["hours"][end] - plain["run"]["hours"][end]
+        assert hours == pytest.approx(extra[end] / 3600)
+        money = found["run"]["money"][end] - plain["run"]["money"][end]
+        assert money == pytest.approx(hours * 16 * 2.0)
+    often = made(typed=["--loop.replay_every", "120"])
+    seconds = often["run"]["seconds"]
+    assert seconds["replayed steps"][0] == pytest.approx(0.01 * seconds["steps"][0])
+    assert "replayed steps:" in report.text(often)
+
+
 def test_examples_per_second_that_each_host_must_load() -> None:
     found = made()  # 16 GPUs in 2 nodes
     rate = found["run"]["steps_per_second"][0] * found["batch_size"] / 2
