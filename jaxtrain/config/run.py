@@ -193,8 +193,7 @@ class Loop:
     find_nan: bool = False
     """At the first bad step with NaN/Inf of each start, compute the step again, one operation at a
     time, to find the operation, the line of the model, the parameter, and the examples in which the
-    NaN/Inf began. It takes seconds to minutes, and may need more device memory than the step. Only
-    in runs with one process."""
+    NaN/Inf began. It takes seconds to minutes, and may need more device memory than the step."""
     max_hours: float | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the

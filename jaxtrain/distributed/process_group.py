@@ -187,17 +187,18 @@ def wait_for_all(event: str, timeout_s: float) -> None:
     key_value.of_run().barrier(event, timeout_s)
 
 
-def gather(what: str, text: str) -> list[str]:
+def gather(what: str, text: str, timeout_s: float = _LONGEST_WAIT_S) -> list[str]:
     """Returns the texts of all processes, in process order.
 
     Args:
         what: name of the text, for messages.
         text: the text of this process.
+        timeout_s: longest wait for each process.
 
     Raises:
         RunAgain: a process gave none.
     """
-    return key_value.of_run().gather(what, text, _LONGEST_WAIT_S)
+    return key_value.of_run().gather(what, text, timeout_s)
 
 
 def check_same(what: str, value: str, cure: str) -> None:

@@ -7,11 +7,12 @@ of a gradient is reported. An operation with operations inside, such as a remat 
 evaluated at once, and its inside only if a new NaN/Inf comes out of it. (A program that returns a
 flag for each value instead takes minutes to compile, and 4 GB.)
 
-Reading order: :class:`FindNan`, :class:`_Pass`, :meth:`_Pass._result`.
+Reading order: :class:`FindNan`, :class:`_Pass`, :meth:`_Pass._evaluated`, :class:`_Reader`.
 """
 
 import collections
 import functools
+import json
 import os
 import sysconfig
 from collections.abc import Callable, Collection, Sequence
@@ -25,6 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import RunAgain
+from jaxtrain.sharding import local_rows, replicated
 from jaxtrain.training.replay import bind
 from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import Batch, LossSums, means
@@ -41,6 +45,9 @@ _MODELS, _OPS = (f"{_PACKAGE / name}{os.sep}" for name in ("models", "ops"))
 # Operations whose inside is one more jaxpr, with the same arguments.
 _CALLS = ("jit", "pjit", "remat", "checkpoint", "closed_call", "custom_jvp", "custom_vjp")
 _MOST_NAMED = 3
+
+# Longest wait for the other processes after this one is done: they compile the same operations.
+_ANSWER_S = 120.0
 
 
 class Origin(NamedTuple):
@@ -110,8 +117,9 @@ class FindNan:
     Args:
         gradients: (params, extras, batch, examples seen) -> gradients, sums, ..., traceable.
         accumulate: microbatches per step.
+        mesh: over all devices.
         still_alive: called after each operation.
-        stopping: whether the run must stop.
+        stopping: whether this process must stop.
         say: prints a line.
     """
 
@@ -119,12 +127,14 @@ class FindNan:
         self,
         gradients: Callable[..., tuple[Arrays, LossSums, Any, Any]],
         accumulate: int,
+        mesh: jax.sharding.Mesh,
         still_alive: Callable[[], None],
         stopping: Callable[[], object],
         say: Callable[[str], None],
     ) -> None:
-        self._gradients, self._accumulate = gradients, accumulate
-        self._still_alive, self._stopping, self._say = still_alive, stopping, say
+        self._gradients, self._accumulate, self._mesh = gradients, accumulate, mesh
+        self._reader = _Reader(mesh, still_alive, stopping)
+        self._say = say
         self._state: State | None = None
         self._batches: dict[int, Batch] = {}
         self._used = False
@@ -146,36 +156,65 @@ class FindNan:
     def __call__(self, done: int, seen: int, ids: Sequence[int]) -> str | None:
         """Examines a bad step; returns a description, and None if there was one before.
 
+        All processes must call it.
+
         Args:
             done: completed steps before it.
             seen: examples seen before it.
-            ids: of its examples.
+            ids: of this process's examples.
+
+        Raises:
+            RunAgain: it failed in some of the processes only.
         """
         state, batch = self._state, self._batches.get(seen)
         self.forget()
         if self._used or state is None or batch is None:
             return None
         self._used = True
+        found, failure = Origin(""), ""
         try:
             found = self._examined(state, batch, seen)
         except Exception as error:  # a diagnosis must not end the run
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._say(f"warning: loop.find_nan failed at step {done + 1}: {why}")
+            failure = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        all_ids = self._agreed(failure, ids, len(jax.tree.leaves(batch)[0]))
+        if failure:
+            self._say(f"warning: loop.find_nan failed at step {done + 1}: {failure}")
             return None
-        text = found.described(ids, seen)
+        text = found.described(all_ids, seen)
         if int(state.step) != done:
             text += "; computed with the parameters after the next step"
         return text
 
-    def _check(self) -> None:
-        self._still_alive()
-        if self._stopping():
-            raise RuntimeError("the run must stop")
+    def _agreed(self, failure: str, ids: Sequence[int], rows: int) -> list[int]:
+        """Returns the ids of the batch's examples, after all processes have succeeded or failed.
+
+        Args:
+            failure: why this process failed; empty if it did not.
+            ids: of this process's examples.
+            rows: examples of the batch.
+
+        Raises:
+            RunAgain: the processes failed differently. One of them may wait for values that another
+                never sent, and would take those of the next step for them.
+        """
+        own = json.dumps([failure, local_rows(self._mesh, rows).start, list(ids)])
+        try:
+            texts = process_group.gather("result of loop.find_nan", own, _ANSWER_S)
+        except RunAgain as error:
+            if not failure:
+                raise
+            raise RunAgain(_failed_alone(failure)) from error
+        every = [json.loads(text) for text in texts]
+        if len({why for why, *_ in every}) > 1:
+            raise RunAgain(_failed_alone(next(why for why, *_ in every if why)))
+        parts = sorted((start, part) for _, start, part in every)
+        return [number for _, part in parts for number in part]
 
     def _examined(self, state: State, batch: Batch, seen: int) -> Origin:
         for kind, arrays in (("parameter", state.params), ("model state", state.extras)):
-            if bad := [name for name in sorted(arrays) if _badness(arrays[name])]:
-                worst = _WORDS[max(_badness(arrays[name]) for name in bad)]
+            found = {name: self._reader.badness(arrays[name]) for name in sorted(arrays)}
+            if bad := [name for name in found if found[name]]:
+                worst = _WORDS[max(found.values())]
                 return Origin(
                     f"{worst} in the {kind} {_listed(bad)} before the step: an earlier step "
                     "computed it, or the weights that the run started from contain it"
@@ -193,11 +232,11 @@ class FindNan:
         arguments = [
             *(_Value(array, names=(name,)) for name, array in sorted(state.params.items())),
             *(_Value(array) for array in jax.tree.leaves(state.extras)),
-            *(_of_batch(name, batch[name]) for name in sorted(batch)),
+            *(self._of_batch(name, batch[name]) for name in sorted(batch)),
             _Value(at),
         ]
         names = sorted(shape[1])
-        one = _Pass(rows, self._accumulate, len(names), self._check)
+        one = _Pass(rows, self._accumulate, len(names), self._reader)
         try:
             results = one.run(closed.jaxpr, closed.consts, arguments, _Place(), first=0)
         except _Found as found:
@@ -224,6 +263,14 @@ class FindNan:
             "finite values; if this happens again, check the devices with --loop.replay_every"
         )
 
+    def _of_batch(self, name: str, array: jax.Array) -> _Value:
+        """Returns an array of the batch, whose NaN/Inf may be legal."""
+        bad, origin = self._reader.badness(array), None
+        if bad:
+            rows = self._reader.rows(array, bad, len(array))
+            origin = Origin(f"{_WORDS[bad]} is in the batch's {name!r}", rows)
+        return _Value(array, bad, origin, of_batch=True, by_row=True)
+
 
 class _Pass:
     """Evaluates jaxprs operation by operation.
@@ -233,14 +280,12 @@ class _Pass:
         accumulate: microbatches.
         gradients: number of gradients, which are the first values that the microbatches add up; the
             loss follows.
-        check: called before each operation.
+        reader: reads values.
     """
 
-    def __init__(
-        self, rows: int, accumulate: int, gradients: int, check: Callable[[], None]
-    ) -> None:
+    def __init__(self, rows: int, accumulate: int, gradients: int, reader: "_Reader") -> None:
         self._rows, self._accumulate, self._gradients = rows // accumulate, accumulate, gradients
-        self._check = check
+        self._reader = reader
         self._count = 0
 
     def run(
@@ -267,14 +312,14 @@ class _Pass:
 
         def read(atom: Any) -> _Value:
             if isinstance(atom, jax.extend.core.Literal):
-                return _Value(atom.val, _badness(atom.val))
+                return _Value(atom.val, self._reader.badness(atom.val))
             return known[atom]
 
         # A value is released after its last use.
         left = collections.Counter(_variables(jaxpr.outvars))
         for equation in jaxpr.eqns:
             left.update(_variables(equation.invars))
-        given = [_Value(array, _badness(array)) for array in constants]
+        given = [_Value(array, self._reader.badness(array)) for array in constants]
         known.update(zip(jaxpr.constvars, given, strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
         target = None if first is None else jaxpr.outvars[first]
@@ -296,7 +341,6 @@ class _Pass:
 
     def _evaluated(self, equation: Any, inputs: list[_Value], place: _Place) -> list[_Value]:
         """Returns the results of an operation."""
-        self._check()
         self._count += 1
         place = place._replace(stack=f"{place.stack}/{equation.source_info.name_stack}")
         if (
@@ -307,7 +351,7 @@ class _Pass:
             and "jvp" not in place.stack
         ):  # of the microbatches: its program would be the step itself
             return self._scan(equation, inputs, place, microbatches=True)
-        arrays = bind(equation, [one.array for one in inputs])
+        arrays = jax.block_until_ready(bind(equation, [one.array for one in inputs]))
         plain = [self._labeled(equation, inputs, array) for array in arrays]
         worst = max((one.bad for one in plain), default=_FINE)
         if not worst:
@@ -360,7 +404,8 @@ class _Pass:
             equation.primitive.name == "reshape" and length % self._rows == 0 and length > 0
         )
         of_batch = any(one.of_batch for one in inputs)
-        return _Value(array, _badness(array), None, names, of_batch, by_row, self._count)
+        bad = self._reader.badness(array)
+        return _Value(array, bad, None, names, of_batch, by_row, self._count)
 
     def _inside(
         self, equation: Any, inputs: list[_Value], place: _Place, worst: int
@@ -372,7 +417,7 @@ class _Pass:
         if name == "while":
             return self._while(equation, inputs, place, worst)
         if name == "cond":
-            closed = parameters["branches"][int(inputs[0].array)]
+            closed = parameters["branches"][self._reader.number(inputs[0].array)]
             return self.run(closed.jaxpr, closed.consts, inputs[1:], place)
         closed = parameters.get("jaxpr", parameters.get("call_jaxpr"))
         if closed is None or not name.startswith(_CALLS):
@@ -429,7 +474,9 @@ class _Pass:
         of_test = inputs[: parameters["cond_nconsts"]]
         of_body = inputs[len(of_test) :][: parameters["body_nconsts"]]
         carry, number = inputs[len(of_test) + len(of_body) :], 0
-        while bool(self.run(test.jaxpr, test.consts, [*of_test, *carry], place)[0].array):
+        while self._reader.number(
+            self.run(test.jaxpr, test.consts, [*of_test, *carry], place)[0].array
+        ):
             where = place._replace(inside=f"{place.inside}, iteration {number}")
             carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], where)
             if any(one.bad >= worst and one.origin for one in carry):
@@ -453,7 +500,7 @@ class _Pass:
             phase = "the forward pass"
         rows: tuple[int, ...] = ()
         if value.by_row:
-            rows = _rows(value.array, value.bad, self._rows)
+            rows = self._reader.rows(value.array, value.bad, self._rows)
             rows = tuple(row * self._accumulate + place.microbatch for row in rows)
         line, in_ops = _lines(equation)
         operation = equation.primitive.name + (f" in {in_ops}" if in_ops else "")
@@ -464,16 +511,71 @@ class _Pass:
         )
 
 
-def _badness(value: Any) -> int:
-    """Returns how bad a value is; anything but floating-point numbers is fine."""
-    array = value if hasattr(value, "dtype") else np.asarray(value)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return _FINE
-    if isinstance(array, jax.Array) and all(one.platform != "cpu" for one in array.devices()):
-        flags = np.asarray(_flags_on_device(array))
-    else:  # a program for each shape would take half of the time, and here nothing is copied
-        flags = _flags(np, np.asarray(array))
-    return next((bad for bad, is_so in zip(_WORDS, flags, strict=True) if is_so), _FINE)
+def _failed_alone(why: str) -> str:
+    return (
+        f"loop.find_nan failed, but not alike in all processes ({why}), so they cannot continue "
+        "together: set loop.find_nan to False if this happens again"
+    )
+
+
+class _Reader:
+    """Reads values, with the same results in all processes, and ends in all of them alike.
+
+    Otherwise the processes would evaluate different operations, and wait for each other forever.
+
+    Args:
+        mesh: over all devices.
+        still_alive: called at each array.
+        stopping: whether this process must stop.
+    """
+
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        still_alive: Callable[[], None],
+        stopping: Callable[[], object],
+    ) -> None:
+        self._still_alive, self._stopping = still_alive, stopping
+        self._of_all = process_group.Exchange(mesh, largest=("value", "stop"))
+        self._flags = jax.jit(functools.partial(_flags, jnp), out_shardings=replicated(mesh))
+        self._places = jax.jit(_places, static_argnums=(1, 2), out_shardings=replicated(mesh))
+
+    def badness(self, value: Any) -> int:
+        """Returns how bad a value is; anything but floating-point numbers is fine."""
+        array = value if hasattr(value, "dtype") else np.asarray(value)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return _FINE
+        if not isinstance(array, jax.Array):  # a literal, the same in all processes
+            return _worst(_flags(np, np.asarray(array)))
+        if _on_cpu(array):  # a program for each shape would take half of the time
+            parts = [one.data for one in array.addressable_shards]
+            parts = parts[:1] if array.is_fully_replicated else parts
+            return int(self._agreed(max(_worst(_flags(np, np.asarray(one))) for one in parts)))
+        return int(self._agreed(_worst(self._flags(array))))
+
+    def number(self, value: Any) -> int:
+        """Returns an integer or a truth value."""
+        return int(self._agreed(float(value)))
+
+    def rows(self, array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
+        """Returns the examples with a bad value, of an array whose first axis is that of them."""
+        return tuple(np.flatnonzero(np.asarray(self._places(array, bad, rows))).tolist())
+
+    def _agreed(self, value: float) -> float:
+        """Returns the largest value of a process.
+
+        Raises:
+            RuntimeError: a process must stop.
+        """
+        self._still_alive()
+        found = self._of_all.now({"value": value, "stop": float(bool(self._stopping()))})
+        if found["stop"]:
+            raise RuntimeError("the run must stop")
+        return found["value"]
+
+
+def _on_cpu(array: jax.Array) -> bool:
+    return any(one.platform == "cpu" for one in array.devices())
 
 
 def _flags(library: Any, array: Any) -> Any:
@@ -483,27 +585,19 @@ def _flags(library: Any, array: Any) -> Any:
     )
 
 
-_flags_on_device = jax.jit(functools.partial(_flags, jnp))
+def _worst(flags: Any) -> int:
+    """Returns how bad an array is."""
+    return next((bad for bad, so in zip(_WORDS, np.asarray(flags), strict=True) if so), _FINE)
 
 
-def _of_batch(name: str, array: jax.Array) -> _Value:
-    """Returns an array of the batch, whose NaN/Inf may be legal."""
-    bad, origin = _badness(array), None
-    if bad:
-        rows = _rows(array, bad, len(array))
-        origin = Origin(f"{_WORDS[bad]} is in the batch's {name!r}", rows)
-    return _Value(array, bad, origin, of_batch=True, by_row=True)
+def _places(array: jax.Array, bad: int, rows: int) -> jax.Array:
+    """Returns which rows of an array have a bad value, bool [rows]."""
+    return (jnp.isnan(array) if bad == _NAN else jnp.isinf(array)).reshape(rows, -1).any(1)
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
     """Returns the variables among the arguments of an operation; the others are literals."""
     return [atom for atom in atoms if not isinstance(atom, jax.extend.core.Literal)]
-
-
-def _rows(array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
-    """Returns the examples with a bad value, of an array whose first axis is that of examples."""
-    places = np.asarray(jnp.isnan(array) if bad == _NAN else jnp.isinf(array))
-    return tuple(np.flatnonzero(places.reshape(rows, -1).any(1)).tolist())
 
 
 def _same_axes(outside: Sequence[Any], inside: Sequence[Any]) -> int:

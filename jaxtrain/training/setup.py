@@ -821,22 +821,18 @@ def _find_nan(
 ) -> FindNan | None:
     """Returns what ``loop.find_nan`` calls at a bad step; None if it is off."""
     run = setup.run
-    if run.loop.find_nan and jax.process_count() > 1:
-        say(
-            f"loop.find_nan is off: this run has {jax.process_count()} processes, which would wait "
-            "for each other forever if it failed in one of them"
-        )
-    elif run.loop.find_nan:
-        gradients = build_gradients(
-            setup.definition,
-            setup.rule,
-            precision=run.precision,
-            accumulate=run.optim.accumulate,
-            seed=run.seed,
-            receive=run.received,
-        )
-        return FindNan(gradients, run.optim.accumulate, still_alive, lambda: signals.requested, say)
-    return None
+    if not run.loop.find_nan:
+        return None
+    gradients = build_gradients(
+        setup.definition,
+        setup.rule,
+        precision=run.precision,
+        accumulate=run.optim.accumulate,
+        seed=run.seed,
+        receive=run.received,
+    )
+    mesh, accumulate = setup.rule.mesh, run.optim.accumulate
+    return FindNan(gradients, accumulate, mesh, still_alive, lambda: signals.requested, say)
 
 
 def _moved_bytes(step: jax.stages.Compiled) -> float | None:

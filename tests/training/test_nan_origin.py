@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import toy
 from flax import nnx
-from program import TINY_MLM, environment, write_corpus
+from program import TINY_MLM, environment, two_processes, write_corpus
 
 from jaxtrain import config
 from jaxtrain.bench.measurement import synthetic_batch
@@ -131,6 +131,12 @@ class Config:
         }
 
 
+def _placed(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts an array on devices; device_put compares it between processes, and NaN is unequal."""
+    values = np.asarray(array)
+    return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
+
+
 class Examined:
     """The second pass over a step of a faulty model, and what it prints."""
 
@@ -159,7 +165,7 @@ class Examined:
             receive=lambda batch: batch,
         )
         self.find = FindNan(
-            gradients, accumulate, still_alive, lambda: self.stopping, self.said.append
+            gradients, accumulate, self.mesh, still_alive, lambda: self.stopping, self.said.append
         )
 
     def watch(self, bad: tuple[int, ...], step: int = 0, seen: int = 48, **changed: Any) -> None:
@@ -173,15 +179,19 @@ class Examined:
             arrays = batch if name in batch else params
             arrays[name.replace("__", ".")] = change(arrays[name.replace("__", ".")])
         whole = replicated(self.mesh)
+        stored = self.definition.stored(self.rule)
         state = State(
             step=jnp.uint32(step),
-            examples_seen=jax.device_put(jnp.uint32(64), whole),
-            params=jax.device_put(params, self.definition.stored(self.rule)),
-            extras=jax.device_put(extras, whole),
+            examples_seen=_placed(jnp.uint32(64), whole),
+            params={name: _placed(params[name], stored[name]) for name in params},
+            extras={name: _placed(array, whole) for name, array in extras.items()},
             opt=(),
             guard={},
         )
-        self.find.watch(seen, state, jax.device_put(batch, batch_sharding(self.mesh)))
+        of_batch = batch_sharding(self.mesh)
+        self.find.watch(
+            seen, state, {name: _placed(array, of_batch) for name, array in batch.items()}
+        )
 
     def __call__(self, bad: tuple[int, ...] = (), **changed: Any) -> str:
         self.watch(bad, **changed)
@@ -332,24 +342,153 @@ def test_a_stop_ends_it() -> None:
     ]
 
 
-def test_it_is_off_with_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = config.load("demo_mlm", ["--loop.find_nan", "True"])
-    parts: Any = setup.build_without_data(run, toy.mesh_of(1, 1))
-    said: list[str] = []
-    signals = StopSignals()
-    assert setup._find_nan(parts, signals, lambda: None, said.append) is not None
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert setup._find_nan(parts, signals, lambda: None, said.append) is None
-    (spoken,) = said
-    assert spoken.startswith("loop.find_nan is off: this run has 2 processes")
-
-
 def test_an_installed_model_is_not_part_of_a_library() -> None:
     standard = sysconfig.get_path("stdlib")
     assert nan_origin._never_a_model(f"{standard}/contextlib.py")
     assert nan_origin._never_a_model(jax.numpy.__file__)
     assert not nan_origin._never_a_model(f"{standard}/site-packages/mine/model.py")
     assert not nan_origin._never_a_model(__file__)
+
+
+# Each process has four virtual devices and the ids of its own examples.
+TWO = """
+import json, os, sys
+sys.path[:0] = sys.argv[1:3]
+from jaxtrain.distributed import process_group
+process_group.connect(os.environ, 4)
+import jax, jax.numpy as jnp, numpy as np
+from jaxtrain.errors import RunAgain
+from jaxtrain.training import nan_origin
+import test_nan_origin as test
+
+index = jax.process_index()
+nan_origin._ANSWER_S = 3.0
+
+def find(kind, bad=(), how=None, **more):
+    examined = test.Examined(kind, **(how or {"data": 2, "fsdp": 2}), **more.pop("more", {}))
+    examined.stopping = more.pop("stopping", False)
+    examined.watch(bad, **more)
+    try:
+        found = examined.find(0, 48, test.IDS[8 * index : 8 * index + 8])
+    except RunAgain as error:
+        found = f"RunAgain: {error}"
+    print("found", json.dumps([found, examined.said]), flush=True)
+
+def with_nan(x_BH):
+    return np.where(np.arange(16)[:, None] == 13, np.nan, x_BH).astype(np.float32)
+
+for kind in ("forward", "scanned", "looped", "branch", "mask", "backward"):
+    find(kind, (3, 12))
+find("overflow", (14,), {"data": 1, "fsdp": 4, "accumulate": 2, "precision": "bfloat16"})
+find("fine", layers_LHH=lambda array: array.at[3, 2, 7].set(jnp.nan))
+find("fine", x=with_nan)
+find("fine", (3,))
+nan_origin._on_cpu = lambda array: False
+find("mask", (12,))
+find("fine", stopping=index == 1)
+
+calls = []
+def broken():
+    calls.append(0)
+    if len(calls) == 20 and (index == 1 or all_break):
+        raise MemoryError("no memory is left")
+
+for all_break in (True, False):
+    calls.clear()
+    find("fine", more={"still_alive": broken})
+os._exit(0)  # without waiting for the other process, which waits for this one
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    with two_processes(
+        tmp_path,
+        program=["-c", TWO, str(here), str(here.parent)],
+        both={"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    ) as started:
+        second = started[1].communicate(timeout=300)[0]
+        started[0].kill()
+        assert started[0].stdout is not None
+        first = started[0].stdout.read()
+    outputs = [
+        [json.loads(one[6:]) for one in text.splitlines() if one.startswith("found ")]
+        for text in (first, second)
+    ]
+    of_first, of_second = outputs
+    assert len(of_second) == 14, second
+    *same, of_all_broken, alone = of_second
+    assert of_first == [*same, of_all_broken], first
+    examples = ", in examples 103 (position 51), 112 (position 60)"
+    forward = "begins in the forward pass at"
+    after = "after the parameter first.bias"
+    expected = [
+        f"NaN {forward} {line('forward')} (div){examples}",
+        f"Inf {forward} {line('scanned')} (div, iteration 2) after the parameter layers_LHH"
+        f"{examples}",
+        f"Inf {forward} {line('looped')} (div, iteration 3) {after}{examples}",
+        f"Inf {forward} {line('branch')} (div) {after}{examples}",
+        f"NaN {forward} {line('mask')} (div) {after}{examples}",
+        f"Inf begins in the backward pass at {line('backward')} (div) {after}{examples}; the loss "
+        "is finite, and the gradient of first.bias, first.kernel is not",
+        f"Inf {forward} {line('overflow')} (exp, microbatch 0), in example 114 (position 62)",
+        "NaN in the parameter layers_LHH before the step: an earlier step computed it, or the "
+        "weights that the run started from contain it",
+        "NaN is in the batch's 'x', in example 113 (position 61)",
+        "not reproduced: a second computation of the step, one operation at a time, has only "
+        "finite values; if this happens again, check the devices with --loop.replay_every",
+        f"NaN {forward} {line('mask')} (div) {after}, in example 112 (position 60)",
+    ]
+    assert same[:-1] == [[text, []] for text in expected]
+    warning = "warning: loop.find_nan failed at step 1: "
+    assert same[-1] == [None, [f"{warning}RuntimeError: the run must stop"]]
+    assert of_all_broken == [None, [f"{warning}MemoryError: no memory is left"]]
+    assert alone[0].startswith(
+        "RunAgain: loop.find_nan failed, but not alike in all processes (MemoryError: no memory is "
+        "left), so they cannot continue"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_names_a_planted_example(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    (tmp_path / "corpus/text9.txt").write_text(" ".join(["z"] * 24) + ".")
+    (tmp_path / "planted.py").write_text(PLANTED)
+    flags = [
+        *TINY_MLM,
+        "--data.path",
+        "corpus",
+        "--loop.find_nan",
+        "True",
+        "--loop.steps",
+        "4",
+        "--seed",
+        "54",
+    ]
+    flags += ["--simulate-devices", "4", "--mesh.fsdp", "4", "--output-dir", "out"]
+    with two_processes(
+        tmp_path,
+        *flags,
+        program=["planted.py"],
+        both={"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    ) as started:
+        outputs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    places = [tmp_path / "out" / name for name in ("bad_steps.jsonl", "bad_steps.1.jsonl")]
+    (first,), (second,) = [map(json.loads, place.read_text().splitlines()) for place in places]
+    assert first["origin"] == second["origin"]
+    logs = [(tmp_path / "out" / name).read_text() for name in ("log.txt", "log.1.txt")]
+    found = re.fullmatch(
+        r"NaN begins in the forward pass at planted.py:12 \(div\), in example (\d+) "
+        r"\(position (\d+)\)(; computed with the parameters after the next step)?",
+        first["origin"],
+    )
+    assert found, first["origin"]
+    example, position = int(found[1]), int(found[2])
+    assert position == second["position"] + 4 + second["ids"].index(example)  # of process 1's rows
+    for log in logs:
+        assert f"); {first['origin']}: skipped; see bad_steps.jsonl" in log
 
 
 @pytest.mark.long
