@@ -20,6 +20,9 @@ http and https:
 s3 and gs:
     The package fsspec with s3fs and gcsfs (``pip install -e '.[cloud]'``), which read credentials
     from the environment and the files of their command-line tools, and have their own timeouts.
+    Not obstore, which writes outputs: it reads no profiles of the AWS command line, so that data in
+    a bucket of another account would need a second set of keys, and it refuses names such as
+    ``a//b``.
 """
 
 import base64
@@ -643,10 +646,31 @@ def _bucket(address: str, flag: str) -> tuple[Any, str]:
     except ImportError:
         raise InputError(f"{flag} {shown} requires the package fsspec: {cure}") from None
     try:
-        system, inside = fsspec.core.url_to_fs(address)
+        system, inside = fsspec.core.url_to_fs(address, **_settings(address, flag))
     except ImportError as error:  # the package for this scheme
         raise InputError(f"{flag} {shown} cannot be read ({first_line(error)}): {cure}") from None
     return system, str(inside)
+
+
+def _settings(address: str, flag: str) -> dict[str, Any]:
+    """Returns what these packages do not take from the environment, but obstore does.
+
+    So the variables that runs in a bucket need are enough for inputs, too.
+    """
+    if addresses.split(address).scheme == "s3":
+        region = os.environ.get("AWS_REGION")  # botocore reads only AWS_DEFAULT_REGION
+        return {"client_kwargs": {"region_name": region}} if region else {}
+    key = os.environ.get("GOOGLE_SERVICE_ACCOUNT_KEY")
+    if not key:
+        return {}
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(parsed := json.loads(key), dict):
+            return {"token": parsed}
+    raise InputError(
+        f"{flag} {addresses.public(address)}: GOOGLE_SERVICE_ACCOUNT_KEY is not the content of a "
+        "key file of a service account: set it to the JSON, or set GOOGLE_APPLICATION_CREDENTIALS "
+        "to the file"
+    )
 
 
 @contextlib.contextmanager

@@ -20,8 +20,10 @@ from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server
 from launch.hosts import wait_for
 from program import command, environment
 
+from jaxtrain.data import remote
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.training.state import ModelDefinition
 
 # Ray's workers have niceness 15, so on a busy machine they would wait for all other processes.
@@ -138,6 +140,26 @@ def test_a_killed_command_resumes_through_a_connection_with_faults(
     assert "dropped 1 video" in said
     assert len({fault for _, _, fault in proxy.requests}) == 1 + len(KINDS)
     same_as_local(place, server, name)
+
+
+def test_inputs_are_read_with_the_settings_of_outputs(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages for inputs do not read all variables by themselves."""
+    for name, value in (server.variables | {"AWS_REGION": "eu-west-1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    server.write("inputs/0.txt", b"zero")
+    system, inside = remote._bucket(f"s3://{BUCKET}/inputs/0.txt", "--data.path")
+    assert system.cat(inside) == b"zero"
+    client = system.connect() or system.s3
+    assert client.meta.region_name == "eu-west-1"
+    url = f"s3://{BUCKET}/inputs"
+    listed = {
+        name.rpartition("/")[2]: about
+        for name, about in remote.list_below(url, "--data.path", print).items()
+    }
+    assert {name: size for name, (size, _) in listed.items()} == Bucket(url).sizes()
 
 
 def test_a_second_command_is_refused(place: Path, server: Server, proxy: FaultProxy) -> None:

@@ -154,6 +154,28 @@ def test_a_busy_bucket_is_asked_again(
         _find("s3://bucket", tmp_path / "other")
 
 
+def test_the_variables_of_outputs_are_enough_for_inputs(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that botocore and gcsfs do not read; obstore does."""
+
+    def options(address: str) -> Any:
+        return remote._bucket(address, "--data.path")[0].storage_options
+
+    for name in ("AWS_REGION", "GOOGLE_SERVICE_ACCOUNT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert options("s3://bucket/0.mp4") == options("gs://bucket/0.mp4") == {}
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", f'{{"private_key": "{SECRET}"}}')
+    assert options("s3://bucket/0.mp4") == {"client_kwargs": {"region_name": "eu-west-1"}}
+    assert options("gs://bucket/0.mp4") == {"token": {"private_key": SECRET}}
+    for wrong in (SECRET, f'["{SECRET}"]', "[" * 9000 + SECRET):
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", wrong)
+        with pytest.raises(InputError, match="GOOGLE_SERVICE_ACCOUNT_KEY is not the content") as c:
+            options("gs://bucket/0.mp4")
+        assert SECRET not in str(c.value)
+
+
 def test_wrong_addresses_give_one_line(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
