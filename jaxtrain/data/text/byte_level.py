@@ -30,7 +30,7 @@ _BYTES = 256
 # affect the words before it. Python's white space is a superset of the rule's, so every cut here is
 # also a cut there.
 _SURE_CUT = re.compile(r"(?<=\S)(?= )")
-_LONGEST = 100  # characters of a word used for training, and of a cached stretch
+_LONGEST = 100  # characters of a cached stretch
 _MOST_KNOWN = 1 << 18  # stretches between sure cuts; some 60 MB
 
 # Text that reveals most kinds of loss: a lossy tokenizer does not return it unchanged.
@@ -53,22 +53,32 @@ CHARACTERS = _byte_characters()
 _AS_CHARACTERS = dict(enumerate(CHARACTERS))
 
 
-def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Trains a tokenizer: special tokens and all 256 bytes, then the most frequent pairs merged.
-
-    Args:
-        documents: texts, in order.
-        vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
-
-    Raises:
-        InputError: the vocabulary has no room for the bytes.
-    """
+def check_room(vocab_size: int) -> None:
+    """Raises InputError unless the vocabulary has room for the bytes."""
     least = len(specials.CAUSAL) + _BYTES
     if vocab_size < least:
         raise InputError(
             f"model.vocab_size is {vocab_size}: data.tokenizer_kind=byte_bpe needs {least} for the "
             f"bytes and the special tokens alone; set --model.vocab_size to {least} or more"
         )
+
+
+def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Trains a tokenizer on texts; see :func:`train_on`."""
+    return train_on(count(documents), vocab_size)
+
+
+def train_on(counted: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Trains a tokenizer: special tokens and all 256 bytes, then the most frequent pairs merged.
+
+    Args:
+        counted: the result of :func:`count`.
+        vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
+
+    Raises:
+        InputError: the vocabulary has no room for the bytes.
+    """
+    check_room(vocab_size)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
@@ -80,8 +90,8 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     )
     words = Counter(
         {
-            word.encode().decode("latin-1").translate(_AS_CHARACTERS): count
-            for word, count in _count_words(documents).items()
+            word.encode().decode("latin-1").translate(_AS_CHARACTERS): times
+            for word, times in counted.items()
         }
     )
     learner.train_from_iterator(
@@ -110,28 +120,19 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
 
 
-def _count_words(documents: Iterable[str]) -> Counter[str]:
-    """Counts words; each distinct stretch between two sure cuts is split only once."""
+def count(documents: Iterable[str]) -> Counter[str]:
+    """Counts words; see :func:`jaxtrain.data.text.word_counts.count`."""
     splitter = _splitter()
-    stretches: Counter[str] = Counter()
-    words: Counter[str] = Counter()
 
-    def count(text: str, times: int) -> None:
-        for word, _ in splitter.pre_tokenize_str(text):
-            if len(word) <= _LONGEST:
-                words[word] += times
+    def split(stretch: str) -> list[str]:
+        if (letters := stretch.removeprefix(" ")).isascii():  # most stretches: much faster paths
+            if letters.isalpha():
+                return [stretch]
+            if letters[:-1].isalpha() and letters[-1] in ",.":
+                return [stretch[:-1], stretch[-1]]
+        return [word for word, _ in splitter.pre_tokenize_str(stretch)]
 
-    for document in documents:
-        for stretch in _SURE_CUT.split(document):
-            if len(stretch) <= _LONGEST:
-                stretches[stretch] += 1
-            else:  # text without spaces, too long to keep
-                count(stretch, 1)
-        word_counts.forget_rare(stretches)
-        word_counts.forget_rare(words)
-    for stretch, times in stretches.items():
-        count(stretch, times)
-    return words
+    return word_counts.count(documents, _SURE_CUT.split, split)
 
 
 class Encoder:

@@ -1,14 +1,16 @@
 """Estimates what ``prepare tokens`` takes, from a sample of the files.
 
-Workers read the sampled files and tokenize the beginning of each. This process counts the sample's
-words, trains a tokenizer on them, and packs their tokens, as it does with those of all files.
+Workers read the sampled files, count the words at the beginning of each, and tokenize it. This
+process merges the counts, trains a tokenizer on them, and packs the tokens, as it does with those
+of all files.
 """
 
 import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from jaxtrain.data.text import (
     tokenizer_file,
     tokens,
     vocabulary,
+    word_counts,
 )
 from jaxtrain.data.text.documents import Fresh, Scanned
 from jaxtrain.data.text.encoding import Chunk
@@ -71,11 +74,13 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
         sample: list[Fresh | Scanned] = spread(fresh or files, _size, most)
         while len(sample) > 2 and sum(map(_size, sample)) > _MOST_BYTES:
             sample = spread(sample, _size, len(sample) // 2)
-        tried = [one for _, one in engine.as_finished(_read, sample, data.text_field, died=_died)]
+        kind = data.tokenizer_kind if content is None else None
+        reading = engine.as_finished(_read, sample, data.text_field, kind, died=_died)
+        tried = [one for _, one in reading]
         training = _Training()
         texts = [text for one in tried for text in one.texts]
         if content is None and texts:
-            content = training.run(texts, model.vocab_size, data.tokenizer_kind)
+            content = training.run(tried, model.vocab_size, data.tokenizer_kind)
         how = (content, data.form, model.vocab_size)
         tried = [
             one
@@ -85,20 +90,25 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
     sampled = max(1, sum(one.scanned.size for one in tried))
     used = _used(data, corpora, files, [one.scanned for one in tried], size / sampled)
     unread = sum(map(_size, fresh)) / max(1, size)
+    # The text in use, in multiples of that of the sample.
+    scale = used * size / sampled * sum(one.scanned.text_bytes for one in tried)
+    scale /= max(1, sum(one.tried_bytes for one in tried))
+    share = 1 if data.val_path else data.train_split
+    times = training.times(scale, share)
+    # The fractions of it that are read and counted to train a tokenizer.
+    read, counted = (share, times / scale) if times else (0, 0)
     measured = [
         Measured(
             size=one.scanned.size,
-            seconds=one.scan_s * unread + one.text_s * one.rest * used * left,
+            seconds=one.scan_s * unread
+            + (one.text_s * left + one.read_s * read + one.count_s * counted) * one.rest * used,
             written=(one.ids.nbytes + one.ends.nbytes) * one.rest * used * left,
             dropped=one.dropped,
         )
         for one in tried
     ]
     found = from_sample(measured, math.ceil((len(fresh) + len(files)) * left), size)
-    # The text in use, in multiples of that of the sample.
-    scale = used * size / sampled * sum(one.scanned.text_bytes for one in tried)
-    scale /= max(1, sum(one.tried_bytes for one in tried))
-    serial, spans = training.seconds(scale, 1 if data.val_path else data.train_split), 0
+    serial, spans = training.seconds(times), 0
     if data.form == "sentences" and texts:
         pack_s, spans = _pack(tried, model.sequence_length)
         serial += pack_s * scale
@@ -189,14 +199,20 @@ class _Tried:
         scanned: its scan.
         scan_s: seconds that the scan took; 0 if it was scanned before.
         texts: its first documents.
+        read_s: seconds to read them.
         text_s: seconds to read and tokenize them.
+        counts: their words, if a tokenizer is trained on them.
+        count_s: seconds to count them.
         ids, ends: their tokens; see :class:`jaxtrain.data.text.encoding.Part`.
     """
 
     scanned: Scanned
     scan_s: float
     texts: tuple[str, ...] = ()
+    read_s: float = 0.0
     text_s: float = 0.0
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    count_s: float = 0.0
     ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.uint16))
     ends: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.uint64))
 
@@ -231,8 +247,14 @@ class _Tried:
         return self.failed(KILLS)
 
 
-def _read(file: Fresh | Scanned, text_field: str | None) -> _Tried:
-    """Scans a file and reads its first documents; runs in a worker."""
+def _read(file: Fresh | Scanned, text_field: str | None, kind: tokenizer.Kind | None) -> _Tried:
+    """Scans a file, reads its first documents, and counts their words; runs in a worker.
+
+    Args:
+        file: the file.
+        text_field: see :func:`jaxtrain.data.text.documents.read`.
+        kind: of the tokenizer to train; None counts nothing.
+    """
     watch, scan_s = Stopwatch(), 0.0
     if isinstance(file, Scanned):
         scanned = file
@@ -249,7 +271,16 @@ def _read(file: Fresh | Scanned, text_field: str | None) -> _Tried:
                     break
     except (BadExample, OSError) as error:  # it has changed since it was scanned
         return _Tried(scanned=scanned, scan_s=scan_s).failed(first_line(error))
-    return _Tried(scanned=scanned, scan_s=scan_s, texts=tuple(texts), text_s=watch.seconds())
+    read_s, watch = watch.seconds(), Stopwatch()
+    return _Tried(
+        scanned=scanned,
+        scan_s=scan_s,
+        texts=tuple(texts),
+        read_s=read_s,
+        text_s=read_s,
+        counts=tokenizer.count(texts, kind) if kind is not None else Counter(),
+        count_s=watch.seconds(),
+    )
 
 
 def _died(file: Fresh | Scanned) -> _Tried:
@@ -288,34 +319,34 @@ class _Training:
 
     def __init__(self) -> None:
         self._characters = 0
-        self._count_s = self._merge_s = 0.0
+        self._merge_s = self._learn_s = 0.0
 
-    def run(self, texts: Sequence[str], vocab_size: int, kind: tokenizer.Kind) -> bytes:
+    def run(self, tried: Sequence[_Tried], vocab_size: int, kind: tokenizer.Kind) -> bytes:
         """Returns the ``tokenizer.json``."""
         watch = Stopwatch()
-
-        def counted() -> Iterator[str]:
-            yield from texts
-            self._count_s = watch.seconds()
-
-        trained = tokenizer.train(counted(), vocab_size, kind)
-        self._merge_s = watch.seconds() - self._count_s
-        self._characters = sum(map(len, texts))
+        words = word_counts.merge(one.counts for one in tried)
+        self._merge_s, watch = watch.seconds(), Stopwatch()
+        trained = tokenizer.train_on(words, vocab_size, kind)
+        self._learn_s = watch.seconds()
+        self._characters = sum(len(text) for one in tried for text in one.texts)
         content: str = trained.to_str()
         return content.encode()
 
-    def seconds(self, scale: float, share: float) -> float:
-        """Returns what training takes on all text.
+    def times(self, scale: float, share: float) -> float:
+        """Returns how much text is counted, in multiples of the sample.
 
         Args:
-            scale: the text in multiples of the sample.
+            scale: all text in multiples of the sample.
             share: fraction of it that is for training.
         """
         if not self._characters:
             return 0.0
-        times = min(scale * share, vocabulary.MOST_CHARACTERS / self._characters)
+        return min(scale * share, vocabulary.MOST_CHARACTERS / self._characters)
+
+    def seconds(self, times: float) -> float:
+        """Returns what training takes on that much text, once it is counted."""
         # Heaps' law: the distinct words, which are merged, grow with the square root of the text.
-        return self._count_s * times + self._merge_s * math.sqrt(max(1.0, times))
+        return self._merge_s * times + self._learn_s * math.sqrt(max(1.0, times))
 
 
 def _pack(tried: Sequence[_Tried], sequence_length: int) -> tuple[float, int]:

@@ -208,6 +208,7 @@ class Text:
             given=expanded(self.tokenizer) if self.tokenizer else None,
             folder=folder,
             say=say,
+            processes=processes,
             engine=engine,
             bucket=bucket,
         )

@@ -19,7 +19,7 @@ One is for causal language models and begins with the special tokens of
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +34,7 @@ from jaxtrain.errors import InputError
 NAME = "tokenizer.json"  # the file's name in a token cache, a checkpoint and an export
 Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
-_LONGEST_WORD = 100  # characters; WordPiece encodes a longer one as [UNK]
+_LONGEST_WORD = word_counts.LONGEST  # characters; WordPiece encodes a longer one as [UNK]
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
 
@@ -71,34 +71,70 @@ def _with_specials(
 def train(
     documents: Iterable[str], vocab_size: int, kind: Kind = "wordpiece"
 ) -> tokenizers.Tokenizer:
-    """Trains a tokenizer with ``vocab_size`` entries, or fewer if the text has no more.
+    """Trains a tokenizer on texts; see :func:`train_on`."""
+    return train_on(count(documents, kind), vocab_size, kind)
 
-    The result depends only on the text, not on the process or its threads. Memory is bounded: above
-    a million distinct words, the rarest so far are dropped, and training uses the half a million
-    most frequent ones.
+
+def count(documents: Iterable[str], kind: Kind) -> Counter[str]:
+    """Counts the words of texts as :func:`train_on` expects them.
+
+    Memory is bounded: above a million distinct words, the rarest so far are dropped.
 
     Args:
         documents: texts, in order.
+        kind: see the module's docstring.
+    """
+    if kind == "byte_bpe":
+        return byte_level.count(documents)
+    if kind != "bpe":
+        return _count_words(documents)
+    words: Counter[str] = Counter()
+    for document in documents:
+        words.update(document.split())
+        word_counts.forget_rare(words)
+    return words
+
+
+def train_on(words: Counter[str], vocab_size: int, kind: Kind) -> tokenizers.Tokenizer:
+    """Trains a tokenizer with ``vocab_size`` entries, or fewer if the text has no more.
+
+    The result depends only on the counts, not on their order, the process, or its threads.
+    Training uses the half a million most frequent words.
+
+    Args:
+        words: the result of :func:`count`.
         vocab_size: entries, including special tokens.
         kind: see the module's docstring.
 
     Raises:
         InputError: the vocabulary is too small for this kind.
     """
+    check_room(vocab_size, kind)
     if kind == "word":
-        return _train_words(documents, vocab_size)
+        return _train_words(words, vocab_size)
     if kind == "bpe":
-        return _train_bytes(documents, vocab_size)
+        return _train_bytes(words, vocab_size)
     if kind == "byte_bpe":
-        return byte_level.train(documents, vocab_size)
-    return _train_pieces(documents, vocab_size)
+        return byte_level.train_on(words, vocab_size)
+    return _train_pieces(words, vocab_size)
 
 
-def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+def check_room(vocab_size: int, kind: Kind) -> None:
+    """Raises InputError if the vocabulary is too small for this kind."""
+    least = len(SPECIALS) + _BYTES
+    if kind == "bpe" and vocab_size < least:
+        raise InputError(
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
+            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more, or "
+            "use --data.tokenizer_kind wordpiece"
+        )
+    if kind == "byte_bpe":
+        byte_level.check_room(vocab_size)
+
+
+def _train_words(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Keeps the most frequent words that occur at least twice; ties are sorted alphabetically."""
-    ranked = [
-        word for word, count in word_counts.most_frequent(_count_words(documents)) if count > 1
-    ]
+    ranked = [word for word, times in word_counts.most_frequent(words) if times > 1]
     entries = [*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]]
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
@@ -108,23 +144,12 @@ def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     return _with_specials(tokenizer)
 
 
-def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+def _train_bytes(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Starts from all 256 bytes and merges the most frequent pair until the vocabulary is full."""
-    least = len(SPECIALS) + _BYTES
-    if vocab_size < least:
-        raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
-            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more, or "
-            "use --data.tokenizer_kind wordpiece"
-        )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
-    words: Counter[str] = Counter()
-    for document in documents:
-        words.update(document.split())
-        word_counts.forget_rare(words)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -139,7 +164,7 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     return _with_specials(tokenizer, tokenizers.AddedToken("[MASK]", lstrip=True, special=True))
 
 
-def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Trains WordPiece by merging.
 
     The vocabulary begins with the most frequent characters, at most two thirds of it. Characters
@@ -149,9 +174,8 @@ def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Token
     The library's trainer breaks ties by the order of a hash map, so two runs would differ; passing
     it the alphabet as sorted, ready-made entries avoids that.
 
-    Counting uses one core, merging all cores.
+    Merging uses all cores.
     """
-    words = _count_words(documents)
     alphabet = _alphabet(words, vocab_size)
     characters = [entry for entry in alphabet if not entry.startswith(_CONTINUES)]
     trainer = trainers.WordPieceTrainer(
@@ -174,20 +198,31 @@ def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Token
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
-    """Counts words after normalizing and splitting at punctuation."""
+    """Counts words after normalizing and splitting at punctuation.
+
+    Text is cut at spaces and line ends, across which normalizing changes nothing, so that each
+    distinct stretch is normalized once.
+    """
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    chunks: Counter[str] = Counter()
-    for document in documents:
-        chunks.update(normalizer.normalize_str(document).split())
-        word_counts.forget_rare(chunks)
-    words: Counter[str] = Counter()
-    for chunk, count in chunks.items():
-        if chunk.isalpha():  # nothing to split: a much faster path
-            words[chunk] += count
-        else:
-            for word, _ in splitter.pre_tokenize_str(chunk):
-                words[word] += count
-    return Counter({word: n for word, n in words.items() if len(word) <= _LONGEST_WORD})
+
+    def cut(document: str) -> list[str]:
+        return document.replace("\n", " ").split(" ")
+
+    def split(stretch: str) -> Iterator[str]:
+        if stretch.isascii():  # most stretches: much faster paths
+            if stretch.isalpha():
+                yield stretch.lower()
+                return
+            if stretch[:-1].isalpha() and stretch[-1] in ",.":
+                yield from (stretch[:-1].lower(), stretch[-1])
+                return
+        for piece in normalizer.normalize_str(stretch).split():
+            if piece.isalpha():  # nothing to split
+                yield piece
+            else:
+                yield from (word for word, _ in splitter.pre_tokenize_str(piece))
+
+    return word_counts.count(documents, cut, split)
 
 
 def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:

@@ -115,11 +115,9 @@ class Corpus:
             skip: number of documents to omit at its start.
 
         Raises:
-            InputError: the file is not on this machine, or see :meth:`read`.
+            InputError: see :meth:`read`.
             RunAgain: its disk does not respond now.
         """
-        if not addresses.is_address(file.path) and not os.path.exists(file.path):
-            raise shared_folder.not_seen(file.path)
         return ((side, document) for _, side, document in self._read_file(at, file, 0, skip))
 
     def _read_file(
@@ -369,10 +367,17 @@ def _encoded_by(
             at, (skip, after) = next(order, (-1, (0, 0)))
 
 
-def died_reading(file: documents.Scanned) -> NoReturn:
-    """Raises RunAgain: the worker of a file was killed, most likely for lack of memory."""
+def check_seen(file: documents.Scanned) -> None:
+    """Raises InputError unless this host, on which a worker runs, sees a file."""
+    if not addresses.is_address(file.path) and not os.path.exists(file.path):
+        raise shared_folder.not_seen(file.path)
+
+
+def died_reading(file: documents.Scanned, *others: documents.Scanned) -> NoReturn:
+    """Raises RunAgain: the worker of files was killed, most likely for lack of memory."""
+    which = f"one of this file and {len(others):,} others" if others else "this file"
     raise RunAgain(
-        f"{file.path}: the worker that reads this file was killed again and again, "
+        f"{file.path}: the worker that reads {which} was killed again and again, "
         "most likely for lack of memory: use smaller files or nodes with more memory, and start "
         "again; finished work is kept"
     )
@@ -402,6 +407,7 @@ def _encode_file(
     path = Path(how[0])
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise shared_folder.not_seen(path)
+    check_seen(file)
     target = _part(folder, at, skip)
     work = Path(tempfile.mkdtemp(dir=folder, prefix=".part-"))
     try:

@@ -1,23 +1,29 @@
 """Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache
+from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine
-from jaxtrain.data.text import tokenizer, tokens
+from jaxtrain.data.text import tokenizer, tokens, word_counts
 from jaxtrain.data.text.documents import Scanned
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.data.text.tokens import Corpus
 from jaxtrain.telemetry.progress_bar import Say
 
-# Change with any rule that affects training. Since 2, [MASK] includes the space before it.
-_VERSIONS = {"wordpiece": 1, "bpe": 2, "word": 1, "byte_bpe": 1}
+# Change with any rule that affects training. Since bpe 2, [MASK] includes the space before it.
+# Counting in parts, which changes what is forgotten above a million words, added 1 to each.
+_VERSIONS = {"wordpiece": 2, "bpe": 3, "word": 2, "byte_bpe": 2}
 MOST_CHARACTERS = 256_000_000
 """Text to train on; more changes little."""
+_CHARACTERS_PER_PROCESS = 32_000_000  # for less, starting a process costs more time than it saves
+_READ_BYTES = 2**28  # of the files of a task, which are read to their ends
 
 
 def prepare(
@@ -29,6 +35,7 @@ def prepare(
     given: Path | None,
     folder: Path,
     say: Say,
+    processes: int | None = None,
     engine: Engine | None = None,
     bucket: cache.InBucket | None = None,
 ) -> Path:
@@ -43,22 +50,24 @@ def prepare(
         given: a ``tokenizer.json``; None trains one.
         folder: folder of the caches.
         say: prints a line on the console.
-        engine: reads the files, each on any node. The text is counted here, in order, so the
-            vocabulary is the same.
+        processes: number of processes that count words; None uses one per core, if there is enough
+            text.
+        engine: reads the files and counts their words on any node instead.
         bucket: has the cache that ``folder`` is a copy of.
 
     Raises:
-        InputError: the given tokenizer does not fit.
+        InputError: the given tokenizer does not fit, or the vocabulary is too small for the kind.
     """
     if given is not None:
         tokenizer.load(given, vocab_size, form)
         return given
+    tokenizer.check_room(vocab_size, kind)
     version = _VERSIONS[kind]
 
     def build(work: Path) -> dict[str, Any]:
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
-        texts = _sample(corpora) if engine is None else _sampled_by(engine, corpora)
-        trained = tokenizer.train(texts, vocab_size, kind)
+        words = _count(corpora, kind, processes, engine)
+        trained = tokenizer.train_on(words, vocab_size, kind)
         trained.save(str(work / tokenizer.NAME))
         return {"version": version}
 
@@ -73,17 +82,6 @@ def cache_folder(
     """Returns the folder of a trained tokenizer, whether or not it exists; see :func:`prepare`."""
     key = cache.digest(_VERSIONS[kind], [corpus.key() for corpus in corpora], vocab_size, kind)
     return folder / f"vocabulary-{key[:20]}"
-
-
-def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
-    """Yields training documents, evenly spread, up to the limit of characters."""
-    fraction, rank = _fraction(corpora), 0
-    for corpus in corpora:
-        for _, side, document in corpus.read():
-            if side == TRAIN:
-                if int((rank + 1) * fraction) > int(rank * fraction):
-                    yield document
-                rank += 1
 
 
 def _fraction(corpora: Sequence[Corpus]) -> float:
@@ -108,42 +106,107 @@ class _File:
     rank: int
 
 
-def _sampled_by(engine: Engine, corpora: Sequence[Corpus]) -> Iterator[str]:
-    """Yields the documents of :func:`_sample`, in the same order; an engine reads the files.
+def _count(
+    corpora: Sequence[Corpus], kind: tokenizer.Kind, processes: int | None, engine: Engine | None
+) -> Counter[str]:
+    """Counts the words of training documents, evenly spread, up to the limit of characters.
 
-    Files without such a document are not read. Documents of later files wait in memory, in total
-    at most the text to train on.
+    The result is the same for any number of processes and with any engine: it depends only on the
+    parts, and these only on the corpora.
     """
-    fraction, before = _fraction(corpora), 0
-    todo = []
+    fraction = _fraction(corpora)
+    tasks = _tasks(corpora, fraction)
+    if engine is not None:
+        return word_counts.merge(_counted_by(engine, tasks, corpora, fraction, kind))
+    characters = fraction * sum(corpus.characters() for corpus in corpora)
+    if processes is None:
+        processes = min(worker_count.cores(), int(characters / _CHARACTERS_PER_PROCESS))
+    parts = worker_pool.in_order(
+        tokenizer.count,
+        (part for task in tasks for part in _parts(task, corpora, fraction)),
+        kind,
+        processes=min(processes, int(characters / word_counts.PART_CHARACTERS)),
+    )
+    return word_counts.merge(parts)
+
+
+def _tasks(corpora: Sequence[Corpus], fraction: float) -> Iterator[list[_File]]:
+    """Yields lists of files, in order, with a part of the text or more; omits files without any."""
+    before, task, characters, size = 0, list[_File](), 0.0, 0
     for number, corpus in enumerate(corpora):
-        for at in range(len(corpus.files)):
-            rank, after = (before + corpus.split.used_before(one)[TRAIN] for one in (at, at + 1))
-            if int(after * fraction) > int(rank * fraction):
-                todo.append(_File(number, at, corpus.files[at], rank))
+        ranks = [before + corpus.split.used_before(at)[TRAIN] for at in range(len(corpus.files))]
         before += corpus.split.kept[TRAIN]
-    ready: dict[_File, list[str]] = {}
-    waiting = iter(todo)
-    wanted = next(waiting, None)
-    for file, texts in engine.as_finished(
-        _sample_file,
-        todo,
+        for at, (rank, after) in enumerate(itertools.pairwise([*ranks, before])):
+            chosen = int(after * fraction) - int(rank * fraction)
+            if not chosen:
+                continue
+            file = corpus.files[at]
+            task.append(_File(number, at, file, rank))
+            characters += file.characters * chosen / file.documents
+            size += file.size
+            if characters >= word_counts.PART_CHARACTERS or size >= _READ_BYTES:
+                yield task
+                task, characters, size = [], 0.0, 0
+    if task:
+        yield task
+
+
+def _parts(task: list[_File], corpora: Sequence[Corpus], fraction: float) -> Iterator[list[str]]:
+    """Yields the documents of a task to train on, in parts of a bounded length."""
+    part, characters = list[str](), 0
+    for file in task:
+        rank = file.rank
+        for side, document in corpora[file.corpus].read_file(file.at, file.scanned):
+            if side != TRAIN:
+                continue
+            rank += 1
+            if int(rank * fraction) > int((rank - 1) * fraction):
+                part.append(document)
+                characters += len(document)
+                if characters >= word_counts.PART_CHARACTERS:
+                    yield part
+                    part, characters = [], 0
+    if part:
+        yield part
+
+
+def _counted_by(
+    engine: Engine,
+    tasks: Iterable[list[_File]],
+    corpora: Sequence[Corpus],
+    fraction: float,
+    kind: tokenizer.Kind,
+) -> Iterator[dict[str, int]]:
+    """Yields the counts of all parts, in order; an engine counts the parts of each task.
+
+    Counts of later tasks wait in memory as JSON, which takes less than their text.
+    """
+    ready: dict[int, list[bytes]] = {}
+    wanted = 0
+    for (number, _), counts in engine.as_finished(
+        _count_task,
+        enumerate(tasks),
         tuple(corpus.without_files() for corpus in corpora),
         fraction,
-        died=lambda file: tokens.died_reading(file.scanned),
+        kind,
+        died=lambda item: tokens.died_reading(*(file.scanned for file in item[1])),
     ):
-        ready[file] = texts
+        ready[number] = counts
         while wanted in ready:
-            yield from ready.pop(wanted)
-            wanted = next(waiting, None)
+            yield from map(json.loads, ready.pop(wanted))
+            wanted += 1
 
 
-def _sample_file(file: _File, corpora: tuple[Corpus, ...], fraction: float) -> list[str]:
-    """Returns the documents of a file to train on; runs in a worker."""
-    rank, found = file.rank, []
-    for side, document in corpora[file.corpus].read_file(file.at, file.scanned):
-        if side == TRAIN:
-            if int((rank + 1) * fraction) > int(rank * fraction):
-                found.append(document)
-            rank += 1
-    return found
+def _count_task(
+    item: tuple[int, list[_File]],
+    corpora: tuple[Corpus, ...],
+    fraction: float,
+    kind: tokenizer.Kind,
+) -> list[bytes]:
+    """Counts the words of each part of a task; runs in a worker."""
+    for file in item[1]:
+        tokens.check_seen(file.scanned)
+    return [
+        json.dumps(tokenizer.count(part, kind), ensure_ascii=False).encode()
+        for part in _parts(item[1], corpora, fraction)
+    ]

@@ -75,10 +75,10 @@ def test_counting_stretches_equals_counting_words(monkeypatch: pytest.MonkeyPatc
     wanted: Counter[str] = Counter()
     for text in texts:
         wanted.update(word for word, _ in splitter.pre_tokenize_str(text) if len(word) <= 100)
-    assert byte_level._count_words(texts) == wanted
+    assert byte_level.count(texts) == wanted
     monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
     many = [f"often often word{number}, " for number in range(100)]
-    assert byte_level._count_words(many)[" often"] == 100
+    assert byte_level.count(many)[" often"] == 100
 
 
 def test_the_cache_of_stretches_does_not_change_tokens(

@@ -3,7 +3,10 @@
 import random
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import engine_threads
 import pytest
@@ -12,7 +15,17 @@ from small_text import Model, silent
 
 from jaxtrain.data import engine
 from jaxtrain.data import estimate as of_sample
-from jaxtrain.data.text import Causal, Masked, estimate, tokens
+from jaxtrain.data.text import (
+    Causal,
+    Masked,
+    documents,
+    encoding,
+    estimate,
+    packing,
+    tokenizer,
+    tokens,
+    vocabulary,
+)
 from jaxtrain.data.text.sources import Text
 from jaxtrain.errors import InputError, RunAgain
 
@@ -47,28 +60,79 @@ def kind(request: pytest.FixtureRequest) -> type[Text]:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_an_estimate_is_close_to_what_preparing_takes(
-    kind: type[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both are measured as CPU time, which does not depend on other processes.
+class Clock:
+    """A clock that only work moves, in proportion to its input."""
 
-    Of each file in the sample, only a part is tokenized.
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now, self._patch = 0.0, monkeypatch
+        for name in ("monotonic", "process_time"):
+            monkeypatch.setattr(time, name, self.seconds)
+
+    def seconds(self) -> float:
+        return self._now
+
+    def each_call(self, module: ModuleType, name: str, price: Callable[..., float]) -> None:
+        """Lets a function take ``price(*arguments)`` seconds."""
+        real = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            self._now += price(*arguments)
+            return real(*arguments)
+
+        self._patch.setattr(module, name, call)
+
+    def each_item(self, module: ModuleType, name: str, price: Callable[[Any], float]) -> None:
+        """Lets each item that a function yields take ``price(item)`` seconds."""
+        real = getattr(module, name)
+
+        def items(*arguments: Any) -> Iterator[Any]:
+            for item in real(*arguments):
+                self._now += price(item)
+                yield item
+
+        self._patch.setattr(module, name, items)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Each kind of work takes a tenth of the time or more."""
+    made = Clock(monkeypatch)
+    made.each_item(documents, "read", len)
+    made.each_call(encoding, "encode", lambda chunk, *_: 3 * sum(len(x) for _, x in chunk.texts))
+    made.each_call(tokenizer, "count", lambda texts, kind: 2 * sum(map(len, texts)))
+    made.each_call(tokenizer, "train_on", lambda words, *_: 2000 * len(words))
+    made.each_item(packing, "span_blocks", lambda spans: 50 * len(spans))
+    return made
+
+
+@pytest.mark.parametrize(("most", "error"), [(256_000_000, 0.02), (200_000, 0.2)])
+def test_an_estimate_is_close_to_what_preparing_takes(
+    kind: type[Text],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    most: int,
+    error: float,
+) -> None:
+    """Of each file in the sample, only a part is tokenized; all or a tenth of the text is counted.
+
+    Files without any of that tenth are not read again, which the estimate does not know.
     """
+    monkeypatch.setattr(vocabulary, "MOST_CHARACTERS", most)
     monkeypatch.setattr(estimate, "_CHARACTERS", 20_000)
-    monkeypatch.setattr(time, "monotonic", time.process_time)
     folder = small_text.write(tmp_path / "in", 2)
     sentences = (folder / "0.txt").read_text().splitlines()
     for number in range(60):
-        words = random.Random(number).choices(sentences, k=1800)
+        words = random.Random(number).choices(sentences, k=900)
         (folder / f"{number}.txt").write_text("\n".join(words))
     data = kind(path=str(folder), batch_size=2, cache_dir=str(tmp_path / "cache"))
     found = estimated(data, most=6)
     assert not written(tmp_path)
     assert (found.files, found.sampled, found.dropped) == (60, 6, ())
-    began = time.process_time()
+    began = clock.seconds()
     data.open(MODEL, seed=0, say=silent)
-    took = time.process_time() - began
-    assert took / 2 < found.seconds + found.serial < took * 2
+    took = clock.seconds() - began
+    assert found.seconds + found.serial == pytest.approx(took, rel=error)
     assert found.out_bytes == pytest.approx(sum(written(tmp_path).values()), rel=0.2)
     assert found.in_bytes == sum(path.stat().st_size for path in folder.iterdir())
     assert estimated(data).files == 0

@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -161,6 +162,29 @@ def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = tokenizer._count_words(documents)
     assert counted["often"] == 200
     assert len(counted) <= 21
+
+
+def test_counting_stretches_equals_normalizing_documents() -> None:
+    """Control characters join words, some characters become several, and accents are removed."""
+    rng = random.Random(0)
+    odd = [*map(chr, range(0x3100)), *"字漢\uf900\ufb01\ufffd🙂가\U00010400", *(" \n\t\r" * 500)]
+    texts = ["".join(rng.choices(odd, k=rng.randrange(300))) for _ in range(300)]
+    texts += [TEXT, " \n ", "", "字" * 150 + "é" * 101 + " Q" * 120, "x" * 100 + " " + "x" * 101]
+    normalizer = tokenizers.normalizers.BertNormalizer()
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    expected: Counter[str] = Counter()
+    for text in texts:
+        words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        expected.update(word for word, _ in words if len(word) <= 100)
+    assert tokenizer._count_words(texts) == expected
+    assert expected["x" * 100] == 1
+
+
+def test_merging_forgets_rare_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_counts, "MOST_COUNTED", 3)
+    parts = [{"a": 3, "b": 1}, {"c": 1, "d": 1}, {"b": 2, "d": 2, "a": 1}]
+    assert word_counts.merge(parts) == {"a": 4, "b": 2, "d": 2}
+    assert word_counts.merge(reversed(parts)) == {"a": 3, "b": 3, "d": 3}
 
 
 def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
