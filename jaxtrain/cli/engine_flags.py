@@ -78,7 +78,7 @@ def cluster(flags: argparse.Namespace) -> engine.Ray | None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    return engine.Ray(_address(flags), gpus=flags.ray_gpus)
+    return engine.Ray(_address(flags), gpus=flags.ray_gpus, say=terminal.say)
 
 
 def _refuse_ray_flags(flags: argparse.Namespace) -> None:
@@ -100,7 +100,7 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
     if flags.workers is not None and flags.workers < 1:
         raise InputError(f"--workers {flags.workers}: use at least 1")
     if flags.engine == "ray":
-        return engine.Ray(_address(flags), flags.workers)
+        return engine.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
     return engine.Local(flags.workers or worker_count.cores())
 

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
@@ -40,9 +40,15 @@ _RETRIES = 3
 _MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
+_PATIENCE_S = 10.0  # of a start on a cluster that other jobs fill, before it says so
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
 # Packages that determine what a model computes, and how it is sent.
 _MODELS = ("jax", "jaxlib", "flax")
+# Ray's error does not say that the cluster refused this process.
+_TOKEN = (
+    "; if the cluster has a token (InvalidAuthToken), set RAY_AUTH_MODE=token and copy "
+    "~/.ray/auth_token from one of its machines"
+)
 # Of the memory of a GPU that several workers share, for all of them together.
 _GPU_MEMORY = 0.9
 
@@ -228,11 +234,13 @@ class Ray:
         workers: most tasks at a time; None uses all CPUs.
         gpus: GPUs of each worker that holds a model, such as 0.25; None is 1, or 0 if the cluster
             has none.
+        say: prints a message.
     """
 
     address: str
     workers: int | None = None
     gpus: float | None = None
+    say: Callable[[str], None] = print
 
     @property
     def where(self) -> str:
@@ -300,6 +308,7 @@ class Ray:
         fixed: tuple[Any, ...],
         died: Callable[[Item], Result],
     ) -> Iterator[tuple[Item, Result]]:
+        self._check_room(ray, 1, 0)
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_in_task)
         shared = ray.put((work, fixed, _stamp()))
         running: dict[Any, Item] = {}
@@ -350,6 +359,7 @@ class Ray:
         it may have killed the first one, and would kill others' items, too.
         """
         gpus, cpus = self._of_each_actor(ray)
+        self._check_room(ray, cpus, gpus)
         slots = at_once or cpus
         holder = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=slots)(_Holder)
         shared, stamp = ray.put((begin, (cpus, *fixed))), _stamp(*_MODELS)
@@ -424,6 +434,36 @@ class Ray:
                 actor.used -= slots if deaths else 1
                 yield item, result
 
+    def _check_room(self, ray: Any, cpus: int, gpus: float) -> None:
+        """Checks that a worker can start, and says so if it must wait for others' jobs.
+
+        Raises:
+            InputError: no node is large enough.
+        """
+        each = _resources({"CPU": cpus, "GPU": gpus})
+        nodes = _nodes(ray)
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            has = "; ".join(sorted({_resources(node) for node in nodes})) or "no nodes"
+            raise InputError(
+                f"a worker needs {each}, but no node of the Ray cluster {self.address} has that "
+                f"much ({has}): start larger nodes"
+                + (f", or lower --ray-gpus {gpus:g}" if gpus else "")
+            )
+        end = time.monotonic() + _PATIENCE_S  # also for jobs that have just ended
+        while True:
+            free = ray.available_resources()
+            if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus:
+                return
+            if time.monotonic() >= end:
+                break
+            time.sleep(min(1.0, _PATIENCE_S))
+        total = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+        self.say(
+            f"waiting for room in the Ray cluster {self.address}: a worker needs {each}; the "
+            f"cluster has {_resources(total)}; free: {_resources(free)}. Wait until other jobs "
+            "end, stop them (`ray status` shows what is used), or add nodes"
+        )
+
     def _of_each_actor(self, ray: Any) -> tuple[float, int]:
         """Returns the GPUs and CPUs that a worker with a model reserves."""
         nodes = _nodes(ray)
@@ -451,6 +491,13 @@ class Ray:
 def _nodes(ray: Any) -> list[dict[str, float]]:
     """Returns the resources of each node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _resources(found: Mapping[str, float]) -> str:
+    """Returns CPUs and, if there are any, GPUs, such as "1 CPU and 0.25 GPUs"."""
+    cpus, gpus = found.get("CPU", 0), found.get("GPU", 0)
+    text = f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
+    return f"{text} and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else text
 
 
 def _cpus(ray: Any) -> Iterator[tuple[int, int]]:
@@ -526,9 +573,10 @@ def _connected(address: str) -> Any:
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except ConnectionError as error:
+        token = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise InputError(
             f"--ray-address {address}: no Ray cluster found ({first_line(error)}): start one with "
-            "`ray start --head`, or pass --ray-address HOST:PORT, or local"
+            f"`ray start --head`, or pass --ray-address HOST:PORT, or local{token}"
         ) from error
     except (ValueError, RuntimeError) as error:  # a malformed address, or other versions
         raise InputError(f"--ray-address {address}: {first_line(error)}") from error

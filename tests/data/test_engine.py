@@ -103,6 +103,8 @@ def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
     ray.exceptions.RayError = Exception
     ray.exceptions.WorkerCrashedError = KeyError
     ray.exceptions.OutOfMemoryError = _MemoryError
+    ray.nodes.return_value = [{"Alive": True, "Resources": {"CPU": 2}}]
+    ray.available_resources.return_value = {"CPU": 2}
     ray.remote.return_value.return_value.remote = lambda item, shared: item
     ray.wait = lambda references, **limits: (references, [])
     ray.get = _get
@@ -125,8 +127,20 @@ def test_ray_does_not_handle_sigterm() -> None:
     assert found == before
 
 
-class _LostError(Exception):
-    """Ray's RayActorError."""
+class _RayError(Exception):
+    """Ray's classes are different ones, of which none is another's base class except this."""
+
+
+class _RayActorError(_RayError):
+    pass
+
+
+class _WorkerCrashedError(_RayError):
+    pass
+
+
+class _OutOfMemoryError(_RayError):
+    pass
 
 
 class _Reference(tuple):  # type: ignore[type-arg]
@@ -139,7 +153,8 @@ class _Reference(tuple):  # type: ignore[type-arg]
 class _Cluster:
     """Stands in for the module ray: two nodes, whose actors run here.
 
-    Item 2 kills its actor in each try, and item 3 in the first one.
+    Item 2 kills its actor in each try, and item 3 in the first one. Ray reports each death in
+    another way.
 
     Attributes:
         options: of the actors.
@@ -147,13 +162,14 @@ class _Cluster:
         actors: how many were started.
         together: for each try, whether it was the first of its item, and likewise for the other
             items of its actor.
+        free: resources that are available at each question, the last ones forever; [] for all.
     """
 
     exceptions = types.SimpleNamespace(
-        RayError=_LostError,
-        RayActorError=_LostError,
-        WorkerCrashedError=_LostError,
-        OutOfMemoryError=_LostError,
+        RayError=_RayError,
+        RayActorError=_RayActorError,
+        WorkerCrashedError=_WorkerCrashedError,
+        OutOfMemoryError=_OutOfMemoryError,
     )
 
     def __init__(self, **resources: float) -> None:
@@ -161,9 +177,16 @@ class _Cluster:
         self.tries: list[int] = []
         self.actors = 0
         self.together: list[tuple[bool, ...]] = []
+        self.free: list[dict[str, float]] = []
+        self._deaths = itertools.cycle((_RayActorError, _WorkerCrashedError, _OutOfMemoryError))
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": self.resources}] * 2
+
+    def available_resources(self) -> dict[str, float]:
+        if not self.free:
+            return self.resources
+        return self.free.pop(0) if len(self.free) > 1 else self.free[0]
 
     def put(self, value: Any) -> Any:
         return value
@@ -206,7 +229,7 @@ class _Cluster:
             return reference[1][0]
         result = reference[1]()
         if result is None:
-            raise _LostError
+            raise next(self._deaths)
         return result
 
     def shutdown(self) -> None:
@@ -224,12 +247,13 @@ def _with_models(
     at_once: int | None = 1,
     items: int = 5,
     fetched: Callable[[Any], Any] = lambda shared: shared,
+    say: Callable[[str], None] = print,
 ) -> dict[int, int]:
     monkeypatch.setattr(engine, "_connected", lambda address: cluster)
     monkeypatch.setattr(engine, "_fetched", fetched)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     return dict(
-        engine.Ray("auto", gpus=gpus).with_models(
+        engine.Ray("auto", gpus=gpus, say=say).with_models(
             _begin, range(items), 7, died=lambda item: -item, at_once=at_once
         )
     )
@@ -281,6 +305,38 @@ def test_workers_divide_the_processors_of_a_node_by_its_gpus(
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.225"
     with pytest.raises(InputError, match=r"--ray-gpus 1: .* has 0 GPUs: .* or pass --ray-gpus 0"):
         _with_models(monkeypatch, _Cluster(CPU=3), 1)
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_full_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, freed: bool) -> None:
+    """Unless it is full only for a moment."""
+    monkeypatch.setattr(engine, "_check_gpu", lambda: None)
+    monkeypatch.setattr(engine, "_PATIENCE_S", 60.0 if freed else 0.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    cluster, said = _Cluster(CPU=8, GPU=2), list[str]()
+    cluster.free = [{"CPU": 8, "GPU": 0.1}, {"CPU": 8, "GPU": 2}] if freed else [{"CPU": 1}]
+    assert len(_with_models(monkeypatch, cluster, say=said.append)) == 5
+    waiting = (
+        "waiting for room in the Ray cluster auto: a worker needs 4 CPUs and 1 GPU; the cluster "
+        "has 16 CPUs and 4 GPUs; free: 1 CPU. Wait until other jobs end, stop them (`ray status` "
+        "shows what is used), or add nodes"
+    )
+    assert said == ([] if freed else [waiting])
+
+
+def test_a_worker_that_no_node_has_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_PATIENCE_S", 0.0)
+    words = r"needs 8 CPUs and 2 GPUs, but no node .* \(4 CPUs and 1 GPU\): .* lower --ray-gpus 2"
+    with pytest.raises(InputError, match=words):
+        _with_models(monkeypatch, _Cluster(CPU=4, GPU=1), 2)
+    monkeypatch.setattr(engine, "_connected", lambda address: _Cluster(memory=1.0))
+    cluster = engine.Ray("auto")
+    for work in (cluster.with_models, cluster.as_finished):
+        with pytest.raises(
+            InputError, match=r"needs 1 CPU, but no node .* \(0 CPUs\): start larger"
+        ):
+            list(work(square, range(2), 0, died=int))
 
 
 def test_a_worker_on_a_machine_whose_gpu_jax_does_not_see_ends_the_work(
