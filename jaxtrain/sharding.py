@@ -27,6 +27,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain import config
@@ -64,7 +65,9 @@ def make_mesh(
         raise InputError(wrong)
     shape = (settings.data, settings.fsdp)
     types = (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(shape, AXES, axis_types=types, devices=present)
+    # jax.make_mesh does the same, but refuses several nodes (jax 0.10.2: "multi-slice topologies").
+    ordered = mesh_utils.create_device_mesh(shape, present)
+    return jax.sharding.Mesh(ordered, AXES, axis_types=types)
 
 
 def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:

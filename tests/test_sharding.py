@@ -89,6 +89,26 @@ def test_make_spans_all_devices() -> None:
     assert mesh.axis_types == (jax.sharding.AxisType.Auto,) * 2
 
 
+@dataclasses.dataclass(frozen=True)
+class OfNode:
+    """A GPU of a node: jax calls nodes, which it knows by their boot, slices."""
+
+    slice_index: int
+    id: int
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+
+    @property
+    def process_index(self) -> int:
+        return 1 - self.slice_index
+
+
+def test_each_row_of_a_mesh_over_several_nodes_is_in_one_of_them() -> None:
+    devices: list[Any] = [OfNode(node, 4 * node + place) for node in (1, 0) for place in range(4)]
+    mesh = make_mesh(config.Mesh(data=2, fsdp=4, shard="params"), devices)
+    assert [[one.id for one in row] for row in mesh.devices] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_none_replicates_everything() -> None:
     rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="none"))
     array = jax.ShapeDtypeStruct((1024, 1024), "float32")

@@ -1,7 +1,8 @@
 """Several hosts on one machine, for tests: Linux namespaces joined by a virtual network.
 
-Each host has its own name, network, process ids, mounts and shared memory, and shares the file
-system with the other, like the hosts of a run. Killing its first process ends a host.
+Each host has its own name, network, process ids, mounts, shared memory, and boot identifier, and
+shares the file system with the others, like the hosts of a run. Killing its first process ends a
+host.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ mount -t tmpfs tmpfs /run
 mkdir -m 0755 /run/sshd
 mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2" /etc/hosts
+mount --bind "$3" /proc/sys/kernel/random/boot_id
 ip link set lo up
 echo booted
 while :; do sleep infinity & wait; done
@@ -39,12 +42,15 @@ class Host:
 
     def __init__(self, name: str, address: str, table: Path) -> None:
         self.name, self.address = name, address
+        boot = table.with_name(f"boot-{name}")
+        boot.write_text(f"{uuid.uuid4()}\n")
         self._services: list[subprocess.Popen[bytes]] = []
         self._outer = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL"),  # the host ends with the test
                 *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"),
                 *("--mount-proc", "--kill-child", "bash", "-ec", BOOT, "boot", name, str(table)),
+                str(boot),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
