@@ -145,10 +145,12 @@ def links(devices: list[jax.Device], store: KeyValueStore, host: str) -> Iterato
         host: the name of this one.
     """
     hosts = store.gather("host of a link", host, ANSWER_S)
-    if len(set(hosts)) == 1:
+    machines = store.gather("machine of a link", link_rates.machine(), ANSWER_S)
+    names = link_rates.machine_names(hosts, machines)
+    if len(set(names)) == 1:
         return
     measure = LinkRates(
-        devices, [hosts[one.process_index] for one in devices], _of(_SIZES, devices)
+        devices, [names[one.process_index] for one in devices], _of(_SIZES, devices)
     )
     own = json.dumps(measure().seconds)
     every = [iter(json.loads(text)) for text in store.gather("links", own, ANSWER_S)]

@@ -7,6 +7,7 @@ data, each host with up to three others in turn. ``doctor`` does this before a r
 
 import concurrent.futures
 import itertools
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
+from jaxtrain.storage import lock
 from jaxtrain.training import device_rates
 
 COMMUNICATION = "communication"
@@ -175,6 +177,29 @@ class LinkRates:
             for one in slow_links(rates)
             if moved / one.own - moved / one.others >= self._sizes.least_s
         }
+
+
+def machine() -> str:
+    """Returns an identifier of this machine, the same in all of its containers."""
+    try:
+        return lock.boot()
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def machine_names(hosts: Sequence[str], machines: Sequence[str]) -> list[str]:
+    """Returns a name for the machine of each process.
+
+    Containers on one machine have different host names, but a faster link than other machines.
+
+    Args:
+        hosts: the host name that each process sees.
+        machines: the identifier of each process's machine.
+    """
+    names: dict[str, list[str]] = {}
+    for host, one in zip(hosts, machines, strict=True):
+        names.setdefault(one, []).append(host)
+    return [", ".join(dict.fromkeys(names[one])) for one in machines]
 
 
 def disjoint_pairs(count: int) -> Iterator[list[Pair]]:

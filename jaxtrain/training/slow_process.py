@@ -43,10 +43,11 @@ _LEAST_S = 0.05
 _LEAST_STEPS = 5
 # Fraction of the time that measurements of the devices and links may take.
 _BUDGET = 0.01
-# By the datasheets a measurement takes 12 ms between nodes of H100, and 4 s over 10 Gbit/s. Other
-# programs delayed the quicker of two exchanges between CPUs by up to 32 ms (load 18, two cores).
+# By the datasheets a measurement takes 20 ms between nodes of H100, and 6 s over 10 Gbit/s. Other
+# programs delayed the quickest of two exchanges between CPUs by up to 32 ms, of four by up to 7 ms
+# (load 15 to 20, two cores). GPUs exchange data without the CPU, which only takes the time.
 _SIZES = {
-    "gpu": link_rates.Sizes(2**24, 4, 2),
+    "gpu": link_rates.Sizes(2**24, 4, 4, least_s=0.001),
     "cpu": link_rates.Sizes(2**18, 2, 2, least_s=_LEAST_S),
 }
 
@@ -277,6 +278,8 @@ class SlowProcesses:
         self._devices = list(mesh.devices.flat)
         self._gather = jax.jit(lambda values: values, out_shardings=replicated(mesh))
         self._hosts = process_group.gather("host of a process", socket.gethostname())
+        machines = process_group.gather("machine of a process", link_rates.machine())
+        self._machines = link_rates.machine_names(self._hosts, machines)
 
     def started(self) -> None:
         """Drops the steps so far, which include the start; prepares to measure the devices."""
@@ -284,8 +287,8 @@ class SlowProcesses:
         self._throttled_s = self._throttled()
         with self._reported():
             self._measure = self._build(self._mesh)
-        hosts = [self._hosts[device.process_index] for device in self._devices]
-        self._links = self._build_links(self._mesh, hosts)
+        machines = [self._machines[device.process_index] for device in self._devices]
+        self._links = self._build_links(self._mesh, machines)
 
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.

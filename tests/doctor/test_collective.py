@@ -97,7 +97,7 @@ class TwoProcesses(KeyValueStore):
     """Of this process and of one that is on host n9; only this one measures."""
 
     def gather(self, topic: str, text: str, timeout_s: float) -> list[str]:
-        return [text, "n9" if topic == "host of a link" else "[]"]
+        return [text, {"host of a link": "n9", "machine of a link": "another"}.get(topic, "[]")]
 
 
 class ThreeHosts(LinkRates):

@@ -1,6 +1,7 @@
 """The rates of links between hosts, and which of them are slow."""
 
 import itertools
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxtrain.storage import lock
 from jaxtrain.training import link_rates
 from jaxtrain.training.link_rates import LinkRates, Sizes, SlowLink, slow_links
 
@@ -116,3 +118,20 @@ def test_a_link_that_is_slower_by_less_than_noise_is_not_slow() -> None:
 
 def test_two_hosts_have_one_link_which_is_compared_with_nothing() -> None:
     assert slow_links({(0, 1): 5e9}) == []
+
+
+def test_containers_on_one_machine_are_one_host() -> None:
+    hosts, machines = ["pod-0", "pod-1", "pod-2", "pod-0"], ["a", "a", "b", "c"]
+    assert link_rates.machine_names(hosts, machines) == [
+        *("pod-0, pod-1", "pod-0, pod-1", "pod-2", "pod-0")
+    ]
+
+
+def test_a_machine_is_known_by_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert link_rates.machine() == lock.boot()
+
+    def unknown() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(lock, "boot", unknown)
+    assert link_rates.machine() == socket.gethostname()
