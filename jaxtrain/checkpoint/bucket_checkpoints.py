@@ -416,7 +416,7 @@ class BucketCheckpoints:
     def fetch(self, found: Stored, parts: list[int], run: Path, target: Path) -> None:
         """Downloads parts of a checkpoint and makes them one on disk, complete and verified.
 
-        Files of an interrupted download, and intact ones of ``target``, are not downloaded again.
+        What an interrupted download has, and intact files of ``target``, are not downloaded again.
 
         Args:
             found: from :meth:`read`.
@@ -442,9 +442,16 @@ class BucketCheckpoints:
                     f"checkpoint {found.step} of {self.bucket.url} has {need:,} bytes, but only "
                     f"{free_bytes(place):,} are free in {place}: free space there"
                 )
+            there = self.bucket.versions(found.data)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 for _ in pool.map(
-                    lambda name: self._fetch_file(found.data, name, wanted[name], place, target),
+                    lambda name: self._fetch_file(
+                        f"{found.data}/{name}",
+                        there.get(f"{found.data}/{name}"),
+                        wanted[name],
+                        place / name,
+                        target / name.partition("/")[2],
+                    ),
                     sorted(wanted, key=lambda name: -wanted[name][0]),
                 ):
                     pass
@@ -460,10 +467,14 @@ class BucketCheckpoints:
             raise disk_trouble(error, f"{place} cannot be written", "free space there") from error
 
     def _fetch_file(
-        self, data: str, name: str, entry: tuple[int, list[str]], place: Path, target: Path
+        self,
+        name: str,
+        version: tuple[int, str] | None,
+        entry: tuple[int, list[str]],
+        path: Path,
+        old: Path,
     ) -> None:
-        path, (size, digests) = place / name, entry
-        old = target / name.partition("/")[2]
+        size, digests = entry
         path.parent.mkdir(parents=True, exist_ok=True)
         for there in (path, old):
             regular = there.is_file() and not there.is_symlink()
@@ -476,17 +487,23 @@ class BucketCheckpoints:
                     path.unlink(missing_ok=True)
                     shutil.copyfile(old, path)
                 return
+        if version is None:
+            raise Incomplete(f"{name} is missing")
         beside = path.with_name(f"{path.name}.partial")
-        try:
-            got = self.bucket.download(f"{data}/{name}", beside, manifest.PIECE_BYTES, most=size)
-        except TooLarge as why:
-            raise Incomplete(str(why)) from None
-        if got is None:
-            raise Incomplete(f"{data}/{name} is missing")
-        if got != digests:
+        for _ in range(1 + beside.exists()):  # what an interrupted download left may be damaged
+            try:
+                got = self.bucket.download(
+                    name, beside, manifest.PIECE_BYTES, most=size, version=version
+                )
+            except TooLarge as why:
+                raise Incomplete(str(why)) from None
+            if got is None:
+                raise Incomplete(f"{name} is missing")
+            if got == digests:
+                os.replace(beside, path)
+                return
             beside.unlink()
-            raise Incomplete(f"{data}/{name} was changed after it was saved: its checksum is wrong")
-        os.replace(beside, path)
+        raise Incomplete(f"{name} was changed after it was saved: its checksum is wrong")
 
     def _move(self, folder: str, step: int, place: str) -> None:
         found = self.bucket.get(_manifest(folder, step))

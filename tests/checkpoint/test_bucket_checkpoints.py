@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 from obstore.store import MemoryStore
 from small_state import make_state, mesh_of, save, target_of
@@ -17,7 +18,8 @@ from jaxtrain.checkpoint.bucket_checkpoints import BucketCheckpoints, Incomplete
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage import bucket as storage_bucket
+from jaxtrain.storage.bucket import Bucket, Unavailable
 
 FOLDER = "checkpoints"
 
@@ -273,6 +275,39 @@ def test_parts_that_cannot_be_put_together_are_damaged(
         store.fetch(found, [0, 1], tmp_path / "run", tmp_path / "run" / FOLDER / "4")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / FOLDER).exists()
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_fetch_continues_in_the_middle_of_a_file(
+    store: BucketCheckpoints,
+    upload: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: bool,
+) -> None:
+    name = f"{upload(4)}/0/meta/metadata"
+    real, starts, broken = obstore.get, list[int](), [64]
+
+    def breaks(bucket: Any, path: str, *, options: Any = None) -> Any:
+        if path == name:
+            starts.append(options["range"][0])
+            if starts[-1] in broken:
+                raise obstore.exceptions.GenericError("HTTP error: 503 Slow Down")
+        return real(bucket, path, options=options)
+
+    monkeypatch.setattr(obstore, "get", breaks)
+    monkeypatch.setattr(storage_bucket, "_PART_BYTES", 32)
+    store.bucket = store.bucket.impatient()
+    with pytest.raises(Unavailable):
+        get(store, 4, tmp_path)
+    (partial,) = tmp_path.rglob("metadata.partial")
+    assert partial.stat().st_size == 64
+    if damage:
+        partial.write_bytes(bytes(64))
+    starts.clear()
+    broken.clear()
+    assert manifest.verify(get(store, 4, tmp_path)) == ""
+    assert min(starts) == (0 if damage else 64)
 
 
 @pytest.fixture
