@@ -258,12 +258,12 @@ def _check_unlisted(folder: Path) -> None:
         Linked: it contains something else; the message names it.
         OSError: the disk does not respond.
     """
-    places = [folder]
-    while places:
-        with os.scandir(places.pop()) as entries:
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    places.append(Path(entry.path))
+                    folders.append(Path(entry.path))
                 else:
                     mode = entry.stat(follow_symlinks=False).st_mode
                     _check_kind(Path(entry.path).relative_to(folder).as_posix(), mode)

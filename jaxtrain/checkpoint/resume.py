@@ -165,20 +165,24 @@ def _last_saved(run: Path) -> int:
     If no checkpoint of a long run is intact, more than a first save has failed, for example a disk
     or a copy, which should be inspected before the run is repeated.
     """
-    saved = [step for place in _places(run) for step in (*numbered(place), *files.replaced(place))]
+    saved = [
+        step
+        for folder in _checkpoint_folders(run)
+        for step in (*numbered(folder), *files.replaced(folder))
+    ]
     return max(saved, default=0)
 
 
-def _places(run: Path) -> list[Path]:
+def _checkpoint_folders(run: Path) -> list[Path]:
     """Returns the folders for a run's checkpoints: intact, damaged, and uncertified."""
-    places = ("", DAMAGED, UNCERTIFIED)
-    return [run / place / folder for place in places for folder in (CHECKPOINTS, BEST)]
+    asides = ("", DAMAGED, UNCERTIFIED)
+    return [run / aside / folder for aside in asides for folder in (CHECKPOINTS, BEST)]
 
 
 def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
     which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
-    there = [place for place in (DAMAGED, UNCERTIFIED) if (run / place).is_dir()]
+    there = [aside for aside in (DAMAGED, UNCERTIFIED) if (run / aside).is_dir()]
     if not which:
         which = [f"all are in {' and '.join(there)}"]
     return (
@@ -250,18 +254,18 @@ def first_intact(
     return None, damaged
 
 
-def set_aside(path: Path, wrong: str, say: Say, place: str = DAMAGED) -> None:
+def set_aside(path: Path, wrong: str, say: Say, to: str = DAMAGED) -> None:
     """Moves a damaged checkpoint aside; only warns if that fails.
 
     Args:
         path: of the checkpoint.
         wrong: the damage.
         say: prints a line.
-        place: folder in the run directory.
+        to: the folder to move it to, in the run directory.
     """
-    kind = "damaged" if place == DAMAGED else place
+    kind = "damaged" if to == DAMAGED else to
     damage = f"warning: checkpoint {path} is {kind} ({wrong})"
-    there = path.parent.parent / place / path.parent.name
+    there = path.parent.parent / to / path.parent.name
     aside, number = there / path.name, 1
     try:
         while aside.exists():  # an earlier one of the same step
@@ -362,8 +366,8 @@ def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
     """
     if resume is None or resume == "latest":
         return
-    places = [output_dir / folder for folder in (CHECKPOINTS, BEST)] if output_dir else []
-    if not any(map(os.path.exists, places if _is_step(resume) else [expanded(resume)])):
+    folders = [output_dir / folder for folder in (CHECKPOINTS, BEST)] if output_dir else []
+    if not any(map(os.path.exists, folders if _is_step(resume) else [expanded(resume)])):
         try:
             choose(resume, output_dir, Path())
         except InputError as error:
@@ -412,11 +416,11 @@ def _saved_runs(root: Path) -> list[Path]:
 
     def saved(run: Path) -> int:
         folders = [
-            place / name
-            for place in _places(run)
+            folder / name
+            for folder in _checkpoint_folders(run)
             for name in (
-                *map(str, numbered(place)),
-                *map("{}.replaced".format, files.replaced(place)),
+                *map(str, numbered(folder)),
+                *map("{}.replaced".format, files.replaced(folder)),
             )
         ]
         return _last_commit(folders) or max(

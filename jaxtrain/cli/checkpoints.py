@@ -100,9 +100,9 @@ def main(arguments: list[str]) -> int:
     try:
         found = [
             one
-            for place in ("", SUPERSEDED, DAMAGED, UNCERTIFIED)
+            for aside in ("", SUPERSEDED, DAMAGED, UNCERTIFIED)
             for folder in (CHECKPOINTS, BEST)
-            for one in _findings(run, run / place / folder, damaged, bool(at_work))
+            for one in _findings(run, run / aside / folder, damaged, bool(at_work))
         ]
         taken, words = _resume(run, {one.path: one for one in found})
     except OSError as error:
@@ -120,8 +120,8 @@ def main(arguments: list[str]) -> int:
             "latest": None if taken is None else str(taken),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    aside = tuple(f"{place}/" for place in (DAMAGED, UNCERTIFIED, SUPERSEDED))
-    now = [one for one in found if not one.path.startswith(aside)]
+    asides = tuple(f"{aside}/" for aside in (DAMAGED, UNCERTIFIED, SUPERSEDED))
+    now = [one for one in found if not one.path.startswith(asides)]
     return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
 
@@ -232,11 +232,11 @@ def _step(path: Path) -> int:
 
 
 def _finding(run: Path, path: Path) -> Finding:
-    place = path.parent.parent.name
+    aside = path.parent.parent.name
     verdict, why = _verdict(run, path)
-    if place == DAMAGED:
+    if aside == DAMAGED:
         verdict, why = "damaged", _told(path) or why or "moved"
-    elif place == UNCERTIFIED:
+    elif aside == UNCERTIFIED:
         why = _told(path) or why
     return Finding(
         path=path.relative_to(run).as_posix(),
@@ -310,9 +310,9 @@ def _told(path: Path) -> str:
 
 
 def _shown(one: Finding) -> str:
-    for place in (DAMAGED, UNCERTIFIED):
-        if one.path.startswith(f"{place}/"):
-            return f"moved, {place}"
+    for aside in (DAMAGED, UNCERTIFIED):
+        if one.path.startswith(f"{aside}/"):
+            return f"moved, {aside}"
     return _SHOWN[one.verdict]
 
 

@@ -134,16 +134,16 @@ def _clips(arguments: list[str]) -> int:
         say=say,
         share=engine_flags.announced_share(flags, flags.out),
     )
-    place = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
+    listed_in = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
     say(
         f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "
         f"from {_counted(report['cut'], 'video')}; dropped "
         f"{_counted(len(report['dropped']), 'video')} and "
-        f"{_counted(report['frames_left_out'], 'frame')} (see {place})"
+        f"{_counted(report['frames_left_out'], 'frame')} (see {listed_in})"
     )
     if not report["pieces"]:
         raise InputError(
-            f"no clip could be cut from {_counted(report['videos'], 'video')}; see {place}"
+            f"no clip could be cut from {_counted(report['videos'], 'video')}; see {listed_in}"
         )
     say(f"train with --data.path {flags.out}")
     return 0

@@ -141,16 +141,16 @@ def fetch(
         InputError: a file cannot be fetched, or is a web page.
         RunAgain: a file cannot be fetched after several tries, or the disk is full.
     """
-    places = {address: _place(address, cache_root) for address in wanted}
-    for address in places:
+    paths = {address: _cached_path(address, cache_root) for address in wanted}
+    for address in paths:
         addresses.check(address, flag)
-    missing = [address for address, place in places.items() if not _is_kept(place, say)]
+    missing = [address for address, path in paths.items() if not _is_kept(path, say)]
     if missing:
         folder = cache_root / "remote"
-        say(f"fetching {len(missing):,} of {len(places):,} files into {folder} (once)")
+        say(f"fetching {len(missing):,} of {len(paths):,} files into {folder} (once)")
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        running = [pool.submit(_fetch, one, places[one], flag, stop, say) for one in missing]
+        running = [pool.submit(_fetch, one, paths[one], flag, stop, say) for one in missing]
         try:
             for future in concurrent.futures.as_completed(running):
                 future.result()
@@ -158,22 +158,22 @@ def fetch(
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return {address: str(place) for address, place in places.items()}
+    return {address: str(path) for address, path in paths.items()}
 
 
-def discard(place: str) -> None:
+def discard(cached: str) -> None:
     """Removes a file from the cache, so that the next start fetches it again.
 
     Args:
-        place: a path that :func:`fetch` returned.
+        cached: a path that :func:`fetch` returned.
     """
-    path = Path(place)
+    path = Path(cached)
     with contextlib.suppress(OSError):
         _record_of(path).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
 
-def _place(address: str, cache_root: Path) -> Path:
+def _cached_path(address: str, cache_root: Path) -> Path:
     digest = hashlib.sha256(addresses.identity(address).encode("utf-8", "replace")).hexdigest()
     name = os.path.basename(addresses.name_of(address)).encode("utf-8", "replace")
     # Keep the end, which has the suffix. "ignore" drops a truncated character.
@@ -181,21 +181,21 @@ def _place(address: str, cache_root: Path) -> Path:
     return cache_root / "remote" / digest[:2] / digest[2:18] / kept
 
 
-def _record_of(place: Path) -> Path:
-    return place.parent.with_name(f"{place.parent.name}.json")
+def _record_of(path: Path) -> Path:
+    return path.parent.with_name(f"{path.parent.name}.json")
 
 
-def _is_kept(place: Path, say: Callable[[str], None]) -> bool:
+def _is_kept(path: Path, say: Callable[[str], None]) -> bool:
     """Returns whether the file exists with the recorded size; removes it if the size differs.
 
     Files fetched by older versions have no record and are accepted.
     """
     try:
-        size = place.stat().st_size
+        size = path.stat().st_size
     except OSError:
         return False
     try:
-        recorded = json.loads(_record_of(place).read_text(encoding="utf-8"))["size"]
+        recorded = json.loads(_record_of(path).read_text(encoding="utf-8"))["size"]
     except FileNotFoundError:
         return True
     except (OSError, ValueError, KeyError, TypeError):
@@ -203,16 +203,16 @@ def _is_kept(place: Path, say: Callable[[str], None]) -> bool:
     if size == recorded:
         return True
     reason = "its record is unreadable" if recorded is None else f"but {recorded!r} were fetched"
-    say(f"{place} has {size:,} bytes, {reason}: fetching it again")
-    discard(str(place))
+    say(f"{path} has {size:,} bytes, {reason}: fetching it again")
+    discard(str(path))
     return False
 
 
 def _fetch(
-    address: str, place: Path, flag: str, stop: threading.Event, say: Callable[[str], None]
+    address: str, path: Path, flag: str, stop: threading.Event, say: Callable[[str], None]
 ) -> None:
     """Fetches one file, with retries."""
-    _retried(lambda: _fetch_once(address, place, flag, stop), address, flag, stop, say)
+    _retried(lambda: _fetch_once(address, path, flag, stop), address, flag, stop, say)
 
 
 def _retried(
@@ -243,22 +243,22 @@ def _retried(
     raise AssertionError("the last try returns or raises")
 
 
-def _fetch_once(address: str, place: Path, flag: str, stop: threading.Event) -> None:
-    beside = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
+def _fetch_once(address: str, path: Path, flag: str, stop: threading.Event) -> None:
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     by_http = addresses.split(address).scheme in addresses.HTTP
     try:
-        with _disk(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _remove_old(place)
+        with _disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_old(path)
             target = open(beside, "wb")  # noqa: SIM115
         with target:
             with _explained(address, flag):
                 get = _get_by_http if by_http else _get_from_bucket
-                about = get(address, _Target(target, place, address, flag, stop), flag)
-            with _disk(place):
+                about = get(address, _Target(target, path, address, flag, stop), flag)
+            with _disk(path):
                 target.flush()
                 os.fsync(target.fileno())
-        with _disk(place):
+        with _disk(path):
             _check_page(beside, address, flag)
             record = {
                 "address": addresses.public(address),
@@ -266,8 +266,8 @@ def _fetch_once(address: str, place: Path, flag: str, stop: threading.Event) -> 
                 "fetched": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             }
             # Write the record first: a file without one is accepted as an older version's.
-            write_whole(_record_of(place), json.dumps(record) + "\n")
-            os.replace(beside, place)
+            write_whole(_record_of(path), json.dumps(record) + "\n")
+            os.replace(beside, path)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -278,18 +278,18 @@ class _Target:
 
     Args:
         file: the partial file, open for writing.
-        place: the final path.
+        path: the final path.
         address: the source.
         flag: the option that set the URL, for messages.
         stop: is set when another file has failed.
     """
 
     def __init__(
-        self, file: IO[bytes], place: Path, address: str, flag: str, stop: threading.Event
+        self, file: IO[bytes], path: Path, address: str, flag: str, stop: threading.Event
     ) -> None:
         self.received = 0
         self._file = file
-        self._place = place
+        self._path = path
         self._what = f"{flag} {addresses.public(address)}"
         self._stop = stop
         self._limit = 0
@@ -302,10 +302,10 @@ class _Target:
             RunAgain: the disk has too little free space.
         """
         cure = "free space there, or pass another folder with --data.cache_dir or $JAXTRAIN_CACHE"
-        check_room(self._place.parent, size or 0, self._what, cure)
+        check_room(self._path.parent, size or 0, self._what, cure)
         # A file of unknown size may use half of the free space, which leaves room for others.
-        self._limit = free_bytes(self._place.parent) // 2 if size is None else size
-        if self._place.suffix.lower() in _LISTS:
+        self._limit = free_bytes(self._path.parent) // 2 if size is None else size
+        if self._path.suffix.lower() in _LISTS:
             self._limit = min(self._limit, _MAX_LIST_BYTES)
         if size is not None and size > self._limit:
             raise InputError(
@@ -327,7 +327,7 @@ class _Target:
                 f"{self._what} sends more than {self._limit:,} bytes, which is more than it "
                 "announced or than the disk can hold: check the URL"
             )
-        with _disk(self._place):
+        with _disk(self._path):
             self._file.write(chunk)
 
 
@@ -696,21 +696,21 @@ def _explained(address: str, flag: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk(place: Path) -> Iterator[None]:
+def _disk(path: Path) -> Iterator[None]:
     """Turns errors of the cache's disk into messages with the fix."""
     try:
         yield
     except OSError as error:
         raise disk_trouble(
             error,
-            f"cannot write to the cache folder {place.parent}",
+            f"cannot write to the cache folder {path.parent}",
             "pass a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
         ) from None
 
 
-def _remove_old(place: Path) -> None:
+def _remove_old(path: Path) -> None:
     """Removes partial files left by killed processes."""
-    for left in place.parent.glob(".*"):
+    for left in path.parent.glob(".*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _OLD_S:
                 left.unlink()

@@ -367,7 +367,7 @@ class Replay:
         ]
         later = [path for step, path in there if step > self._certified]
         for path in later:
-            resume.set_aside(path, wrong, self._say, place=layout.UNCERTIFIED)
+            resume.set_aside(path, wrong, self._say, to=layout.UNCERTIFIED)
         return [path for _, path in there], later
 
 

@@ -105,7 +105,7 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
 
 def test_lists_uncertified_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("checkpoints/4", "checkpoints/9", "best/4"):
-        resume.set_aside(run / path, "a wrong step", lambda line: None, place="uncertified")
+        resume.set_aside(run / path, "a wrong step", lambda line: None, to="uncertified")
     assert command.main([str(run)]) == 0
     rows = table(capsys.readouterr().out)
     assert ["uncertified/checkpoints/9", "moved, uncertified: a wrong step"] in [

@@ -148,9 +148,9 @@ def find(
         )
     named = list(dict.fromkeys(named))  # so that each is opened once
     wanted = [one for one in named if addresses.is_address(one.path) and one.version is None]
-    places = local([one.path for one in wanted])
+    paths = local([one.path for one in wanted])
     named = [
-        one._replace(path=places[one.path], fetched=True) if one.path in places else one
+        one._replace(path=paths[one.path], fetched=True) if one.path in paths else one
         for one in named
     ]
     found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
@@ -351,22 +351,22 @@ def _ending(address: str) -> str:
     return os.path.splitext(addresses.split(address).path)[1].lower()
 
 
-def _listed(address: str, flag: str, place: Path) -> list[Found]:
+def _listed(address: str, flag: str, copy: Path) -> list[Found]:
     """Returns the files of a list at a URL.
 
     Args:
         address: the URL of the list.
         flag: the option that set it, for messages.
-        place: the list's copy in the cache, which is removed if it cannot be read.
+        copy: the list's copy in the cache, which is removed if it cannot be read.
 
     Raises:
         InputError: the list cannot be read, or an item is rejected.
     """
     where = f"{flag} {addresses.public(address)}"
     try:
-        items = list(_items(place, where))
+        items = list(_items(copy, where))
     except InputError as error:
-        remote.discard(str(place))
+        remote.discard(str(copy))
         raise InputError(f"{error}; {_REMOVED}") from None
     budget = tar_members.Budget()
     return [_locate_at(one, address, where) for item in items for one in _expanded(item, budget)]
@@ -415,8 +415,8 @@ def _locate(item: dict[str, str], folder: str) -> Found:
     given = [os.path.expanduser(item[key]) for key in ("path", "full_path") if key in item]
     if addresses.is_address(given[0]):
         return Found(addresses.name_of(given[0]), given[0].strip())
-    places = [os.path.normpath(os.path.join(folder, text)) for text in given]
-    path = next((place for place in places if os.path.exists(place)), places[0])
-    named = Path(places[0])
+    paths = [os.path.normpath(os.path.join(folder, text)) for text in given]
+    path = next(filter(os.path.exists, paths), paths[0])
+    named = Path(paths[0])
     inside = named.is_relative_to(folder)
     return Found((named.relative_to(folder) if inside else named).as_posix(), path)
