@@ -24,8 +24,7 @@ from jaxtrain.cli import evaluate as command
 from jaxtrain.data import engine
 from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import InputError
-from jaxtrain.inference import compare, intervals, protocols
-from jaxtrain.inference import video as autoencoding
+from jaxtrain.inference import intervals, protocols
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt
 from jaxtrain.models.video_ae import i3d, quality
@@ -167,45 +166,6 @@ def test_a_model_does_not_differ_from_itself(
         assert row[-2:] == ["1.0000", "1.0000"]
 
 
-def clips_of(place: Path, count: int | None) -> list[tuple[str, float]]:
-    found = evaluation_clips.choose(
-        str(place / "videos"),
-        "--data",
-        frames=8,
-        height=16,
-        width=24,
-        clips=count,
-        say=lambda line: None,
-    )
-    return [(clip.entry.name, clip.place) for clip in found]
-
-
-def test_clips_are_spread_evenly(place: Path) -> None:
-    everything = [(f"{number}.mp4", 0.5) for number in range(4)]
-    assert clips_of(place, None) == clips_of(place, 4) == everything
-    assert clips_of(place, 2) == [("0.mp4", 0.5), ("2.mp4", 0.5)]
-    six = clips_of(place, 6)
-    assert [name for name, _ in six] == ["0.mp4", "1.mp4", "1.mp4", "2.mp4", "3.mp4", "3.mp4"]
-    assert [at for _, at in six] == [0.5, 0.25, 0.75, 0.5, 0.25, 0.75]
-
-
-def measured(video: str, *values: float) -> compare.Measured:
-    return compare.Measured(
-        video=video, place=0.5, values=tuple({"psnr": value} for value in values)
-    )
-
-
-def test_clips_of_one_video_count_as_one() -> None:
-    clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
-    found = compare.compare(clips, ["psnr", "ssim"])
-    assert (found.videos, found.clips) == (2, 3)
-    assert list(found.estimates) == ["psnr"]  # no clip has an SSIM
-    first, second = found.estimates["psnr"]
-    assert (first.mean, first.count) == (5.0, 2)  # the mean of 2 and 8
-    assert second.mean == 6.0  # the mean of 4 and 8
-    assert found.differences["psnr"][0, 1].estimate.mean == 1.0
-
-
 def test_a_single_video_has_no_interval(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = place / "0.safetensors"
     assert run(source, source, "--data", place / "videos" / "3.mp4", *SIZE, "--clips", 2) == 0
@@ -225,17 +185,6 @@ def test_a_still_video_has_no_flicker_ratio(place: Path, tmp_path: Path) -> None
     found = json.loads(report.read_text())
     assert "flicker_ratio" not in found["metrics"]
     assert set(found["clips"][0]["values"][0]) == set(METRICS) - {"flicker_ratio"}
-
-
-def test_metrics_of_motion() -> None:
-    rng = np.random.default_rng(0)
-    video = rng.random((2, 6, 16, 16, 3)).astype(np.float32)
-    assert np.allclose(quality.temporal_consistency(video, video), 1)
-    assert np.allclose(quality.flicker_ratio(video, video), 1)
-    frozen = np.repeat(video[:, :1], 6, axis=1)
-    assert np.allclose(quality.flicker_ratio(video, frozen), 0)
-    assert (np.asarray(quality.temporal_consistency(video, frozen)) < 0.7).all()
-    assert np.isnan(np.asarray(quality.flicker_ratio(frozen, video))).all()
 
 
 def test_broken_and_short_videos_are_skipped_and_named(
@@ -274,30 +223,6 @@ def test_broken_weights_are_named(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{broken} reconstructs" in line
     assert "with NaN/Inf" in line
-
-
-def test_another_metric_can_be_added(place: Path) -> None:
-    """A metric is a function of two videos that returns one number per frame."""
-
-    def darkness(video: Any, other: Any) -> Any:
-        del other
-        return 1 - video.mean((2, 3, 4))
-
-    models = [autoencoding.Autoencoder(place / "0.safetensors")]
-    measures = compare.MEASURES | {"darkness": darkness}
-    meter = compare.Meter(models, measures, frames=8, height=16, width=24)
-    clips = evaluation_clips.choose(
-        str(place / "videos" / "0.mp4"),
-        "--data",
-        frames=8,
-        height=16,
-        width=24,
-        clips=None,
-        say=lambda line: None,
-    )
-    (one,) = meter.measure(clips, lambda line: None)
-    expected = 1 - clips[0].read()[:5].mean() / 255
-    assert one.values[0]["darkness"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_wrong_use(place: Path, tmp_path: Path) -> None:
@@ -356,34 +281,6 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sample_videos.write(folder / "b.mp4", 40, fps=60)
     sample_videos.write(folder / "c.mp4", 5, fps=25)
     return folder
-
-
-def numbers_of(films: Path, **how: Any) -> list[tuple[str, list[int]]]:
-    size = {"height": sample_videos.HEIGHT, "width": sample_videos.WIDTH}
-    chosen = evaluation_clips.from_the_start(
-        str(films), "--data", **size, **how, say=lambda line: None
-    )
-    return [
-        (clip.entry.name, [sample_videos.number_of(image) for image in clip.read()])
-        for clip in chosen
-    ]
-
-
-def test_clips_of_a_complete_video_follow_each_other(films: Path) -> None:
-    """At 30 frames per second: every frame of 25, every second of 60; the last frame repeats."""
-    found = numbers_of(films, frames=17, fps=30, complete=True)
-    assert found == [
-        ("a.mp4", list(range(17))),
-        ("a.mp4", [17, 18, 19] + [19] * 14),
-        ("b.mp4", list(range(0, 34, 2))),
-        ("b.mp4", [34, 36, 38] + [38] * 14),
-        ("c.mp4", [0, 1, 2, 3, 4] + [4] * 12),
-    ]
-
-
-def test_first_clips_begin_at_the_first_frame(films: Path) -> None:
-    found = numbers_of(films, frames=18, fps=None, complete=False)
-    assert found == [("a.mp4", list(range(18))), ("b.mp4", list(range(18)))]
 
 
 @pytest.mark.slow

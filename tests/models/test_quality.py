@@ -53,3 +53,14 @@ def test_psnr_is_computed_per_frame(videos: tuple[np.ndarray, np.ndarray]) -> No
 def test_ssim_refuses_frames_smaller_than_a_window() -> None:
     with pytest.raises(ValueError, match=r"height 8 and width 16 .* 11x11"):
         quality.ssim(jnp.zeros((1, 1, 8, 16, 3)), jnp.zeros((1, 1, 8, 16, 3)))
+
+
+def test_metrics_of_motion() -> None:
+    rng = np.random.default_rng(0)
+    video = rng.random((2, 6, 16, 16, 3)).astype(np.float32)
+    assert np.allclose(quality.temporal_consistency(video, video), 1)
+    assert np.allclose(quality.flicker_ratio(video, video), 1)
+    frozen = np.repeat(video[:, :1], 6, axis=1)
+    assert np.allclose(quality.flicker_ratio(video, frozen), 0)
+    assert (np.asarray(quality.temporal_consistency(video, frozen)) < 0.7).all()
+    assert np.isnan(np.asarray(quality.flicker_ratio(frozen, video))).all()

@@ -1,0 +1,36 @@
+"""The files of a run directory."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.checkpoint import bucket_checkpoints, layout
+from jaxtrain.storage import lock
+from jaxtrain.training import run_files
+
+FOLDERS = {layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED, layout.UNCERTIFIED}
+HERE = {
+    *(lock.NAME, bucket_checkpoints.FETCHING),
+    *(run_files.UPLOADING, run_files.FILES_DUE, run_files.UNCERTIFIED_DUE),
+}
+
+
+@pytest.mark.parametrize("documented", run_files.FILES)
+def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
+    first = documented.partition("/")[0]
+    kinds = [run_files.is_own(first), first in FOLDERS, first in HERE]
+    assert kinds.count(True) == 1, f"{documented}: of the run, of a checkpoint, of this machine"
+
+
+@pytest.mark.parametrize("name", ["log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run"])
+def test_files_of_a_run_are_its_own(name: str) -> None:
+    assert run_files.is_own(name)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "my.log.txt", "checkpoints/4/part.json", ".lock"])
+def test_other_files_are_not_its_own(name: str) -> None:
+    assert not run_files.is_own(name)
+
+
+def test_a_folder_that_cannot_be_listed_has_no_entries(tmp_path: Path) -> None:
+    assert run_files.entries(tmp_path / "missing") == []
