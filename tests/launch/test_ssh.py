@@ -15,7 +15,7 @@ import pytest
 from launch.stub import Stubs
 from launch.test_local import PROGRAMS, SHOWS, tokens, wait_until
 
-from jaxtrain.checkpoint import in_bucket
+from jaxtrain.checkpoint import bucket_checkpoints
 
 RUN = ("--config", "demo", "--output-dir", "run")
 TWO = "# two hosts\nme@a   # the first\n\nb\r\n"
@@ -221,7 +221,7 @@ def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> Non
 def test_a_run_in_a_bucket_uses_the_cache_of_its_hosts(tmp_path: Path) -> None:
     home = tmp_path / "host"
     home.mkdir()
-    stage = in_bucket.stage("s3://bucket/one", home / ".cache" / "jaxtrain")
+    stage = bucket_checkpoints.stage("s3://bucket/one", home / ".cache" / "jaxtrain")
     save = f'mkdir -p "{stage}/checkpoints/$2" && echo {{}} >"{stage}/checkpoints/$2/manifest.json"'
     stubs = Stubs(tmp_path, f"play() {{ (($1)) || {{ {save}; }}; exit 75; }}")
     (tmp_path / "mine").write_text("no folder can be created here")
