@@ -313,7 +313,7 @@ def test_a_protocol_prints_the_published_results_and_rfvd(
 def on(
     cluster: ClusterHere, monkeypatch: pytest.MonkeyPatch, place: Path, videos: Path, *flags: Any
 ) -> int:
-    monkeypatch.setattr(engine, "Ray", lambda address, gpus: cluster)
+    monkeypatch.setattr(engine, "Ray", lambda address, **_: cluster)
     arguments = (place / "0.safetensors", "--data", videos, *SIZE, *flags)
     return run(*arguments, "--engine", "ray")
 
