@@ -394,7 +394,7 @@ def test_a_cluster_encodes_and_decodes_the_same(
     (videos / "broken.mp4").write_bytes(b"no video")
     cluster, asked = ClusterHere(), list[tuple[object, ...]]()
 
-    def start(address: str, gpus: float | None) -> ClusterHere:
+    def start(address: str, gpus: float | None, **_: object) -> ClusterHere:
         asked.append((address, gpus))
         return cluster
 
