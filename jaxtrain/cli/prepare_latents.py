@@ -110,7 +110,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         return 0
     sources = data.open(model, seed=run.seed, say=say)
     say(sources.summary)
-    root, bucket = cache.root(data.cache_dir), cache.in_bucket(data.cache_dir)
+    root, bucket = cache.root(data.cache_dir), cache.bucket_of(data.cache_dir)
     target = latents.store(root, run.model, teacher.name, bucket)
     splits = (sources.train, sources.val)
     share = None if cluster is not None else engine_flags.announced_share(flags, target.where)

@@ -33,7 +33,7 @@ _FETCHING = ".fetching.json"  # describes what a folder is fetched from, until i
 
 
 @dataclasses.dataclass(frozen=True)
-class InBucket:
+class CacheBucket:
     """A cache in a bucket.
 
     Attributes:
@@ -106,7 +106,7 @@ def url(cache_dir: str | None) -> str | None:
     return None
 
 
-def in_bucket(cache_dir: str | None, *, uploads: bool = False) -> InBucket | None:
+def bucket_of(cache_dir: str | None, *, uploads: bool = False) -> CacheBucket | None:
     """Returns the cache in a bucket; None for a folder.
 
     Args:
@@ -117,7 +117,7 @@ def in_bucket(cache_dir: str | None, *, uploads: bool = False) -> InBucket | Non
         InputError: see :func:`path_of`.
     """
     where = url(cache_dir)
-    return None if where is None else InBucket(BucketOutput(where), path_of(cache_dir), uploads)
+    return None if where is None else CacheBucket(BucketOutput(where), path_of(cache_dir), uploads)
 
 
 def digest(*parts: Any) -> str:
@@ -145,7 +145,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
 
 
-def fetch_file(path: Path, bucket: InBucket | None, most: int, say: Callable[[str], None]) -> None:
+def fetch_file(
+    path: Path, bucket: CacheBucket | None, most: int, say: Callable[[str], None]
+) -> None:
     """Fetches a file that is missing in the local copy, if the bucket has it.
 
     Args:
@@ -168,7 +170,7 @@ def fetch_file(path: Path, bucket: InBucket | None, most: int, say: Callable[[st
             say(f"warning: {error}; it is ignored")
 
 
-def upload_file(path: Path, bucket: InBucket | None) -> None:
+def upload_file(path: Path, bucket: CacheBucket | None) -> None:
     """Uploads a file of the local copy, if this command uploads.
 
     Raises:
@@ -198,7 +200,7 @@ def make_folder(
     say: Callable[[str], None],
     *,
     resumable: bool = False,
-    bucket: InBucket | None = None,
+    bucket: CacheBucket | None = None,
 ) -> dict[str, Any]:
     """Returns the manifest of ``folder``, after building the folder if it is not complete.
 
@@ -232,7 +234,7 @@ def _make_folder(
     build: Callable[[Path], dict[str, Any]],
     say: Callable[[str], None],
     resumable: bool,
-    bucket: InBucket | None,
+    bucket: CacheBucket | None,
 ) -> dict[str, Any]:
     """Fetches or builds a folder that is not complete on this disk."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -347,7 +349,7 @@ def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] 
 
 
 def _fetch(
-    folder: Path, say: Callable[[str], None], alone: bool, bucket: InBucket
+    folder: Path, say: Callable[[str], None], alone: bool, bucket: CacheBucket
 ) -> dict[str, Any] | None:
     """Fetches a folder if it is complete in the bucket; else returns None.
 
@@ -396,7 +398,7 @@ def _fetch(
 
 
 def _upload(
-    folder: Path, manifest: dict[str, Any], say: Callable[[str], None], bucket: InBucket
+    folder: Path, manifest: dict[str, Any], say: Callable[[str], None], bucket: CacheBucket
 ) -> None:
     """Uploads a complete folder unless it is complete in the bucket; the manifest is last."""
     output, name = bucket.output, bucket.name(folder)

@@ -228,7 +228,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 def made_in(said: list[str], built: list[int], *, uploads: bool = True) -> Path:
     folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    bucket = cache.in_bucket("s3://bucket/cache/", uploads=uploads)
+    bucket = cache.bucket_of("s3://bucket/cache/", uploads=uploads)
     manifest = cache.make_folder(folder, builder(built), said.append, bucket=bucket)
     assert manifest["number"] == 7
     return folder
@@ -433,7 +433,7 @@ def test_one_process_of_a_machine_fetches(
     )
     monkeypatch.setattr(Bucket, "download", download)
     folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    where = cache.in_bucket("s3://bucket/cache/")
+    where = cache.bucket_of("s3://bucket/cache/")
     cache.make_folder(folder, builder(built), tell, bucket=where)
     other.join(30)
     assert asked == ["text/key/file", f"text/key/{MANIFEST}"]

@@ -268,7 +268,7 @@ def scan(
     say: Callable[[str], None],
     engine: Engine | None = None,
     processes: int | None = None,
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> list[Scanned]:
     """Finds the files, reads each once, and records its contents or why it is bad.
 
@@ -295,7 +295,7 @@ def look_up(
     folder: Path,
     flag: str,
     say: Callable[[str], None],
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> tuple[Path, list[Scanned | None], list[Fresh]]:
     """Finds the files, and what the record of earlier scans has about each.
 

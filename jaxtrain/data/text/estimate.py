@@ -140,7 +140,7 @@ def _look_up(
                 f"{flag} {one}: only files can be estimated: pass a folder with the files of the "
                 "dataset, or omit --dry-run and measure with --data.max_examples 10k"
             )
-        bucket = cache.in_bucket(data.cache_dir)
+        bucket = cache.bucket_of(data.cache_dir)
         _, known, missing = documents.look_up(one, data.text_field, folder, flag, say, bucket)
         scans.append([file for file in known if file is not None])
         fresh += missing

@@ -22,7 +22,7 @@ def pack(
     manifest: dict[str, Any],
     sequence_length: int,
     say: Callable[[str], None],
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the packing index of a token cache for one sequence length, if it is missing.
 

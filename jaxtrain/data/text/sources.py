@@ -52,7 +52,7 @@ class Prepared:
     vocabulary: int
     files: int
     bad: tuple[BadExample, ...]
-    bucket: cache.InBucket | None
+    bucket: cache.CacheBucket | None
 
     def total(self, split: str, fact: str) -> int:
         """Sums ``documents``, ``tokens`` or ``bytes`` of a split over all caches."""
@@ -189,7 +189,7 @@ class Text:
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
-        root, bucket = cache.root(self.cache_dir), cache.in_bucket(self.cache_dir, uploads=uploads)
+        root, bucket = cache.root(self.cache_dir), cache.bucket_of(self.cache_dir, uploads=uploads)
         folder = root / "text"
         folder.mkdir(exist_ok=True)
         path = self.path
@@ -330,7 +330,7 @@ class Text:
         say: Callable[[str], None],
         engine: Engine | None,
         processes: int | None,
-        bucket: cache.InBucket | None,
+        bucket: cache.CacheBucket | None,
     ) -> list[documents.Scanned]:
         if not hub_datasets.is_named(path):
             return documents.scan(

@@ -152,7 +152,7 @@ def prepare(
     say: Say,
     processes: int | None = None,
     engine: Engine | None = None,
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the token cache of a corpus if it is missing.
 

@@ -37,7 +37,7 @@ def prepare(
     say: Say,
     processes: int | None = None,
     engine: Engine | None = None,
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> Path:
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 

@@ -307,7 +307,7 @@ class Config:
         train_clips = self.clips(model, train, folder, train=True)
         val_clips = self.clips(model, val, val_folder, train=False)
         if taught:
-            bucket = cache.in_bucket(self.cache_dir)
+            bucket = cache.bucket_of(self.cache_dir)
             found = latents.find(root, model, self.teacher, (train_clips, val_clips), say, bucket)
             say(f"latents of teacher {found.teacher}")
             train_clips = dataclasses.replace(train_clips, latents=found)

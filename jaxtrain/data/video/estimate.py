@@ -53,7 +53,7 @@ def estimate(
         InputError: there are no videos, or the teacher's latents have the wrong shape.
     """
     where = data.cache_dir
-    target = latents.store(cache.path_of(where), model, teacher.name, cache.in_bucket(where))
+    target = latents.store(cache.path_of(where), model, teacher.name, cache.bucket_of(where))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         clips = data.clips(model, [], folder, train=False)

@@ -274,7 +274,7 @@ def cache_folder(root: Path, model: Any) -> Path:
 
 
 def store(
-    root: Path, model: Any, teacher: str, bucket: cache.InBucket | None = None
+    root: Path, model: Any, teacher: str, bucket: cache.CacheBucket | None = None
 ) -> LatentStore:
     """Returns a teacher's store for clips of a model's size, whether or not it exists.
 
@@ -294,7 +294,7 @@ def _teachers(root: Path, model: Any) -> list[str]:
     return sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
 
 
-def _fetch_descriptions(root: Path, model: Any, bucket: cache.InBucket) -> None:
+def _fetch_descriptions(root: Path, model: Any, bucket: cache.CacheBucket) -> None:
     """Makes the descriptions on this disk those of the teachers that are in a bucket."""
     folder = cache_folder(root, model)
     output, name = bucket.output, bucket.name(folder)
@@ -316,7 +316,7 @@ def find(
     teacher: str | None,
     splits: Iterable[Windows],
     say: Callable[[str], None],
-    bucket: cache.InBucket | None = None,
+    bucket: cache.CacheBucket | None = None,
 ) -> LatentStore:
     """Returns the store with all latents that a run needs.
 

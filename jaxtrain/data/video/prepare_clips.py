@@ -8,7 +8,8 @@ the same files: each attempt works in a folder of its own and renames it.
 An engine (:mod:`jaxtrain.data.engine`) runs the cutting, in processes or on a cluster. Several
 commands may also share the work without one, see ``run``.
 
-OUT may be a folder of a bucket: :class:`_InBucket` writes objects with the same names and contents.
+OUT may be a folder of a bucket: :class:`_BucketDestination` writes objects with the same names and
+contents.
 """
 
 import contextlib
@@ -106,7 +107,7 @@ def run(
             unavailable.
     """
     if buckets.is_bucket(str(out)) or addresses.is_address(str(out)):
-        return _run_in_bucket(source, str(out), settings, engine, say, share)
+        return _run_to_bucket(source, str(out), settings, engine, say, share)
     found = _find(source, say)
     out = expanded(out).absolute()
     top = expanded(source).absolute()
@@ -124,7 +125,7 @@ def run(
         lock.hold(out / WORK, say, shared=not alone)
         _keep_settings(out, settings)
         _remove_half_done(out, alone)
-        return _run(jobs, _InFolder(out), settings, engine, say, share)
+        return _run(jobs, _FolderDestination(out), settings, engine, say, share)
     except OSError as error:
         raise disk_trouble(
             error,
@@ -135,7 +136,7 @@ def run(
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
 
 
-def _run_in_bucket(
+def _run_to_bucket(
     source: str, out: str, settings: Settings, engine: Engine, say: Say, share: str | None
 ) -> Record:
     """Does what :func:`run` does for the URL of a folder in a bucket."""
@@ -150,10 +151,10 @@ def _run_in_bucket(
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
         _check_distinct(jobs)
         _check_keys(jobs, url)
-        place = _InBucket(output, lease)
-        place.keep_settings(settings)
+        destination = _BucketDestination(output, lease)
+        destination.keep_settings(settings)
         try:
-            return _run(jobs, place, settings, engine, say, share)
+            return _run(jobs, destination, settings, engine, say, share)
         finally:
             bucket_output.clean(cache.root(None))  # of workers that were lost
 
@@ -281,13 +282,13 @@ def estimate(
         InputError: there are no videos.
         RunAgain: a bucket is unavailable.
     """
-    place: _Place
+    destination: _Destination
     if buckets.is_bucket(str(out)):
-        place = _InBucket(BucketOutput(buckets.normalized(str(out), "OUT")))
+        destination = _BucketDestination(BucketOutput(buckets.normalized(str(out), "OUT")))
     else:
-        place = _InFolder(expanded(out).absolute())
-    jobs = [_Job(one, Path(place.where)) for one in _find(source, say)]
-    records = place.done(jobs)
+        destination = _FolderDestination(expanded(out).absolute())
+    jobs = [_Job(one, Path(destination.where)) for one in _find(source, say)]
+    records = destination.done(jobs)
     todo = [(_size(job.found), job) for job in jobs if next(records) is None]
     sample = [job for _, job in spread(todo, lambda one: one[0], most)]
     tried = engine.as_finished(_try, sample, settings, died=_try_died)
@@ -327,7 +328,7 @@ def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> Measu
     return Measured(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
 
 
-class _Place(Protocol):
+class _Destination(Protocol):
     """Where clips and records are written."""
 
     @property
@@ -357,10 +358,15 @@ class _Place(Protocol):
 
 
 def _run(
-    jobs: list[_Job], place: _Place, settings: Settings, engine: Engine, say: Say, share: str | None
+    jobs: list[_Job],
+    destination: _Destination,
+    settings: Settings,
+    engine: Engine,
+    say: Say,
+    share: str | None,
 ) -> Record:
     tally, todo = _Tally(), []
-    for job, record in zip(jobs, place.done(jobs), strict=True):
+    for job, record in zip(jobs, destination.done(jobs), strict=True):
         if record is None:
             todo.append(job)
         else:
@@ -372,7 +378,7 @@ def _run(
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
         busy: list[_Job] = []
         while todo:
-            for job, record in place.cut_all(todo, settings, engine, share is not None):
+            for job, record in destination.cut_all(todo, settings, engine, share is not None):
                 if record is None:
                     busy.append(job)
                     continue
@@ -386,27 +392,27 @@ def _run(
             while busy and not todo:
                 time.sleep(lock.POLL_S)
                 waiting, busy = busy, []
-                for job, record in zip(waiting, place.done(waiting), strict=True):
+                for job, record in zip(waiting, destination.done(waiting), strict=True):
                     if record is not None:
                         tally.add(record)
                         show(tally.done, len(tally.dropped))
                         continue
-                    (todo if place.is_free(job) else busy).append(job)
-    gone = place.gone(jobs)
+                    (todo if destination.is_free(job) else busy).append(job)
+    gone = destination.gone(jobs)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"
         say(
-            f"{place.where} also contains clips of {len(gone):,} {videos} not in SOURCE "
+            f"{destination.where} also contains clips of {len(gone):,} {videos} not in SOURCE "
             f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
             f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
     report = _report(tally, gone, settings)
-    place.write_report(json.dumps(report, indent=1) + "\n")
+    destination.write_report(json.dumps(report, indent=1) + "\n")
     return report
 
 
 @dataclasses.dataclass(frozen=True)
-class _InFolder:
+class _FolderDestination:
     """A local or shared folder."""
 
     out: Path
@@ -448,7 +454,7 @@ class _InFolder:
 
 
 @dataclasses.dataclass(frozen=True)
-class _InBucket:
+class _BucketDestination:
     """A folder of a bucket, which is listed once, at the start.
 
     Commands that share the work claim nothing: each takes the videos in an order of its own, and

@@ -533,7 +533,7 @@ def _in(bucket: Bucket) -> dict[str, bytes]:
 
 
 def _prepare_to(sources: Any, teacher: Any = None, **more: Any) -> latents.Made:
-    target = latents.store(cache.root(URL), MODEL, Means.name, cache.in_bucket(URL))
+    target = latents.store(cache.root(URL), MODEL, Means.name, cache.bucket_of(URL))
     settings: dict[str, Any] = {"batch_size": 4, "threads": 2, "say": lambda line: None, **more}
     return latents.prepare((sources.train, sources.val), teacher or Means(), target, **settings)
 
@@ -653,7 +653,7 @@ def test_a_cluster_needs_no_shared_cache_for_a_bucket(
     data: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
     sources = _open(data, URL)
-    target = latents.store(cache.root(URL), MODEL, Means.name, cache.in_bucket(URL))
+    target = latents.store(cache.root(URL), MODEL, Means.name, cache.bucket_of(URL))
     settings: Any = {"batch_size": 1, "threads": None, "say": lambda line: None}
     cluster: Any = ClusterHere()
     made = latents.prepare_on_cluster(
