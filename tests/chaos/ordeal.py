@@ -251,11 +251,11 @@ class Ordeal:
         """Replaces the machine of one process, or all of them, after two thirds of the faults."""
         lost = {0: [], 1: [fault.target], 2: range(self._plan.processes)}[fault.seed % 3]
         for process in lost:
-            shutil.rmtree(
-                bucket_checkpoints.stage(
-                    self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
-                )
+            disk = bucket_checkpoints.stage(
+                self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
             )
+            if disk.exists():  # it was killed before it had written anything
+                shutil.rmtree(disk)
             self._outcome.hits[-1].done += f"; disk of process {process} lost"
             # A checkpoint with a lost part is not used, and therefore not verified.
             self._striker.to_be_found.clear()
