@@ -12,7 +12,7 @@ from jax.experimental import topologies
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.ops import per_device
-from jaxtrain.planning import buffers, cards, communication, work
+from jaxtrain.planning import buffers, cards, communication, flops
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import replay, saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
@@ -72,8 +72,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         **_larger(_memory(built, compiled.memory_analysis()), _replayed(built, platform)),
         **of_gpu,
         "model_flops": run.model.flops_per_example() * run.data.batch_size,
-        "flops": work.product_flops(traced.jaxpr),
-        "convolutions": work.has_convolutions(traced.jaxpr),
+        "flops": flops.product_flops(traced.jaxpr),
+        "convolutions": flops.has_convolutions(traced.jaxpr),
         "formula_bytes": _formula_bytes(built),
         "frozen": _frozen(built),
         "total": built.total if run.loop.epochs is None else None,

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_vae
-from jaxtrain.planning import work
+from jaxtrain.planning import flops
 from jaxtrain.storage import tensor_files
 
 OLD, NEW = wan_weights.NARROW["wan2.1"], wan_weights.NARROW["wan2.2"]
@@ -193,4 +193,4 @@ def test_the_formula_of_the_flops_counts_the_program(version: wan_vae.Version) -
     traced = jax.jit(lambda x: wan_vae.WanVae(sizes, decodes=False).encode(x, jnp.float32)).trace(
         module
     )
-    assert sizes.encoder_flops(12, 64, 64) == work.product_flops(traced.jaxpr)
+    assert sizes.encoder_flops(12, 64, 64) == flops.product_flops(traced.jaxpr)

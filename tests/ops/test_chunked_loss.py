@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.ops import attention, chunked_loss
-from jaxtrain.planning import work
+from jaxtrain.planning import flops
 
 CAP = 15.0
 ROWS, LENGTH, WIDTH, WORDS = 3, 12, 8, 29
@@ -98,7 +98,7 @@ def test_the_full_logits_never_exist() -> None:
     program = jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(x, words)
     found = set(shapes(program))
     assert max(math.prod(shape) for shape in found) == ROWS * 4 * WORDS
-    assert work.product_flops(program) == 3 * 2 * ROWS * LENGTH * WIDTH * WORDS
+    assert flops.product_flops(program) == 3 * 2 * ROWS * LENGTH * WIDTH * WORDS
 
 
 def test_bits_per_byte_skips_tokens_without_text() -> None:

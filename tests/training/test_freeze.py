@@ -17,7 +17,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.ops import per_device
 from jaxtrain.optim import build as optim
-from jaxtrain.planning import compilation, report, work
+from jaxtrain.planning import compilation, flops, report
 from jaxtrain.training import setup
 from jaxtrain.training.state import ModelDefinition, bytes_per_device
 
@@ -196,7 +196,7 @@ def operations(model: video_ae.Config) -> float:
     keys = jax.random.split(jax.random.key(0), 1)
     with per_device.tracing(platform="cuda"):  # CPU programs multiply by more zeros
         traced = jax.jit(jax.grad(loss)).trace(trained, others, model.batch_spec(1), keys)
-    return work.product_flops(traced.jaxpr)
+    return flops.product_flops(traced.jaxpr)
 
 
 def test_the_formula_saves_the_operations_that_the_program_saves() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxtrain.planning import work
+from jaxtrain.planning import flops
 from jaxtrain.xla import operations
 
 X = jax.ShapeDtypeStruct((4, 32, 32, 8), jnp.float32)
@@ -20,7 +20,7 @@ GPU = (FIXTURES / "gpu_calls.hlo").read_text()
 def of(function: object, *inputs: jax.ShapeDtypeStruct) -> tuple[list[operations.Cost], float]:
     """Compiles a function; returns its costs, and the FLOPs of its matmuls by its trace."""
     traced = jax.jit(function).trace(*inputs)  # type: ignore[arg-type]
-    return operations.costs(traced.lower().compile().as_text()), work.product_flops(traced.jaxpr)
+    return operations.costs(traced.lower().compile().as_text()), flops.product_flops(traced.jaxpr)
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:

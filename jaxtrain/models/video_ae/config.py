@@ -19,12 +19,12 @@ from jaxtrain.models.video_ae import (
     adversary,
     augment,
     blocks,
+    flops,
     lpips,
     network,
     quality,
     timing,
     weights,
-    work,
 )
 from jaxtrain.models.video_ae.losses import Adversary, Perceptual, Teacher
 from jaxtrain.storage.atomic import expanded
@@ -394,7 +394,7 @@ class Config:
         """Counts forward and backward pass of a clip: 3 x forward - first layer.
 
         Each of a layer's two gradients costs as much as its output; the first layer's input needs
-        none. `work.py` has the formula of the forward pass. A frozen encoder has only its forward
+        none. `flops.py` has the formula of the forward pass. A frozen encoder has only its forward
         pass, a frozen decoder no gradients of its weights (2 x forward); other paths in `freeze`
         count as trained. The input of the decoder needs no gradient if the encoder is frozen, or
         if the decoder gets a teacher's latents; then a frozen decoder has only its forward pass.
@@ -403,21 +403,21 @@ class Config:
         forward passes and one backward pass without gradients of its weights (3). A teacher's
         network has one forward pass of its encoder.
         """
-        work = self._forward_flops()
+        flops = self._forward_flops()
         frames = self.timing.decoded(self.timing.latent_frames(self.frames))
         encoder_trains, decoder_trains = (
             part not in self.freeze for part in ("encoder", "decoder")
         )
-        decoder = work.total - work.encoder
-        total = work.total
+        decoder = flops.total - flops.encoder
+        total = flops.total
         if encoder_trains:
-            total += 2 * work.encoder - work.first
+            total += 2 * flops.encoder - flops.first
         if decoder_trains:
             total += decoder  # gradients of weights
         if encoder_trains and not (self.teacher is not None and self.teacher.decode):
             total += decoder  # gradients of inputs
         elif decoder_trains:
-            total += decoder - work.decoder_first
+            total += decoder - flops.decoder_first
         if self.perceptual is not None:
             total += 3 * frames * lpips.forward_flops(self.height, self.width)
         if self.adversary is not None:
@@ -441,8 +441,8 @@ class Config:
         found = self._forward_flops()
         return found.total, found.first
 
-    def _forward_flops(self) -> work.Forward:
-        return work.forward(
+    def _forward_flops(self) -> flops.Forward:
+        return flops.forward(
             frames=self.frames,
             height=self.height,
             width=self.width,

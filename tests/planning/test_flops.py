@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtrain import config
-from jaxtrain.planning.work import product_flops
+from jaxtrain.planning.flops import product_flops
 
 
 def flops(f: Any, *arguments: jax.ShapeDtypeStruct) -> float:
