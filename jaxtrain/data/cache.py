@@ -247,6 +247,8 @@ def _make_folder(
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
         if bucket is not None and (manifest := _fetch(folder, say, alone, bucket)) is not None:
+            if alone:
+                shutil.rmtree(unfinished(folder), ignore_errors=True)
             return manifest
         # Without locks, several processes may build at once, each in its own folder.
         resuming = resumable and alone
@@ -342,10 +344,13 @@ def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] 
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     sizes[MANIFEST] = len(found.data)
-    there = output.bucket.versions(name)
+    listed = output.bucket.versions(name)
+    there = {one: listed.get(f"{name}/{one}") for one in sizes}
     outside = any(PurePosixPath(one).is_absolute() or ".." in one.split("/") for one in sizes)
-    complete = all(there.get(f"{name}/{one}", (-1, ""))[0] == sizes[one] for one in sizes)
-    return {one: there[f"{name}/{one}"] for one in sizes} if complete and not outside else None
+    complete = {
+        one: found for one, found in there.items() if found is not None and found[0] == sizes[one]
+    }
+    return complete if len(complete) == len(sizes) and not outside else None
 
 
 def _fetch(
