@@ -59,7 +59,7 @@ _DATA = re.compile(r"data/(\d+)-[0-9a-f]{12}")
 _MOST_PARTS = 2**16
 _ASIDE = (SUPERSEDED, DAMAGED, UNCERTIFIED)
 _FOLDERS = (CHECKPOINTS, BEST, *_ASIDE)
-_PLACES = ("", *(f"{place}/" for place in _ASIDE))
+_PREFIXES = ("", *(f"{aside}/" for aside in _ASIDE))
 
 Say = Callable[[str], None]
 
@@ -401,8 +401,8 @@ class BucketCheckpoints:
             keep: folders in ``data/`` that are being uploaded.
         """
         used = set(keep)
-        for place in _PLACES:
-            for folder in (f"{place}{CHECKPOINTS}", f"{place}{BEST}"):
+        for prefix in _PREFIXES:
+            for folder in (f"{prefix}{CHECKPOINTS}", f"{prefix}{BEST}"):
                 for step, data in self.saves(folder).items():
                     used.add(data or f"data/{step}-")  # everything that it may be
         unused = [
@@ -433,14 +433,14 @@ class BucketCheckpoints:
         for part in parts:
             if f"{part}/{manifest.NAME}" not in wanted:
                 raise Incomplete(f"part {part} is missing")
-        place = run / FETCHING / found.data.replace("/", "-")
+        local = run / FETCHING / found.data.replace("/", "-")
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            local.mkdir(parents=True, exist_ok=True)
             need = sum(size for size, _ in wanted.values())
-            if need > free_bytes(place):
+            if need > free_bytes(local):
                 raise RunAgain(
                     f"checkpoint {found.step} of {self.bucket.url} has {need:,} bytes, but only "
-                    f"{free_bytes(place):,} are free in {place}: free space there"
+                    f"{free_bytes(local):,} are free in {local}: free space there"
                 )
             there = self.bucket.versions(found.data)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -449,22 +449,22 @@ class BucketCheckpoints:
                         f"{found.data}/{name}",
                         there.get(f"{found.data}/{name}"),
                         wanted[name],
-                        place / name,
+                        local / name,
                         target / name.partition("/")[2],
                     ),
                     sorted(wanted, key=lambda name: -wanted[name][0]),
                 ):
                     pass
-            assembled = place / str(parts[0])
+            assembled = local / str(parts[0])
             if len(parts) > 1:
-                assembled = _assembled(place, parts, found)
+                assembled = _assembled(local, parts, found)
             if target.exists():
                 shutil.rmtree(target)
             target.parent.mkdir(parents=True, exist_ok=True)
             assembled.rename(target)
             shutil.rmtree(run / FETCHING)
         except OSError as error:
-            raise disk_trouble(error, f"{place} cannot be written", "free space there") from error
+            raise disk_trouble(error, f"{local} cannot be written", "free space there") from error
 
     def _fetch_file(
         self,
@@ -505,10 +505,10 @@ class BucketCheckpoints:
             beside.unlink()
         raise Incomplete(f"{name} was changed after it was saved: its checksum is wrong")
 
-    def _move(self, folder: str, step: int, place: str) -> None:
+    def _move(self, folder: str, step: int, aside: str) -> None:
         found = self.bucket.get(_manifest(folder, step))
         if found is not None:
-            self.bucket.put(f"{place}/{_manifest(folder, step)}", found.data)
+            self.bucket.put(f"{aside}/{_manifest(folder, step)}", found.data)
             self.bucket.delete([_manifest(folder, step)])
 
 
@@ -536,13 +536,13 @@ def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
     url, folder, only = _split(text, flag)
     found = BucketCheckpoints(Bucket(url), say)
     folders = (folder,) if folder else (BEST, CHECKPOINTS)
-    with _reading(url, cache_root, say) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as local, _of_disk(url):
         damaged = ""
         for one in folders:
             for step in found.steps(one)[::-1]:
                 if only in (None, step):
                     try:
-                        return _fetch_to_read(found, one, step, place)
+                        return _fetch_to_read(found, one, step, local)
                     except Incomplete as why:
                         damaged = damaged or f" ({why})"
                         say(f"warning: checkpoint {url}/{one}/{step} is damaged ({why}): skipped")
@@ -566,15 +566,15 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     """
     url, folder, only = _split(text, "--resume")
     found = BucketCheckpoints(Bucket(url), say)
-    with _reading(url, cache_root, say) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as local, _of_disk(url):
         there = {name: found.steps(name) for name in (CHECKPOINTS, BEST)}
         if only is not None:
-            return _fetch_step(found, folder, only, place, f"--resume {text}", there)
+            return _fetch_step(found, folder, only, local, f"--resume {text}", there)
         damaged: list[str] = []
         for one in (CHECKPOINTS, BEST) if there[CHECKPOINTS] else ():
             for step in there[one][::-1]:
                 try:
-                    path = _fetch_to_read(found, one, step, place)
+                    path = _fetch_to_read(found, one, step, local)
                 except Incomplete as why:
                     damaged.append(f"{one}/{step}: {why}")
                     say(f"warning: checkpoint {url}/{one}/{step} is damaged ({why}): skipped")
@@ -591,7 +591,7 @@ def _fetch_step(
     found: BucketCheckpoints,
     folder: str,
     step: int,
-    place: Path,
+    local: Path,
     flag: str,
     there: dict[str, list[int]],
 ) -> Path:
@@ -599,7 +599,7 @@ def _fetch_step(
     if step not in there[folder]:
         raise InputError(f"{flag}: no checkpoint {step} found there; {others(there, step)}")
     try:
-        return _fetch_to_read(found, folder, step, place)
+        return _fetch_to_read(found, folder, step, local)
     except Incomplete as why:
         raise InputError(
             f"{flag}: {found.bucket.url}/{folder}/{step} is not a complete checkpoint ({why}); "
@@ -625,7 +625,7 @@ def run_to_read(
     """
     url = normalized(text, "RUN")
     found = BucketCheckpoints(Bucket(url), say)
-    with _reading(url, cache_root, say) as place, _of_disk(url):
+    with _reading(url, cache_root, say) as local, _of_disk(url):
         sizes = {name: n for name, n in found.bucket.sizes().items() if manifest.is_inside(name)}
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
@@ -635,31 +635,31 @@ def run_to_read(
             if name.partition("/")[0] not in (*_FOLDERS, "data") and not name.startswith(".")
         ]
         need = sum(sizes[name] for name in names)
-        if need > free_bytes(place):
+        if need > free_bytes(local):
             raise RunAgain(
-                f"the files of {url} have {need:,} bytes, but only {free_bytes(place):,} are free "
-                f"in {place}: free space there, or set $JAXTRAIN_CACHE to another folder"
+                f"the files of {url} have {need:,} bytes, but only {free_bytes(local):,} are free "
+                f"in {local}: free space there, or set $JAXTRAIN_CACHE to another folder"
             )
         for name in names:
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            found.bucket.download(name, place / name)
-        places = _PLACES if damaged is not None else ()
-        for folder in [f"{where}{one}" for where in places for one in (CHECKPOINTS, BEST)]:
+            (local / name).parent.mkdir(parents=True, exist_ok=True)
+            found.bucket.download(name, local / name)
+        prefixes = _PREFIXES if damaged is not None else ()
+        for folder in [f"{prefix}{one}" for prefix in prefixes for one in (CHECKPOINTS, BEST)]:
             there = found.steps(folder)
             for step in there:
                 try:
                     if folder.startswith(DAMAGED):
                         raise Incomplete("a resume has found this")
-                    _fetch_to_read(found, folder, step, place)
+                    _fetch_to_read(found, folder, step, local)
                 except Incomplete as why:
                     assert damaged is not None, "see above"
                     damaged[f"{folder}/{step}"] = str(why)
-                    shutil.rmtree(place / folder / str(step), ignore_errors=True)
-                    (place / folder / str(step)).mkdir(parents=True)
-            for path in (place / folder).glob("*"):  # deleted in the bucket since
+                    shutil.rmtree(local / folder / str(step), ignore_errors=True)
+                    (local / folder / str(step)).mkdir(parents=True)
+            for path in (local / folder).glob("*"):  # deleted in the bucket since
                 if path.name.isdecimal() and int(path.name) not in there:
                     shutil.rmtree(path)
-    return place
+    return local
 
 
 def _split(text: str, flag: str) -> tuple[str, str, int | None]:
@@ -672,10 +672,10 @@ def _split(text: str, flag: str) -> tuple[str, str, int | None]:
 @contextlib.contextmanager
 def _reading(url: str, cache_root: Path, say: Say) -> Iterator[Path]:
     """Yields the folder for what commands read from a bucket, one of them at a time."""
-    place = stage(url, cache_root).with_name("read")
-    place.mkdir(parents=True, exist_ok=True)
-    with lock.locked(place / ".reading", say, f"reading {url}"):
-        yield place
+    local = stage(url, cache_root).with_name("read")
+    local.mkdir(parents=True, exist_ok=True)
+    with lock.locked(local / ".reading", say, f"reading {url}"):
+        yield local
 
 
 @contextlib.contextmanager
@@ -690,14 +690,14 @@ def _of_disk(url: str) -> Iterator[None]:
         ) from error
 
 
-def _fetch_to_read(found: BucketCheckpoints, folder: str, step: int, place: Path) -> Path:
-    checkpoint, target = found.read(folder, step), place / folder / str(step)
+def _fetch_to_read(found: BucketCheckpoints, folder: str, step: int, local: Path) -> Path:
+    checkpoint, target = found.read(folder, step), local / folder / str(step)
     there = found.bucket.versions(checkpoint.data)
     about = {name: there.get(f"{checkpoint.data}/{name}") for name in checkpoint.files}
     now = json.dumps([checkpoint.data, about])
     mark = target.with_name(f".{step}")  # what the files on disk were fetched from
     if not (mark.is_file() and mark.read_text() == now):
-        for old in (target, place / FETCHING):
+        for old in (target, local / FETCHING):
             shutil.rmtree(old, ignore_errors=True)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(now)
@@ -706,7 +706,7 @@ def _fetch_to_read(found: BucketCheckpoints, folder: str, step: int, place: Path
     parts = checkpoint.layout.complete()
     size = sum(count for count, _ in checkpoint.of_parts(parts).values())
     found.say(f"fetching {folder}/{step} from {found.bucket.url} ({size / 2**20:.1f} MiB)")
-    found.fetch(checkpoint, parts, place, target)
+    found.fetch(checkpoint, parts, local, target)
     return target
 
 
@@ -725,22 +725,22 @@ def _digest(path: Path) -> str:
     return manifest.digests(path.read_bytes())[0][:12]
 
 
-def _assembled(place: Path, parts: list[int], found: Stored) -> Path:
+def _assembled(local: Path, parts: list[int], found: Stored) -> Path:
     """Puts parts together, each a checkpoint with the shards of one process, as one checkpoint."""
     from jaxtrain.checkpoint.orbax_compat import merge_parts
 
-    base = place / str(parts[0])
+    base = local / str(parts[0])
     try:
         first = part_of(base)
-        merge_parts([place / str(part) / STATE for part in parts])
+        merge_parts([local / str(part) / STATE for part in parts])
     except Exception as error:  # TensorStore's errors have no class of their own
         words = str(error) if isinstance(error, Incomplete) else reason(error)
         if cure := cure_of(words):
-            raise RunAgain(f"{place} cannot be written ({words}): {cure}") from error
-        shutil.rmtree(place)  # a merge uses the parts up
+            raise RunAgain(f"{local} cannot be written ({words}): {cure}") from error
+        shutil.rmtree(local)  # a merge uses the parts up
         raise Incomplete(f"its parts cannot be put together ({words})") from error
     for part in parts[1:]:
-        shutil.rmtree(place / str(part))
+        shutil.rmtree(local / str(part))
     shards = sorted({shard for part in parts for shard in found.layout.of_part[part]})
     together = Part(first.save, found.layout, None, tuple(shards))
     (base / manifest.NAME).unlink()
