@@ -7,6 +7,9 @@ of a gradient is reported. An operation with operations inside, such as a remat 
 evaluated at once, and its inside only if a new NaN/Inf comes out of it. (A program that returns a
 flag for each value instead takes minutes to compile, and 4 GB.)
 
+Several processes evaluate the same operations in the same order, on arrays that are split over all
+of them. Whatever decides which operation follows is reduced over the processes first.
+
 Reading order: :class:`FindNan`, :class:`_Pass`, :meth:`_Pass._evaluated`, :class:`_Reader`.
 """
 
@@ -513,8 +516,8 @@ class _Pass:
 
 def _failed_alone(why: str) -> str:
     return (
-        f"loop.find_nan failed, but not alike in all processes ({why}), so they cannot continue "
-        "together: set loop.find_nan to False if this happens again"
+        f"loop.find_nan did not end the same way in all processes ({why}), so they cannot "
+        "continue together: if this happens again, resume with --loop.find_nan False"
     )
 
 
@@ -537,7 +540,7 @@ class _Reader:
     ) -> None:
         self._still_alive, self._stopping = still_alive, stopping
         self._of_all = process_group.Exchange(mesh, largest=("value", "stop"))
-        self._flags = jax.jit(functools.partial(_flags, jnp), out_shardings=replicated(mesh))
+        self._worst = jax.jit(functools.partial(_worst, jnp), out_shardings=replicated(mesh))
         self._places = jax.jit(_places, static_argnums=(1, 2), out_shardings=replicated(mesh))
 
     def badness(self, value: Any) -> int:
@@ -546,48 +549,43 @@ class _Reader:
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return _FINE
         if not isinstance(array, jax.Array):  # a literal, the same in all processes
-            return _worst(_flags(np, np.asarray(array)))
+            return int(_worst(np, np.asarray(array)))
         if _on_cpu(array):  # a program for each shape would take half of the time
             parts = [one.data for one in array.addressable_shards]
             parts = parts[:1] if array.is_fully_replicated else parts
-            return int(self._agreed(max(_worst(_flags(np, np.asarray(one))) for one in parts)))
-        return int(self._agreed(_worst(self._flags(array))))
+            return self._agreed(max(_worst(np, np.asarray(one)) for one in parts))
+        return self._agreed(self._worst(array))
 
     def number(self, value: Any) -> int:
-        """Returns an integer or a truth value."""
-        return int(self._agreed(float(value)))
+        """Returns the integer or truth value of a scalar."""
+        return self._agreed(value)
 
     def rows(self, array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
         """Returns the examples with a bad value, of an array whose first axis is that of them."""
         return tuple(np.flatnonzero(np.asarray(self._places(array, bad, rows))).tolist())
 
-    def _agreed(self, value: float) -> float:
-        """Returns the largest value of a process.
+    def _agreed(self, value: Any) -> int:
+        """Returns the largest value of all processes.
 
         Raises:
             RuntimeError: a process must stop.
         """
         self._still_alive()
-        found = self._of_all.now({"value": value, "stop": float(bool(self._stopping()))})
+        found = self._of_all.now({"value": float(value), "stop": float(bool(self._stopping()))})
         if found["stop"]:
             raise RuntimeError("the run must stop")
-        return found["value"]
+        return int(found["value"])
 
 
 def _on_cpu(array: jax.Array) -> bool:
     return any(one.platform == "cpu" for one in array.devices())
 
 
-def _flags(library: Any, array: Any) -> Any:
-    """Returns whether an array has NaN, Inf, -Inf."""
-    return library.stack(
-        [library.isnan(array).any(), (array == np.inf).any(), (array == -np.inf).any()]
-    )
-
-
-def _worst(flags: Any) -> int:
-    """Returns how bad an array is."""
-    return next((bad for bad, so in zip(_WORDS, np.asarray(flags), strict=True) if so), _FINE)
+def _worst(library: Any, array: Any) -> Any:
+    """Returns how bad an array is; ``library`` is numpy or jax.numpy."""
+    nan, inf = library.isnan(array).any(), (array == np.inf).any()
+    minus_inf = (array == -np.inf).any()
+    return library.stack([_NAN * nan, _INF * inf, _MINUS_INF * minus_inf]).max()
 
 
 def _places(array: jax.Array, bad: int, rows: int) -> jax.Array:
@@ -668,7 +666,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _examples(rows: Sequence[int], ids: Sequence[int], seen: int) -> str:
-    """Returns words on examples of a batch.
+    """Describes examples of a batch.
 
     Args:
         rows: of the batch.

@@ -445,8 +445,8 @@ def test_two_processes_find_the_same(tmp_path: Path) -> None:
     assert same[-1] == [None, [f"{warning}RuntimeError: the run must stop"]]
     assert of_all_broken == [None, [f"{warning}MemoryError: no memory is left"]]
     assert alone[0].startswith(
-        "RunAgain: loop.find_nan failed, but not alike in all processes (MemoryError: no memory is "
-        "left), so they cannot continue"
+        "RunAgain: loop.find_nan did not end the same way in all processes (MemoryError: no memory "
+        "is left), so they cannot continue"
     )
 
 
