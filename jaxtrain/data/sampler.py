@@ -63,7 +63,7 @@ class Order:
 class GroupedOrder:
     """A seeded shuffle of each epoch's groups, interleaved in blocks of ``spread`` groups.
 
-    Position ``b * group * spread + m * spread + s`` holds example m of the group at place
+    Position ``b * group * spread + m * spread + s`` holds example m of the group with rank
     ``b * spread + s`` of the groups' own order: a block has first one example of each of its
     groups, then the next one of each, in the same order. If ``spread`` is the batch size, a group
     is spread over ``group`` consecutive batches, always in the same row.
@@ -278,13 +278,13 @@ class ValidationRows:
 
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
         batch, offset = divmod(int(row), self.rows)
-        place = batch * self.batch_size + self.first + offset
+        position = batch * self.batch_size + self.first + offset
         weight, example = np.array(0, np.float32), None
-        if place < self.examples:
-            index = place * len(self.source) // self.examples
+        if position < self.examples:
+            index = position * len(self.source) // self.examples
             try:
                 example = self.source.example(index, generator(self.seed, index))
                 weight = np.array(1, np.float32)
             except BadExample as bad:
-                self.quarantine.add(bad, found="validation", position=place)
+                self.quarantine.add(bad, found="validation", position=position)
         return (self.blank() if example is None else example) | {WEIGHT: weight}

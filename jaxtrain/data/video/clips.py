@@ -163,8 +163,8 @@ class Clips:
             numbers = []
             for index, drawn in zip(indices, draws, strict=True):
                 own = (parts[index % self.group] + drawn[1]) / self.group
-                places = self._choose(len(present), (drawn[0], anchor), entry, begins, own)
-                numbers.append(present[places])
+                positions = self._choose(len(present), (drawn[0], anchor), entry, begins, own)
+                numbers.append(present[positions])
         except BadExample as bad:
             return [bad] * len(indices)
         return self._read(entry, numbers, draws)
@@ -175,8 +175,8 @@ class Clips:
         """Decodes clips with these frame numbers, each augmented by its draws."""
         cuts = [self._cut(entry, self._position(drawn)) for drawn in draws]
 
-        def take(clip: int, place: int, frame: VideoFrame) -> None:
-            cuts[clip].put(place, frame)
+        def take(clip: int, position: int, frame: VideoFrame) -> None:
+            cuts[clip].put(position, frame)
 
         wanted = [clip.tolist() for clip in numbers]
         failures = decode.read_each(entry.path, entry.scanned, wanted, take, entry.span)
@@ -249,7 +249,7 @@ class Clips:
         begins: np.ndarray | None = None,
         own: float = 0.0,
     ) -> np.ndarray:
-        """Returns the places of a clip's frames among ``there`` frames.
+        """Returns the positions of a clip's frames among ``there`` frames.
 
         If the file is too short for the frame delta drawn, the largest delta that fits is used.
 
@@ -258,7 +258,7 @@ class Clips:
             draws: two uniform numbers, for the delta and the first frame.
             entry: the file.
             begins: starts of the stretches. If given, the second draw only selects a stretch.
-            own: a uniform number, the place in the stretch.
+            own: a uniform number, the position in the stretch.
         """
         count = self.frames
         if there < count:
@@ -307,7 +307,7 @@ def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -
 
 
 def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:
-    """Returns where the stretches of a file begin, as places among its frames; the first is 0.
+    """Returns where the stretches of a file begin, as positions among its frames; the first is 0.
 
     A stretch is a group of pictures (GOP). GOPs shorter than ``least`` frames are joined, so that
     the clips of a group are not nearly identical. GOPs longer than about ``most`` are divided into
@@ -315,9 +315,9 @@ def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.n
     """
     begins = [0]
     for key in entry.scanned.keyframes:
-        place = int(np.searchsorted(present, key.frame))
-        if min(place - begins[-1], len(present) - place) >= least:
-            begins.append(place)
+        position = int(np.searchsorted(present, key.frame))
+        if min(position - begins[-1], len(present) - position) >= least:
+            begins.append(position)
     cut = []
     for begin, end in itertools.pairwise([*begins, len(present)]):
         parts = max(1, round((end - begin) / most))

@@ -93,14 +93,14 @@ def read(
         path: the file.
         info: the scan of the file.
         numbers: frame numbers, ascending.
-        take: called with a frame's place in ``numbers`` and the frame, possibly more than once per
-            frame. No frame is kept here, so the callback determines the memory needed.
+        take: called with a frame's position in ``numbers`` and the frame, possibly more than once
+            per frame. No frame is kept here, so the callback determines the memory needed.
         span: the file's place in a tar.
 
     Raises:
         BadExample: a frame cannot be decoded intact.
     """
-    places = {number: place for place, number in enumerate(numbers)}
+    positions = {number: position for position, number in enumerate(numbers)}
     found: set[int] = set()
     failure = ""
     for start in _starts(info, numbers[0]):
@@ -108,7 +108,7 @@ def read(
 
         def give(number: int, frame: VideoFrame, came: set[int] = came) -> None:
             came.add(number)
-            take(places[number], frame)
+            take(positions[number], frame)
 
         try:
             with open_input(path, span) as container:
@@ -138,9 +138,9 @@ def read_each(
         path: the file.
         info: the scan of the file.
         clips: frame numbers of each clip, ascending.
-        take: called with a clip's place in ``clips``, a frame's place in the clip, and the frame,
-            possibly more than once per frame. No frame is kept here, so the callback determines
-            the memory needed.
+        take: called with a clip's position in ``clips``, a frame's position in the clip, and the
+            frame, possibly more than once per frame. No frame is kept here, so the callback
+            determines the memory needed.
         span: the file's place in a tar.
 
     Returns:
@@ -174,14 +174,14 @@ def _read_together(
     """Returns the clips that were decoded completely in one decoding from ``start``."""
     takers: dict[int, list[tuple[int, int]]] = {}
     for clip, numbers in clips.items():
-        for place, number in enumerate(numbers):
-            takers.setdefault(number, []).append((clip, place))
+        for position, number in enumerate(numbers):
+            takers.setdefault(number, []).append((clip, position))
     came: set[int] = set()
 
     def give(number: int, frame: VideoFrame) -> None:
         came.add(number)
-        for clip, place in takers[number]:
-            take(clip, place, frame)
+        for clip, position in takers[number]:
+            take(clip, position, frame)
 
     # Errors are ignored here: they are found and reported when a clip is read by itself.
     errors = (av.FFmpegError, OSError, BadExample)
