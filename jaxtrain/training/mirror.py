@@ -147,7 +147,7 @@ class Mirror:
         self._active = self.own_disk or self._first
         self._remote = BucketCheckpoints(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
-        self._keep, self._every = 1, 1
+        self._keep, self._every, self._replays = 1, 1, True
         self._uploads_first: Path | None = None
         self._part: Part | None = None
         self._saves = 0
@@ -187,6 +187,7 @@ class Mirror:
             directory = expanded(output).absolute()
         made = cls(Bucket(url).impatient(), directory, staged=own, say=say)
         made._every = run.checkpoint.every
+        made._replays = run.loop.replay_every is not None
         return made
 
     @property
@@ -437,8 +438,9 @@ class Mirror:
             ) from None
         if due:
             self._remote.set_aside_uncertified(due)
-        self._drop_due()
-        for folder in (CHECKPOINTS, BEST):
+        if lists:
+            self._drop_due()
+        for folder in (CHECKPOINTS, BEST) if self._replays else ():
             saves = self._remote.saves(folder)
             self._stored |= {data: step for step, data in saves.items() if data}
         return ""
@@ -879,7 +881,7 @@ class Mirror:
 
     def _fetch_files(self) -> None:
         """Fetches metrics, samples, lists and logs, which the run continues."""
-        for name in self._bucket.sizes():
+        for name, version in self._bucket.versions().items():
             if not self._is_file_of_run(name) or not manifest.is_inside(name):
                 continue
             path = self.directory / name
@@ -891,7 +893,8 @@ class Mirror:
                     )
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.partial")
-            if self._bucket.download(name, beside) is not None:
+            beside.unlink(missing_ok=True)
+            if self._bucket.download(name, beside, version=version) is not None:
                 beside.replace(path)
 
     def _sync_files(self) -> None:
