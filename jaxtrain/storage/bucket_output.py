@@ -20,7 +20,7 @@ from pathlib import Path
 
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.storage.lease import Lease, watched
+from jaxtrain.storage.lease import Lease
 
 _ONE_PIECE = 2**62  # bytes: more than any object has
 # Without locks, a temporary folder of this age counts as left by a killed process.
@@ -191,19 +191,19 @@ def admitted(
         with held(opened(url), say) as lease:
             yield lease
     else:
-        watched(opened(url), say)  # only commands that do not share hold a lease
-        yield None
+        with held(opened(url), say, shared=True):
+            yield None
 
 
 @contextlib.contextmanager
-def held(bucket: Bucket, say: Callable[[str], None]) -> Iterator[Lease]:
-    """Holds the lease of a folder while the block runs.
+def held(bucket: Bucket, say: Callable[[str], None], *, shared: bool = False) -> Iterator[Lease]:
+    """Holds the lease of a folder, or one of those that share it, while the block runs.
 
     Raises:
-        RunAgain: another one does, or the store is unavailable.
+        RunAgain: another command does, or the store is unavailable.
         InputError: the bucket does not exist, or has no conditional writes.
     """
-    lease = Lease(bucket, say)
+    lease = Lease(bucket, say, shared=shared, who="command")
     lease.acquire()
     try:
         yield lease

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.bucket import Bucket, Found, Unavailable
 
 NAME = ".lease"
+_SHARES = ".shares"  # folder with the leases of commands that share the folder
 EXPIRES_S = 45.0
 _RENEWALS = 4  # until it would expire
 _PAUSES_S = (0.0, 0.5, 1.0)  # before each attempt to release it
@@ -39,11 +40,20 @@ class Lease:
         bucket: the folder.
         say: prints a line.
         expires_s: how long a lease that is not renewed counts.
+        shared: whether other processes may write to the folder, too, if they also share it.
+        who: what holds it, for messages.
     """
 
     def __init__(
-        self, bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
+        self,
+        bucket: Bucket,
+        say: Callable[[str], None],
+        expires_s: float = EXPIRES_S,
+        *,
+        shared: bool = False,
+        who: Literal["run", "command"] = "run",
     ) -> None:
+        self._shared, self._who = shared, who
         # A request that waits would outlast the lease, and renewals are tried again anyway.
         self._bucket, self._say, self._expires_s = bucket.impatient(), say, expires_s
         self._about = _this_process() | {"run": secrets.token_hex(6)}
@@ -64,10 +74,49 @@ class Lease:
             InputError: the bucket does not exist or has no conditional writes.
         """
         while self._version is None:
-            left = watched(self._bucket, self._say, self._expires_s)
+            left = None if self._shared else self._watched()
             self._write(None if left is None else left.version)
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
+        # Of two that start at once, both have written their leases before they look for others'.
+        try:
+            if self._shared:
+                self._watched()
+            elif self._who == "command":
+                self._check_shares()
+        except BaseException:
+            self.release()
+            raise
+
+    def _watched(self) -> Found | None:
+        return watched(self._bucket, self._say, self._expires_s, who=self._who)
+
+    def _check_shares(self) -> None:
+        """Removes what killed commands that shared the folder left.
+
+        Raises:
+            RunAgain: one of them is alive.
+        """
+        bucket, since = self._bucket.impatient(), time.monotonic()
+        seen = {name: bucket.get(name) for name in bucket.sizes(_SHARES)}
+        dead = [name for name, found in seen.items() if found is None or _is_dead(found)]
+        unsure = {name: found for name, found in seen.items() if found and name not in dead}
+        if unsure:
+            self._say(
+                f"{bucket.url} may be in use by commands that share it, such as "
+                f"{_holder(next(iter(unsure.values())))}: waiting up to {self._expires_s:g} s to "
+                "see whether they are alive"
+            )
+        while unsure and time.monotonic() - since < self._expires_s:
+            time.sleep(self._expires_s / 20)
+            for name, before in unsure.items():
+                found = bucket.get(name)
+                if found is not None and found.version != before.version:
+                    raise RunAgain(
+                        f"commands that share {bucket.url} are using it ({_holder(found)}): wait "
+                        "until they end, stop them, or start this one with --share, too"
+                    )
+        bucket.delete([*dead, *unsure])
 
     def check(self) -> None:
         """Checks that this run still holds the lease, before it completes something.
@@ -88,6 +137,10 @@ class Lease:
         return str(self._about["run"])
 
     @property
+    def _object(self) -> str:
+        return f"{_SHARES}/{self.name}" if self._shared else NAME
+
+    @property
     def lost(self) -> str:
         """Returns why this run must end; "" while it holds the lease."""
         return self._lost
@@ -104,8 +157,8 @@ class Lease:
             for pause_s in _PAUSES_S:  # credentials may be renewed at this moment
                 time.sleep(pause_s)
                 with contextlib.suppress(RunAgain, InputError):
-                    if self._is_mine(self._bucket.get(NAME)):
-                        self._bucket.delete([NAME])
+                    if self._is_mine(self._bucket.get(self._object)):
+                        self._bucket.delete([self._object])
                     return
 
     def _renew(self) -> None:
@@ -117,27 +170,27 @@ class Lease:
     def _renew_once(self) -> None:
         if self._write(self._version):
             return
-        found = self._bucket.get(NAME)
+        found = self._bucket.get(self._object)
         if self._is_mine(found):  # the answer to an earlier write was lost
             assert found is not None
             self._version, self._renewed_at = found.version, time.monotonic()
         elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
             self._lost = (
-                f"another run may have used {self._bucket.url} meanwhile, because this one could "
-                f"not renew its lease for {self._expires_s:g} s, and it is gone: resume"
+                f"another {self._who} may have used {self._bucket.url} meanwhile, because this one "
+                f"could not renew its lease for {self._expires_s:g} s, and it is gone: resume"
             )
             self._say(f"warning: {self._lost}")
         elif found is None:
             if not self._deleted:
-                self._say(
-                    f"warning: the lease {self._bucket.url}/{NAME} was deleted: written again"
-                )
+                where = f"{self._bucket.url}/{self._object}"
+                self._say(f"warning: the lease {where} was deleted: written again")
             self._deleted = True
             self._write(None)
         else:
             self._lost = (
-                f"another run has taken over {self._bucket.url} ({_holder(found)}), because this "
-                f"one could not renew its lease for {self._expires_s:g} s: stop one of them"
+                f"another {self._who} has taken over {self._bucket.url} ({_holder(found)}), "
+                f"because this one could not renew its lease for {self._expires_s:g} s: stop one"
+                " of them"
             )
             self._say(f"warning: {self._lost}")
 
@@ -146,8 +199,12 @@ class Lease:
         self._renewals += 1
         data = json.dumps(self._about | {"renewals": self._renewals}).encode()
         began = time.monotonic()
-        written = self._bucket.put_if(NAME, data, version)
-        if written is None and version is None and self._is_mine(found := self._bucket.get(NAME)):
+        written = self._bucket.put_if(self._object, data, version)
+        if (
+            written is None
+            and version is None
+            and self._is_mine(found := self._bucket.get(self._object))
+        ):
             assert found is not None
             written = found.version
         if written is not None:
@@ -159,7 +216,11 @@ class Lease:
 
 
 def watched(
-    bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
+    bucket: Bucket,
+    say: Callable[[str], None],
+    expires_s: float = EXPIRES_S,
+    *,
+    who: Literal["run", "command"] = "run",
 ) -> Found | None:
     """Returns the lease of a folder once it is clear that nothing renews it; None without one.
 
@@ -167,6 +228,7 @@ def watched(
         bucket: the folder.
         say: prints a line.
         expires_s: how long a lease that is not renewed counts.
+        who: what would hold it, for messages.
 
     Raises:
         RunAgain: a live run holds it, or the store is unavailable.
@@ -182,7 +244,7 @@ def watched(
             )
         elif found.version != seen.version:
             raise RunAgain(
-                f"another run is using {bucket.url} ({_holder(found)}): wait until it ends, or "
+                f"another {who} is using {bucket.url} ({_holder(found)}): wait until it ends, or "
                 "stop it"
             )
         elif time.monotonic() - since >= expires_s:

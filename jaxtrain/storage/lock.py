@@ -55,9 +55,10 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool | None = N
         holder = _holder(descriptor)
         os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
+            who = "run" if shared is None else "command"
             fix = "or stop it" if shared is None else "stop it, or start all commands with --share"
             raise RunAgain(
-                f"another run is using {directory} ({holder}): wait until it ends, {fix}"
+                f"another {who} is using {directory} ({holder}): wait until it ends, {fix}"
             ) from None
         risk = (
             "commands that share this directory may do the same work twice, and one of the results "

@@ -168,9 +168,9 @@ def test_a_second_command_is_refused(place: Path, server: Server, proxy: FaultPr
     process = prepare(place, FILMS, out, "--workers", "1", **proxy.variables)
     wait_for(lambda: ".lease" in server.sizes("refused"), "the first command")
     said = output(prepare(place, FILMS, out, **server.variables), 75)
-    assert f"another run is using {out} (process {process.pid} on " in said
+    assert f"another command is using {out} (process {process.pid} on " in said
     said = output(prepare(place, FILMS, out, "--share", **server.variables), 75)
-    assert f"another run is using {out} (process {process.pid} on " in said
+    assert f"another command is using {out} (process {process.pid} on " in said
     process.send_signal(signal.SIGKILL)
     process.communicate()
     shutil.rmtree(place / "cache/scratch")

@@ -172,7 +172,7 @@ def test_a_killed_command_resumes(videos: Path, tmp_path: Path, cluster: Any) ->
     wait_for(lambda: records(out) >= 4, "the first videos", seconds=120)
     second = prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address)
     said, _ = second.communicate(timeout=60)
-    assert (second.returncode, "another run is using" in said) == (75, True), said
+    assert (second.returncode, "another command is using" in said) == (75, True), said
     process.send_signal(signal.SIGKILL)
     process.wait()
     said = output(prepare(videos, out, "--engine", "ray", "--ray-address", cluster.address))

@@ -313,7 +313,7 @@ def test_commands_share_a_folder(
         while "holds 3" not in (line := other.stdout.readline()):
             assert line
         theirs = {path.stem for path in (tmp_path / "out").rglob("[0-9].up")}
-        with pytest.raises(RunAgain, match="another run is using"):
+        with pytest.raises(RunAgain, match="another command is using"):
             process(tmp_path, Upper())
         with pytest.raises(InputError, match=r"other settings \(mode 1, not 2\)"):
             process(tmp_path, Upper(), share="1", mode=2)

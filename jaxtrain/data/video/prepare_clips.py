@@ -106,16 +106,11 @@ def run(
         RunAgain: another process is working in ``out`` and does not share it, or a bucket is
             unavailable.
     """
-    if buckets.is_bucket(str(out)) or addresses.is_address(str(out)):
-        return _run_to_bucket(source, str(out), settings, engine, say, share)
+    url = _url(source, out)
+    if url is not None:
+        return _run_to_bucket(source, url, settings, engine, say, share)
     found = _find(source, say)
     out = expanded(out).absolute()
-    top = expanded(source).absolute()
-    if os.path.isdir(top) and out.is_relative_to(top):
-        raise InputError(
-            f"OUT {out} is inside SOURCE {top}, so its clips would be cut again: choose another "
-            "folder"
-        )
     alone = share is None
     jobs = [_Job(one, out) for one in found]
     _check_distinct(jobs)
@@ -136,16 +131,32 @@ def run(
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
 
 
-def _run_to_bucket(
-    source: str, out: str, settings: Settings, engine: Engine, say: Say, share: str | None
-) -> Record:
-    """Does what :func:`run` does for the URL of a folder in a bucket."""
-    url = buckets.normalized(out, "OUT")
-    if addresses.is_address(source) and f"{url}/".startswith(f"{source.strip().rstrip('/')}/"):
+def _url(source: str, out: Path | str) -> str | None:
+    """Returns the URL of OUT; None for a folder on disk.
+
+    Raises:
+        InputError: OUT is inside SOURCE, or another kind of URL.
+    """
+    url = None
+    if not (buckets.is_bucket(str(out)) or addresses.is_address(str(out))):
+        there, top = str(expanded(out).absolute()), str(expanded(source).absolute())
+        inside = os.path.isdir(top) and Path(there).is_relative_to(top)
+    else:
+        there = url = buckets.normalized(str(out), "OUT")
+        top = re.sub(r"^(gs|gcs):/+", "gs://", re.sub(r"^s3:/+", "s3://", source.strip()))
+        inside = addresses.is_address(top) and f"{url}/".startswith(f"{top.rstrip('/')}/")
+    if inside:
         raise InputError(
-            f"OUT {url} is inside SOURCE {source}, so its clips would be cut again: choose another "
+            f"OUT {there} is inside SOURCE {top}, so its clips would be cut again: choose another "
             "folder"
         )
+    return url
+
+
+def _run_to_bucket(
+    source: str, url: str, settings: Settings, engine: Engine, say: Say, share: str | None
+) -> Record:
+    """Does what :func:`run` does for the URL of a folder in a bucket."""
     output = BucketOutput(url)
     with bucket_output.admitted(url, say, shared=share is not None) as lease:
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
@@ -282,11 +293,10 @@ def estimate(
         InputError: there are no videos.
         RunAgain: a bucket is unavailable.
     """
-    destination: _Destination
-    if buckets.is_bucket(str(out)):
-        destination = _BucketDestination(BucketOutput(buckets.normalized(str(out), "OUT")))
-    else:
-        destination = _FolderDestination(expanded(out).absolute())
+    url, folder = _url(source, out), expanded(out).absolute()
+    destination: _Destination = (
+        _FolderDestination(folder) if url is None else _BucketDestination(BucketOutput(url))
+    )
     jobs = [_Job(one, Path(destination.where)) for one in _find(source, say)]
     records = destination.done(jobs)
     todo = [(_size(job.found), job) for job in jobs if next(records) is None]

@@ -206,7 +206,7 @@ def test_a_second_command_is_refused_unless_both_share(
     monkeypatch.setattr(bucket_output, "Lease", functools.partial(Lease, expires_s=0.4))
     with bucket_output.held(bucket, print):
         for share in (None, "1"):
-            with pytest.raises(RunAgain, match=rf"another run is using {URL} \(process "):
+            with pytest.raises(RunAgain, match=rf"another command is using {URL} \(process "):
                 _run(source, share=share)
     assert not bucket.sizes()
 
@@ -230,10 +230,31 @@ def test_a_second_command_is_refused_unless_both_share(
     assert _objects(bucket) == _files(tmp_path / "out")
 
 
+def test_a_command_that_does_not_share_is_refused_while_others_share(
+    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not once they are gone, killed or not."""
+    monkeypatch.setattr(lease, "_is_dead", lambda found: False)  # as on another machine
+    monkeypatch.setattr(bucket_output, "Lease", functools.partial(Lease, expires_s=0.4))
+    with bucket_output.held(bucket, print, shared=True):
+        (name,) = bucket.sizes()
+        left = bucket.get(name)
+        assert left is not None
+        with pytest.raises(RunAgain, match=rf"commands that share {URL} are using it \(process "):
+            _run(source)
+        assert list(bucket.sizes()) == [name]
+        assert _run(source, share="1")[0]["cut"] == 2
+    assert not [name for name in bucket.sizes() if name.startswith(".shares")]
+    bucket.put(name, left.data)  # of a command that was killed
+    _, said = _run(source)
+    assert f"{URL} may be in use by commands that share it, such as process" in said[0]
+    assert name not in bucket.sizes()
+
+
 def test_a_lease_that_a_killed_command_left_elsewhere_does_not_stop_others(
     source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_output, "watched", functools.partial(lease.watched, expires_s=0.2))
+    monkeypatch.setattr(bucket_output, "Lease", functools.partial(Lease, expires_s=0.2))
     bucket.put(lease.NAME, json.dumps({"host": "elsewhere", "machine": "another"}).encode())
     report, said = _run(source, share="1")
     assert report["cut"] == 2
@@ -329,10 +350,15 @@ def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_pa
     _run(source)
     with pytest.raises(InputError, match=f"OUT {URL} contains clips with other settings"):
         _run(source, settings=dataclasses.replace(SMALL, quantizer=9))
-    with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
-        _run("s3://films", "s3://films/a")
-    with pytest.raises(InputError, match=r"OUT https://host/a: use a local folder, s3://"):
-        _run(source, "https://host/a")
+    for use in (_run, _estimated):  # the same for the command and its estimate
+        with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
+            use("s3://films", "s3://films/a")
+        with pytest.raises(InputError, match=r"OUT gs://films/a is inside SOURCE gs://films/"):
+            use("gcs://films/", "gs:/films/a")
+        with pytest.raises(InputError, match=r"OUT https://host/a: use a local folder, s3://"):
+            use(source, "https://host/a")
+        with pytest.raises(InputError, match=rf"OUT {source}/out is inside SOURCE {source},"):
+            use(source, source / "out")
     bucket.put(".prepare/settings.json", b"[")
     with pytest.raises(InputError, match=r"settings.json is damaged \(it is not JSON\)"):
         _run(source)
@@ -342,18 +368,19 @@ def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_pa
             _run(tmp_path / name)
 
 
-def test_an_estimate_writes_nothing(source: Path, bucket: Bucket, remote: Any) -> None:
-    def estimated() -> Any:
-        return prepare_clips.estimate(
-            "s3://films", URL, SMALL, engine=engine.Local(1), say=lambda line: None
-        )
+def _estimated(source: Path | str, out: Path | str = URL) -> Any:
+    return prepare_clips.estimate(
+        str(source), out, SMALL, engine=engine.Local(1), say=lambda line: None
+    )
 
-    found = estimated()
+
+def test_an_estimate_writes_nothing(source: Path, bucket: Bucket, remote: Any) -> None:
+    found = _estimated("s3://films")
     assert not bucket.sizes()
     assert (found.files, found.sampled) == (3, 3)
     assert found.in_bytes == sum(path.stat().st_size for path in source.rglob("*.mp4"))
     _run("s3://films")
-    assert estimated().files == 0
+    assert _estimated("s3://films").files == 0
 
 
 def test_records_of_other_videos_are_listed(source: Path, bucket: Bucket) -> None:

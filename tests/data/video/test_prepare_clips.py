@@ -622,7 +622,7 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     assert first.stdout is not None
     while "sub/2.mp4" not in (line := first.stdout.readline()):
         assert line
-    with pytest.raises(RunAgain, match="another run is using"):
+    with pytest.raises(RunAgain, match="another command is using"):
         _run(source, out)
     second = start(1)
     records = out / ".prepare/records"
