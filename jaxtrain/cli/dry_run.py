@@ -56,7 +56,7 @@ def report(
     worker: str,
     say: Callable[[str], None],
 ) -> None:
-    """Prints an estimate, and warns if the results do not fit on their disk.
+    """Prints an estimate, what the disk lacks for the results, and why they cannot be made.
 
     Args:
         found: the estimate.
@@ -67,9 +67,23 @@ def report(
         worker: what a worker runs on, such as "core".
         say: prints a line.
     """
-    if not found.files:
+    if found.files:
+        _report_sizes(found, out, things, results, room, worker, say)
+    else:
         say(f"nothing to do: {out} already has the {results}")
-        return
+    if found.refused is not None:
+        say(f"without --dry-run, this command would end with an error: {found.refused}")
+
+
+def _report_sizes(
+    found: Estimate,
+    out: Path | str,
+    things: str,
+    results: str,
+    room: tuple[int, int],
+    worker: str,
+    say: Callable[[str], None],
+) -> None:
     workers, nodes = min(room[0], found.files), room[1]
     spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
     times = [f"{formats.seconds(found.serial + found.seconds)} on one {worker}"]

@@ -68,8 +68,8 @@ def _prepare(
     say: Callable[[str], None],
 ) -> int:
     from jaxtrain.data import cache
-    from jaxtrain.data.quarantine import too_many
 
+    say = _once(say)  # both steps find the same broken files
     if flags.engine != "local" or flags.workers is not None:
         # The same caches as those that `open` looks for.
         run.data.with_tokenizer_of(model, lambda line: None).prepare(
@@ -82,11 +82,6 @@ def _prepare(
             uploads=True,
         )
     sources = run.data.open(model, seed=run.seed, say=say, uploads=True)
-    for bad in sources.bad[:5]:
-        say(f"skipped: {bad}")
-    complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)
-    if complaint:
-        raise InputError(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
     say(sources.summary)
     root = cache.url(run.data.cache_dir) or str(cache.root(run.data.cache_dir))
     say(f"ready in {root}: train with the same --config and fields")
@@ -106,3 +101,15 @@ def _prepare(
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         say(f"wrote {flags.json}")
     return 0
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Returns a function that prints each line once."""
+    said: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    return once

@@ -49,6 +49,7 @@ class Estimate:
         in_bytes: size of the files.
         out_bytes: size of the results.
         dropped: sampled files that would be dropped, with reasons.
+        refused: why the command would end with an error, by what the sample shows; else None.
     """
 
     files: int
@@ -59,6 +60,7 @@ class Estimate:
     in_bytes: int
     out_bytes: float
     dropped: tuple[BadExample, ...]
+    refused: str | None = None
 
 
 def spread(files: Iterable[File], size: Callable[[File], int], most: int = SAMPLE) -> list[File]:

@@ -4,14 +4,49 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jaxtrain import terminal
-from jaxtrain.errors import BadExample
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import atomic
 
 _NAME = "quarantine.jsonl"
+
+
+_NAMED = 5  # broken files that the console lists
+
+
+class TooManyBroken(InputError):
+    """More input files are broken than ``data.max_bad_share`` allows.
+
+    Args:
+        complaint: the result of :func:`too_many`.
+        bad: the broken files.
+    """
+
+    def __init__(self, complaint: str, bad: tuple[BadExample, ...]) -> None:
+        super().__init__(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
+        self.complaint, self.bad = complaint, bad
+
+
+def skip(bad: Sequence[BadExample], files: int, largest: float, say: Callable[[str], None]) -> None:
+    """Lists the first broken input files on the console.
+
+    Args:
+        bad: the broken input files.
+        files, largest: see :func:`too_many`.
+        say: prints a line.
+
+    Raises:
+        TooManyBroken: more are broken than the config tolerates.
+    """
+    for one in bad[:_NAMED]:
+        say(f"skipped: {one}")
+    if len(bad) > _NAMED:
+        say(f"skipped: {len(bad) - _NAMED:,} more")
+    if complaint := too_many(len(bad), files, largest):
+        raise TooManyBroken(complaint, tuple(bad))
 
 
 @dataclasses.dataclass(frozen=True)

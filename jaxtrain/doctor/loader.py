@@ -11,7 +11,7 @@ import jax
 from jaxtrain.config import invocation
 from jaxtrain.data import loader_rate, worker_count
 from jaxtrain.data.loader_rate import LONGEST_S, Rate
-from jaxtrain.data.quarantine import Quarantine, too_many
+from jaxtrain.data.quarantine import Quarantine, TooManyBroken, too_many
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -24,6 +24,7 @@ from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
 
 _NAMED = 5  # broken files in a message
+_FIX_BROKEN = "fix or remove them, or raise --data.max_bad_share"
 
 # Lowest and highest MFU of a step; assumed. A small model is bound by memory traffic and not by
 # arithmetic, and only a compiler can determine that traffic.
@@ -110,7 +111,11 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     if hasattr(data, "problems") and data.problems(subject.run.model):
         return  # inputs() reports them
     model = hub.with_local_tokenizer(subject.run.model, lambda line: None)
-    opened.append(data.open(model, seed=subject.run.seed, say=lambda line: None))
+    try:
+        opened.append(data.open(model, seed=subject.run.seed, say=lambda line: None))
+    except TooManyBroken as error:
+        yield problem(f"{error.complaint}: {_named(list(error.bad))}", _FIX_BROKEN)
+        return
     yield ok(opened[0].summary)
 
 
@@ -122,9 +127,7 @@ def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
         count, named = len(sources.bad), _named(list(sources.bad))
         complaint = too_many(count, sources.files, subject.run.data.max_bad_share)
         if complaint:
-            yield problem(
-                f"{complaint}: {named}", "fix or remove them, or raise --data.max_bad_share"
-            )
+            yield problem(f"{complaint}: {named}", _FIX_BROKEN)
         else:
             summary = (
                 f"{count} of {sources.files} input files are broken ({count / sources.files:.1%})"

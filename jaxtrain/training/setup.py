@@ -26,7 +26,7 @@ from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache, pipeline, worker_count
-from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.quarantine import Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
@@ -413,7 +413,12 @@ def open_training(
         quarantine = Quarantine.open(directory, jax.process_index())
         with phases.within("data", allowance_s=None):  # may download
             model = _with_source(run, say) if start_from is None else run.model
-            sources = open_data(run, model, start_from, say)
+            try:
+                sources = open_data(run, model, start_from, say)
+            except TooManyBroken as error:
+                if jax.process_index() == 0:
+                    quarantine.add_all(error.bad, found="index")
+                raise
         bad_share = _quarantined(run, sources, quarantine, say)
 
         step_setup = build(run, mesh, len(sources.train), say, position)

@@ -255,6 +255,38 @@ def test_workers_share_the_text_of_one_file(
     assert pools == [0, 3]  # the scan has a process for each MB
 
 
+def test_too_many_broken_texts_are_refused_before_the_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    texts = small_text.write(tmp_path / "texts", 2)
+    (texts / "latin.txt").write_bytes(b"caf\xe9")
+    (texts / "cut.jsonl").write_text('{"text": "a"}\n{"text": ')
+    (texts / "empty.txt").touch()
+    data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
+    refusal = "3 of 5 input files are broken (60.0%), more than data.max_bad_share (10.0%): fix or"
+    for known in (False, True):  # from an earlier scan
+        assert _main("prepare", "tokens", *data, "--dry-run") == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith(
+            "without --dry-run, this command would end with an error: " + refusal
+        )
+        assert _main("prepare", "tokens", *data) == 2
+        printed = capsys.readouterr()
+        assert refusal in printed.err
+        assert printed.out.count("skipped") == printed.out.count("skipped: ") == 3
+        assert "tokeniz" not in printed.out, known
+    assert _main("prepare", "tokens", *data, "--data.max_bad_share", 0.6, "--workers", 1) == 0
+    assert capsys.readouterr().out.count("skipped") == 3
+    assert _main("prepare", "tokens", *data, "--dry-run") == 0  # the tokens exist
+    assert refusal in capsys.readouterr().out.splitlines()[-1]
+    run = ("--output-dir", tmp_path / "run", "--mesh.data", jax.device_count())
+    assert _main(*data, *run, "--data.batch_size", jax.device_count()) == 2
+    assert refusal in capsys.readouterr().err
+    listed = (tmp_path / "run/quarantine.jsonl").read_text().splitlines()
+    assert len(listed) == 3
+
+
 def test_an_estimate_is_printed_and_nothing_is_written(
     videos: Path,
     tmp_path: Path,

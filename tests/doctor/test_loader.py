@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import sample_videos
+import small_text
 from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
@@ -240,6 +241,19 @@ def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     strict = config.load("demo", ["--data.path", str(folder)])
     found = only_problem(loader.broken(subject(tmp_path, strict), opened))
     assert "data.max_bad_share (10.0%)" in found.seen
+    assert "fix or remove them" in found.cure
+
+
+def test_texts_that_cannot_be_opened_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    folder = small_text.write(tmp_path / "texts", 2)
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    run = config.load("demo_mlm", ["--data.path", str(folder)])
+    found = only_problem(loader.opening(subject(tmp_path, run), []))
+    assert found.seen.startswith("1 of 3 input files are broken (33.3%)")
+    assert "latin.txt: not UTF-8" in found.seen
     assert "fix or remove them" in found.cure
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtrain.data import cache
 from jaxtrain.data.engine import KILLS, Engine
 from jaxtrain.data.estimate import SAMPLE, Estimate, Measured, Stopwatch, from_sample, spread
+from jaxtrain.data.quarantine import too_many
 from jaxtrain.data.text import (
     documents,
     encoding,
@@ -70,7 +71,8 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
         content = _tokenizer(data, model.vocab_size, corpora, folder)
         left = _left(data, corpora, content, folder)
         if not left:
-            return from_sample([], 0, 0)
+            refused = _refused(data, files, fresh, [])
+            return dataclasses.replace(from_sample([], 0, 0), refused=refused)
         sample: list[Fresh | Scanned] = spread(fresh or files, _size, most)
         while len(sample) > 2 and sum(map(_size, sample)) > _MOST_BYTES:
             sample = spread(sample, _size, len(sample) // 2)
@@ -118,7 +120,23 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
         serial=serial,
         in_bytes=round(size * left),
         out_bytes=found.out_bytes + spans * scale * _SPAN_BYTES + records,
+        refused=_refused(data, files, fresh, [one.scanned for one in tried]),
     )
+
+
+def _refused(
+    data: Text, files: Sequence[Scanned], fresh: Sequence[Fresh], sample: Sequence[Scanned]
+) -> str | None:
+    """Returns why the command would refuse the files; None if it would not, by the sample."""
+    count = len(files) + len(fresh)
+    bad = sum(file.reason is not None for file in files)
+    about = ""
+    if fresh:
+        found = sum(file.reason is not None for file in sample)
+        bad += round(len(fresh) * found / len(sample))
+        about = "about " if len(sample) < len(fresh) else ""
+    complaint = too_many(bad, count, data.max_bad_share)
+    return complaint and f"{about}{complaint}: fix or remove them, or raise --data.max_bad_share"
 
 
 def _silent(line: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtrain.config import overrides
-from jaxtrain.data import cache, mixture
+from jaxtrain.data import cache, mixture, quarantine
 from jaxtrain.data.engine import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
@@ -185,7 +185,8 @@ class Text:
         engine reads and tokenizes each file on any of its nodes instead, with the same results.
 
         Raises:
-            InputError: no path, no text, too many bad files, or a tokenizer that does not fit.
+            TooManyBroken: too many bad files.
+            InputError: no path, no text, or a tokenizer that does not fit.
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
@@ -199,6 +200,11 @@ class Text:
             self._find(one, flag, folder, say, engine, processes, bucket)
             for flag, one in self.inputs(path)
         ]
+        everything = [file for files in found for file in files]
+        bad = tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None)
+        # Before the tokenizer and the tokens, which take hours of a large corpus. Neither skips
+        # any more files: one that cannot be read then has changed.
+        quarantine.skip(bad, len(everything), self.max_bad_share, say)
         corpora = self.corpora(found, path, say)
         tokenizer_path = vocabulary.prepare(
             corpora,
@@ -231,13 +237,12 @@ class Text:
                 f"the tokenizer has {manifest['vocabulary']} ids and model.vocab_size is "
                 f"{vocab_size}: {vocab_size - manifest['vocabulary']} ids of the model stay unused"
             )
-        everything = [file for files in found for file in files]
         return Prepared(
             caches=caches,
             tokenizer=caches[0][0] / tokenizer.NAME,
             vocabulary=manifest["vocabulary"],
             files=len(everything),
-            bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
+            bad=bad,
             bucket=bucket,
         )
 
@@ -264,7 +269,7 @@ class Text:
             InputError: no usable text in one of the inputs.
         """
         named = self.inputs(path)
-        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
+        good = [_good(files, *where) for files, where in zip(found, named, strict=True)]
         training = good if self.val_path is None else good[:-1]
         quotas = self._quotas([sum(file.documents for file in files) for files in training], say)
         made = [
@@ -375,20 +380,12 @@ class Text:
             split = splitting.assign_all(counts, splitting.TRAIN, quota)
         return tokens.Corpus(files=files, split=split, text_field=self._field(path))
 
-    def _good(
-        self,
-        found: list[documents.Scanned],
-        flag: str,
-        path: str,
-        say: Callable[[str], None],
-    ) -> list[documents.Scanned]:
-        good = [file for file in found if file.reason is None]
-        bad = [file for file in found if file.reason is not None]
-        for file in bad[:5]:
-            say(f"skipped {file.path}: {file.reason}")
-        if not good:
-            raise InputError(
-                f"{flag} {path}: none of the {len(found)} files can be read; the first is "
-                f"{bad[0].path}: {bad[0].reason}"
-            )
-        return good
+
+def _good(found: list[documents.Scanned], flag: str, path: str) -> list[documents.Scanned]:
+    good = [file for file in found if file.reason is None]
+    if not good:
+        raise InputError(
+            f"{flag} {path}: none of the {len(found)} files can be read; the first is "
+            f"{found[0].path}: {found[0].reason}"
+        )
+    return good

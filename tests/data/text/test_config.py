@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import pytest
 import tokenizers
 from small_text import Model, opened, sequences, silent, write
 
+from jaxtrain.data.quarantine import TooManyBroken
 from jaxtrain.data.source import Source
 from jaxtrain.data.text import Masked, encoding, stdlib_corpus
 from jaxtrain.data.text.masking import MaskedSource, masked_count
@@ -166,11 +168,32 @@ def test_bad_files_are_reported_and_not_used(tmp_path: Path) -> None:
         ("a.txt", "not UTF-8: i"),
         ("b.jsonl", "line 2: not "),
     ]
-    assert sum(text.startswith("skipped ") for text in said) == 2
+    assert sum(text.startswith("skipped: ") for text in said) == 2
     assert "8 text files (2 bad)" in got.summary
     assert got.train.fingerprint == clean.train.fingerprint
     with pytest.raises(InputError, match=r"none of the 1 files can be read.*a.txt: not UTF-8"):
         opened(source / "a.txt", tmp_path, max_bad_share=1.0)
+
+
+def test_too_many_bad_files_are_refused_right_after_the_scan(tmp_path: Path) -> None:
+    """Before a tokenizer is trained; in all inputs together."""
+    good, source = write(tmp_path / "good", files=2), tmp_path / "in"
+    source.mkdir()
+    (source / "a.txt").write_text("A file with text. " * 9000)
+    for number in range(7):
+        (source / f"bad{number}.txt").write_bytes(b"\xff")
+    said: list[str] = []
+    config = Masked(
+        path=str(good), more_paths=(str(source),), batch_size=2, cache_dir=str(tmp_path / "cache")
+    )
+    with pytest.raises(TooManyBroken, match=r"^7 of 10 input files are broken \(70.0%\)") as error:
+        config.open(Model(), seed=0, say=said.append)
+    assert [Path(bad.path).name for bad in error.value.bad] == [f"bad{n}.txt" for n in range(7)]
+    listed = [line for line in said if not line.startswith("scanning ")]
+    assert listed == [*(f"skipped: {bad}" for bad in error.value.bad[:5]), "skipped: 2 more"]
+    assert [path.name[:5] for path in (tmp_path / "cache/text").iterdir()] == ["scan-"] * 2
+    config = dataclasses.replace(config, max_bad_share=0.7)
+    assert len(config.open(Model(), seed=0, say=said.append).bad) == 7
 
 
 def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
