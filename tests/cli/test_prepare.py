@@ -252,7 +252,7 @@ def test_workers_share_the_text_of_one_file(
     data = ("--data.path", tmp_path / "one.jsonl", "--data.cache_dir", tmp_path / "cache")
     assert _main("prepare", "tokens", "--config", "demo_mlm", *data, "--workers", 3) == 0
     assert "MB of text in 3 processes" in capsys.readouterr().out
-    assert pools == [0, 3]  # the scan has a process for each MB
+    assert pools == [0, 0, 3]  # the scan and the count of words have a process for each MB
 
 
 def test_too_many_broken_texts_are_refused_before_the_tokenizer(
