@@ -27,7 +27,15 @@ DISTRIBUTIONS = {
 }
 MOST_ROOT_MODULES = 6
 # Imports that would slow down worker processes and the parsing of a command line.
-LIGHT = {"jaxtrain.main": {"jax", "flax", "optax", "orbax", "grain", "numpy", "tyro"}}
+_JAX = {"jax", "flax", "optax", "orbax", "grain"}
+LIGHT = {
+    "jaxtrain.main": _JAX | {"numpy", "tyro"},
+    # Commands that check their input before they load jax and a model.
+    **{
+        f"jaxtrain.cli.{name}": _JAX
+        for name in ("encode", "decode", "evaluate", "prepare_tokens", "reconstruct")
+    },
+}
 
 
 def modules(checkout: Path) -> dict[str, Path]:

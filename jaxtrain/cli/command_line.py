@@ -101,25 +101,46 @@ def _refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) ->
     """Rejects arguments that resemble a flag of the command: the config would only suggest
     fields."""
     fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
-    own = [flag for action in parser._actions for flag in action.option_strings]
     for word in overrides:
         typed = word.partition("=")[0]
         if not typed.startswith("--") or "." in typed or typed in fields:
             continue
-        near = difflib.get_close_matches(typed, own, n=1, cutoff=0.75)
-        if near:
-            raise InputError(f"{parser.prog}: unknown flag {typed}; did you mean {near[0]}?")
+        if near := _near(parser, typed):
+            raise InputError(f"{parser.prog}: unknown flag {typed}; did you mean {near}?")
+
+
+def _near(parser: argparse.ArgumentParser, typed: str) -> str | None:
+    """Returns the flag of a command that a misspelled one resembles, if any."""
+    own = [flag for action in parser._actions for flag in action.option_strings]
+    return next(iter(difflib.get_close_matches(typed, own, n=1, cutoff=0.75)), None)
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: list[str]) -> None:
+    """Rejects arguments that a command does not have.
+
+    Raises:
+        InputError: there are any; the message has the flag that the first one resembles.
+    """
+    if rest:
+        near = _near(parser, rest[0].partition("=")[0])
+        raise InputError(
+            f"{parser.prog}: unknown argument {' '.join(rest)}; "
+            + (f"did you mean {near}? see " if near else "see ")
+            + f"{_typed(parser)} --help"
+        )
 
 
 def require_config(name: str | None) -> None:
     """Refuses a command line without ``--config``.
 
     Raises:
-        InputError: lists the configs.
+        InputError: the message has the command that lists the configs.
     """
     if not name:
-        names = ", ".join(files.names())
-        raise InputError(f"--config is missing; the configs are: {names}")
+        raise InputError(
+            "--config is missing; try demo, demo_gpt, or demo_mlm; "
+            f"{invocation.program()} configs list describes all {len(files.names())}"
+        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -171,10 +192,7 @@ def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse
         flags, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see {_typed(parser)} --help") from None
-    if rest:
-        raise InputError(
-            f"{parser.prog}: unknown argument {' '.join(rest)}; see {_typed(parser)} --help"
-        )
+    refuse_unknown(parser, rest)
     return flags
 
 

@@ -11,13 +11,15 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, engine_flags, video_flags
 from jaxtrain.data.video import writing
-from jaxtrain.inference import latent_files, video
-from jaxtrain.interop import hub
+from jaxtrain.inference import latent_files
+
+if TYPE_CHECKING:
+    from jaxtrain.inference.video import Autoencoder
 
 _SUFFIXES = frozenset((".safetensors", ".latent"))
 
@@ -50,8 +52,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _model(flags: argparse.Namespace) -> video.Autoencoder:
-    return video.Autoencoder(
+def _model(flags: argparse.Namespace) -> "Autoencoder":
+    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
+    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.interop import hub
+
+    return Autoencoder(
         hub.local(flags.source), flags.precision, command="decode", preview=flags.preview
     )
 
@@ -71,7 +77,7 @@ def _folder(flags: argparse.Namespace) -> int:
 
 
 def _decode_file(
-    crf: int, model: video.Autoencoder, source: Path, target: Path, check: Callable[[], None]
+    crf: int, model: "Autoencoder", source: Path, target: Path, check: Callable[[], None]
 ) -> dict[str, Any]:
     found = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
     return {"frames": found.frames, "size": found.size}

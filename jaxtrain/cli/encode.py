@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from jaxtrain.data.video import files
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
 from jaxtrain.inference import latent_files
-from jaxtrain.inference import video as autoencoding
-from jaxtrain.interop import hub
 from jaxtrain.storage import atomic, tensor_stream
+
+if TYPE_CHECKING:
+    from jaxtrain.inference.video import Autoencoder
 
 
 def main(arguments: list[str]) -> int:
@@ -45,14 +46,22 @@ def main(arguments: list[str]) -> int:
         )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
+    model = _model(flags)
     with command_line.cleaning_up():
         _encode(model, video, storage, flags)
     return 0
 
 
+def _model(flags: argparse.Namespace) -> "Autoencoder":
+    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
+    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.interop import hub
+
+    return Autoencoder(hub.local(flags.source), flags.precision, command="encode")
+
+
 def _encode(
-    model: autoencoding.Autoencoder,
+    model: "Autoencoder",
     video: Video,
     storage: latent_files.Storage,
     flags: argparse.Namespace,
@@ -77,7 +86,7 @@ def _note(video: Video, found: latent_files.Encoded) -> str:
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
     cluster = engine_flags.cluster(flags)
     todo = video_flags.folder_jobs(flags.video, flags.target, files.SUFFIXES, storage.suffix, flags)
-    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision, command="encode")
+    model = _model(flags)
     storage.check(model.model.latent_channels)
     settings = {
         "weights": model.digest(),
@@ -93,7 +102,7 @@ def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
 
 def _encode_file(
     storage: latent_files.Storage,
-    model: autoencoding.Autoencoder,
+    model: "Autoencoder",
     source: Path,
     target: Path,
     check: Callable[[], None],

@@ -11,30 +11,24 @@ model, run jaxtrain evaluate SOURCE --help.
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line, engine_flags, evaluate_text, video_flags
+from jaxtrain.cli import command_line, engine_flags, video_flags
 from jaxtrain.config import overrides
-from jaxtrain.data.video import evaluation_clips
+from jaxtrain.data.video import evaluation_clips, files
 from jaxtrain.errors import InputError
-from jaxtrain.inference import compare, load
-from jaxtrain.inference.compare import Comparison
-from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
-from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.inference.protocols import PROTOCOLS, Protocol
-from jaxtrain.interop import hub, weights
 from jaxtrain.storage import addresses, atomic
 
-# Optional methods of a model's module (jaxtrain.models), and the class that calls them.
-_OF_TEXT: dict[str, type[MaskedModel] | type[CausalModel]] = {
-    "logits_at": MaskedModel,
-    "decode_step": CausalModel,
-}
+if TYPE_CHECKING:
+    from jaxtrain.inference.compare import Comparison
+
 _OF_VIDEO = "decode"
 _MOST_SOURCES = 3
 _LETTERS = "ABC"
@@ -50,16 +44,22 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing can be measured.
     """
+    _check_present(arguments)
+    # They import jax, which takes seconds.
+    from jaxtrain.cli import evaluate_text
+    from jaxtrain.inference import compare, load
+    from jaxtrain.interop import hub
+
     arguments = [
         str(hub.local(text)) if hub.is_remote(text) and before != "--data" else text
         for before, text in zip(["", *arguments], arguments, strict=False)
     ]
     for source, model in _models(arguments):
-        for method, kind in _OF_TEXT.items():
+        for method, kind in evaluate_text.KINDS.items():
             if load.has(model, method):
                 return evaluate_text.main(arguments, kind)
         if not load.has(model, _OF_VIDEO):
-            raise load.cannot(model, "evaluate", *_OF_TEXT, _OF_VIDEO, source=source)
+            raise load.cannot(model, "evaluate", *evaluate_text.KINDS, _OF_VIDEO, source=source)
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
@@ -127,8 +127,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _check_present(arguments: list[str]) -> None:
+    """Refuses ``--data`` that does not exist; whether it fits depends on the model."""
+    for flag, value in itertools.pairwise(arguments):
+        if flag == "--data" and files.is_absent(value):
+            raise InputError(
+                f"--data {value}: no such file or folder; pass a folder of videos, a video, or a "
+                "list of them; for a language model, a text file"
+            )
+
+
 def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
     """The models among the arguments."""
+    from jaxtrain.interop import weights
+
     paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
     for path in paths:
         model = weights.model_at(path)
@@ -173,7 +185,7 @@ def _resolve(flags: argparse.Namespace) -> Protocol | None:
 
 
 def _text(
-    found: Comparison,
+    found: "Comparison",
     sources: Sequence[str],
     flags: argparse.Namespace,
     compared: int,
@@ -252,7 +264,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _as_json(found: Comparison) -> dict[str, Any]:
+def _as_json(found: "Comparison") -> dict[str, Any]:
     def of_gap(gap: Difference) -> dict[str, Any]:
         whole = dataclasses.asdict(gap)
         return {**whole.pop("estimate"), **whole}

@@ -25,6 +25,12 @@ from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.storage import atomic
 
+KINDS: dict[str, type[MaskedModel] | type[CausalModel]] = {
+    "logits_at": MaskedModel,
+    "decode_step": CausalModel,
+}
+"""Optional methods of a model's module (jaxtrain.models), and the class that calls them."""
+
 _PRINT_EVERY_S = 10.0
 
 

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.cli import dry_run, engine_flags
+    from jaxtrain.cli import command_line, dry_run, engine_flags
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -107,10 +107,7 @@ def _clips(arguments: list[str]) -> int:
         raise InputError(
             f"prepare clips needs SOURCE and OUT; see {invocation.program()} prepare clips --help"
         )
-    if rest:
-        raise InputError(
-            f"prepare clips: unknown argument {' '.join(rest)}; see prepare clips --help"
-        )
+    command_line.refuse_unknown(parser, rest)
     engine = engine_flags.chosen(flags)
     given = {field: getattr(flags, field) for field in (one.replace("-", "_") for one in numbers)}
     given = {field: value for field, value in given.items() if value is not None}

@@ -7,6 +7,7 @@ stop, repeat the command.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     engine = engine_flags.chosen(flags)
+    _check_present(flags.config, overrides)
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
 
@@ -58,6 +60,22 @@ def main(arguments: list[str]) -> int:
         return 0
     with bucket_output.admitted(cache.url(run.data.cache_dir), say):
         return _prepare(run, model, engine, flags, say)
+
+
+def _check_present(name: str, overrides: list[str]) -> None:
+    """Refuses ``--data.path`` that does not exist before a config imports jax for its model.
+
+    A run checks the same and more, after that.
+    """
+    from jaxtrain.config import files
+    from jaxtrain.data.text import documents, hub_datasets
+
+    files.find(name)
+    for flag, value in itertools.pairwise(overrides):
+        if flag != "--data.path" or value.startswith("--") or value == "None":
+            continue
+        if not hub_datasets.is_named(value) and documents.is_absent(value):
+            raise InputError(documents.absent(flag, value))
 
 
 def _prepare(

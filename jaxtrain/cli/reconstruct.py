@@ -9,6 +9,7 @@ import argparse
 import collections
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
@@ -18,8 +19,9 @@ from jaxtrain.cli import command_line, video_flags
 from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.data.video.writing import Writer
-from jaxtrain.inference import video as autoencoding
-from jaxtrain.interop import hub
+
+if TYPE_CHECKING:
+    from jaxtrain.inference.video import Autoencoder
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +37,11 @@ def main(arguments: list[str]) -> int:
     video_flags.check_apart(flags.video, flags.target)
     video_flags.check_crf(flags.crf)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(hub.local(flags.source), flags.precision)
+    # They import jax, which takes seconds.
+    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.interop import hub
+
+    model = Autoencoder(hub.local(flags.source), flags.precision)
     model.require_whole()
     with command_line.cleaning_up():
         _reconstruct(model, video, flags.target, flags)
@@ -43,8 +49,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _reconstruct(
-    model: autoencoding.Autoencoder, video: Video, target: Path, flags: argparse.Namespace
+    model: "Autoencoder", video: Video, target: Path, flags: argparse.Namespace
 ) -> None:
+    from jaxtrain.inference import video as autoencoding
+
     # Only this rule depends on the number of latents.
     exact = model.model.trim == "odd_latents"
     latents = model.model.timing.needed(video.count()) if exact else None

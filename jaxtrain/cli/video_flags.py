@@ -4,14 +4,17 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, dry_run, engine_flags
 from jaxtrain.data import engine
 from jaxtrain.errors import InputError
-from jaxtrain.inference import folder, video_folder
-from jaxtrain.inference.video import Autoencoder
+from jaxtrain.inference import folder
+
+if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
+    from jaxtrain.inference import video_folder
+    from jaxtrain.inference.video import Autoencoder
 
 _MOST_WORKERS = 1024
 _WORST_CRF = 51
@@ -97,7 +100,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
-    dry_run.add(parser, "files of a folder", video_folder.SAMPLE)
+    dry_run.add(parser, "files of a folder", folder.SAMPLE)
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
@@ -135,11 +138,11 @@ def folder_jobs(
 
 
 def process_folder(
-    model: Autoencoder,
+    model: "Autoencoder",
     todo: list[folder.Job],
     flags: argparse.Namespace,
     settings: dict[str, Any],
-    work: video_folder.Work,
+    work: "video_folder.Work",
     what: str,
     cluster: engine.Ray | None,
 ) -> int:
@@ -157,6 +160,8 @@ def process_folder(
     Raises:
         InputError: OUT has results with other settings.
     """
+    from jaxtrain.inference import video_folder
+
     out = flags.target
     if flags.dry_run:
         estimated = video_folder.estimate(model, folder.left(todo, out, settings), work)

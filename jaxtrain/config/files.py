@@ -54,11 +54,11 @@ def find(name_or_path: str) -> Path:
 
 
 def _suggested(name: str, present: list[str]) -> str:
-    """Returns the nearest names of configs, or else those that contain a name, or else all."""
+    """Returns the nearest names of configs, or those that contain a name, and how to list all."""
     near = close_to(name, present) or [one for one in present if name.lower() in one]
     more = f"{invocation.program()} configs list describes all"
     if not near:
-        return f"choose from {', '.join(present)}; {more}"
+        return more
     *others, last = near
     comma = "," if len(near) > 2 else ""
     return f"did you mean {', '.join(others)}{comma}{' or ' if others else ''}{last}? {more}"

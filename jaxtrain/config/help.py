@@ -173,7 +173,7 @@ def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
         group.add_argument(
             f"--{one.name}",
             metavar=one.takes,
-            help=f"{one.text} ({default})".replace("%", "%%").strip(),
+            help=f"{one.text} ({default})".replace("%", "%%").replace("``", "").strip(),
         )
     return parser.format_help().strip()
 

@@ -32,6 +32,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, listing, lock, shared_folder
 
 MANIFEST = "manifest.jsonl"
+SAMPLE = 4
+"""Most files for an estimate, each of which is processed twice."""
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
 _MOST_MANIFEST = 2**30
 

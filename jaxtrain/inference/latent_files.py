@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from jaxtrain.config import invocation
 from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
-from jaxtrain.inference import video as autoencoding
-from jaxtrain.inference.video import Autoencoder
-from jaxtrain.interop import weights
 from jaxtrain.storage import tensor_stream
+
+if TYPE_CHECKING:
+    from jaxtrain.inference.video import Autoencoder  # takes seconds, because of jax
 
 _LARGEST = 2**31 - 1  # largest number of frames, and of pixels per side
 _MOST_DIGITS = 40  # int() has its own limit, and is slow below it
@@ -90,7 +91,7 @@ class Encoded:
 
 
 def encode(
-    model: Autoencoder,
+    model: "Autoencoder",
     source: Video,
     target: Path,
     storage: Storage,
@@ -108,6 +109,9 @@ def encode(
     Raises:
         InputError: the video is broken, or the file cannot be written.
     """
+    from jaxtrain.inference import video as autoencoding
+    from jaxtrain.interop import weights
+
     storage.check(model.model.latent_channels)
     padding = model.padding(source.height, source.width)
     about = {
@@ -242,7 +246,7 @@ class Decoded:
 
 
 def decode(
-    model: Autoencoder, source: LatentFile, target: Path, crf: int, each_frame: Callable[[], None]
+    model: "Autoencoder", source: LatentFile, target: Path, crf: int, each_frame: Callable[[], None]
 ) -> Decoded:
     """Decodes latents to a video.
 
@@ -256,6 +260,8 @@ def decode(
     Raises:
         InputError: the latents are of another model, or the file cannot be written.
     """
+    from jaxtrain.inference import video as autoencoding
+
     _check(model, source)
     timing = model.model.timing
     wanted = timing.shown(source.frames)
@@ -324,7 +330,7 @@ def _ratio(text: str) -> Fraction:
     return Fraction(text)
 
 
-def _check(model: Autoencoder, source: LatentFile) -> None:
+def _check(model: "Autoencoder", source: LatentFile) -> None:
     """Refuses latents of another model, or too few of them."""
     shape, path, numbers = source.shape, source.path, source.numbers
     factor = model.model.space_factor

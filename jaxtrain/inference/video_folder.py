@@ -18,9 +18,6 @@ from jaxtrain.inference import folder
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
 
-SAMPLE = 4
-"""Most files for an estimate, each of which is processed twice."""
-
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]
 """(model, source, target, stop check) -> what the manifest states about the result.
 
@@ -89,7 +86,7 @@ def estimate(model: Autoencoder, left: Sequence[folder.Job], work: Work) -> Esti
     sizes = [(job.source.stat().st_size, job) for job in left]
     sample = []
     with tempfile.TemporaryDirectory() as temporary:
-        for size, job in spread(sizes, lambda one: one[0], SAMPLE):
+        for size, job in spread(sizes, lambda one: one[0], folder.SAMPLE):
             target = Path(temporary, job.target.name)
             seconds, written, dropped = 0.0, 0, None
             try:

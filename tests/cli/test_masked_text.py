@@ -355,7 +355,7 @@ def test_commands(
         ),
         (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
         (["fill", "nowhere", "[MASK]"], "nowhere does not exist"),
-        (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere cannot be read"),
+        (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere: no such file or folder"),
         (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: pass a text file"),
         (["evaluate", "FOLDER", "--data", "EMPTY"], "the text has no tokens"),
         (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),

@@ -16,7 +16,7 @@ import pytest
 import sample_videos as sample
 import small_text
 
-from jaxtrain import main
+from jaxtrain import config, main
 from jaxtrain.cli import engine_flags
 from jaxtrain.data import engine, worker_pool
 from jaxtrain.interop import weights
@@ -121,6 +121,17 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
         (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown argument --no-such"),
+        (
+            ("prepare", "clips", tmp_path, "out", "--heigth", 64),
+            "unknown argument --heigth 64; did you mean --height? see ",
+        ),
+        (("prepare", "clips", tmp_path, "out", "--heigth=64"), "did you mean --height? see "),
+        (("prepare", "clips", tmp_path, "out", "--no-such"), " -m jaxtrain.main prepare clips --h"),
+        (("prepare", "tokens", "--config", "nothing", "--data.path", "x"), "unknown config"),
+        (
+            ("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone"),
+            "--data.path gone: no such file or folder",
+        ),
         (("prepare", "latents", "--config", "demo"), "--teacher is missing"),
         (("prepare", "latents", "--teacher", "x"), "--config is missing"),
         (
@@ -310,6 +321,15 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
     warning = f"warning: {out} has only 0 bytes of free space: free space there, or choose another"
     assert warning in capsys.readouterr().out
+
+
+def test_absent_text_is_reported_before_jax_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model of a config imports it; on a busy machine, that took a minute."""
+    monkeypatch.setattr(config, "load", lambda *_: pytest.fail("the config was loaded"))
+    assert _main("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone") == 2
+    assert "--data.path gone: no such file or folder" in capsys.readouterr().err
 
 
 def test_an_estimate_of_tokens_writes_nothing(

@@ -235,6 +235,7 @@ def test_help_of_each_config_lists_each_field(
     for name, run in runs.items():
         assert main.main(["--config", name, "--help", "all"]) == 0
         text = capsys.readouterr().out
+        assert "``" not in text, name
         off = [one.name for one in help.sections(run) if one.value is None]
         for leaf in overrides.leaves(run):
             if not optional_section(leaf.annotation):

@@ -351,7 +351,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
         "toy_61": r"unknown config .toy_61.; did you mean toy_16 or toy_8\? .* configs list desc",
         "toy8": r"did you mean toy_8 or toy_16\?",
         "TOY": r"did you mean toy_16 or toy_8\?",
-        "zzz": "choose from toy_16, toy_8; .* configs list describes all",
+        "zzz": "unknown config .zzz.; .* configs list describes all",
         "here/none.py": "config file here/none.py does not exist",
         str(folder): "does not exist",
     }.items():
