@@ -17,6 +17,7 @@ from pathlib import Path
 from jaxtrain.data import text; from jaxtrain.data.text import tokens, word_counts
 from small_text import Model
 tokens._PIECE_CHARACTERS = 100_000
+word_counts.PART_CHARACTERS = 100_000
 word_counts.MOST_COUNTED, word_counts.MOST_LEARNED = 2000, 1000
 config = text.Masked(path=sys.argv[1], batch_size=2, cache_dir=sys.argv[2], tokenizer_kind="word")
 sources = config.open(Model(vocab_size=1000), seed=0, say=lambda line: None)
