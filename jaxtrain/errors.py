@@ -158,6 +158,15 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
+def shortest_folder(path: str) -> str:
+    """Returns :func:`shortest_path` of a folder that no shell would look up: ``r1``, not ``./r1``.
+
+    A name that begins with a dash would be a flag.
+    """
+    short = shortest_path(path)
+    return short if short.startswith("./-") else short.removeprefix("./")
+
+
 def shortest_path(path: str) -> str:
     """Returns a path as typed here: relative if it is below the current directory."""
     beside = os.path.relpath(path)

@@ -101,6 +101,8 @@ def _prepare(
         )
     sources = run.data.open(model, seed=run.seed, say=say, uploads=True)
     say(sources.summary)
+    if sources.small_training:
+        say(sources.small_training)
     root = cache.url(run.data.cache_dir) or str(cache.root(run.data.cache_dir))
     say(f"ready in {root}: train with the same --config and fields")
     if flags.json:

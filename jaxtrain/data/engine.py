@@ -40,6 +40,7 @@ _RETRIES = 3
 _MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
+_REPORT_S = 30.0  # of a wait for the first worker, before it is reported
 _PATIENCE_S = 10.0  # of a start on a cluster that other jobs fill, before it says so
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
 # Packages that determine what a model computes, and how it is sent.
@@ -289,6 +290,11 @@ class Ray:
 
     def _connected(self, run: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
         """Connects to the cluster while results are read."""
+        begins = {
+            "local": "starting Ray on this machine",
+            "auto": "joining the Ray cluster of this machine",
+        }
+        self.say(begins.get(self.address, f"joining the Ray cluster {self.address}"))
         ray = _connected(self.address)
         try:
             yield from run(ray, *arguments)
@@ -313,6 +319,7 @@ class Ray:
         shared = ray.put((work, fixed, _stamp()))
         running: dict[Any, Item] = {}
         waiting = iter(items)
+        first: _Wait | None = _Wait("the first result of the Ray workers", self.say)
         room, read = 0, float("-inf")
         while True:
             if self.workers is not None:
@@ -327,6 +334,11 @@ class Ray:
             refs = list(running)
             # All that are finished, so that the cost of a wait, which grows with the tasks in
             # flight, is not paid for each.
+            while first is not None:
+                if ray.wait(refs, num_returns=1, timeout=first.left_s())[0]:
+                    first = None
+                else:
+                    first.report()
             ray.wait(refs, num_returns=1)
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
             for ref in done:
@@ -373,6 +385,7 @@ class Ray:
         starting: dict[Any, _Actor] = {}  # by reference
         running: dict[Any, tuple[_Actor, Item, int]] = {}
         ready: list[_Actor] = []
+        first: _Wait | None = _Wait("the first Ray worker to load the model", self.say)
         room, read, failed_starts = 0, float("-inf"), 0
         while True:
             if len(ahead) < max(1, room):
@@ -400,6 +413,8 @@ class Ray:
                 continue
             refs = [*starting, *running]
             done, _ = ray.wait(refs, num_returns=1, timeout=_RESIZE_S)
+            if first is not None and not done:
+                first.report()
             for ref in done:
                 if ref in starting:
                     actor = starting.pop(ref)
@@ -416,6 +431,7 @@ class Ray:
                     if error is not None:
                         raise error
                     ready.append(actor)
+                    first = None
                     failed_starts = 0
                     continue
                 actor, item, deaths = running.pop(ref)
@@ -486,6 +502,24 @@ class Ray:
             fit = int(node.get("CPU", 0) / cpus)
             room += min(fit, int(node.get("GPU", 0) / gpus)) if gpus else fit
         return max(1, room if self.workers is None else min(room, self.workers))
+
+
+class _Wait:
+    """Reports how long something has taken: after 30 s, and whenever that has doubled."""
+
+    def __init__(self, what: str, say: Callable[[str], None]) -> None:
+        self._what, self._say = what, say
+        self._began, self._next_s = time.monotonic(), _REPORT_S
+
+    def left_s(self) -> float:
+        """Returns the seconds until the next report."""
+        return max(0.0, self._began + self._next_s - time.monotonic())
+
+    def report(self) -> None:
+        """Prints the time so far, if it is time for that."""
+        if not self.left_s():
+            self._say(f"waiting for {self._what}: {self._next_s:.0f} s so far")
+            self._next_s *= 2
 
 
 def _nodes(ray: Any) -> list[dict[str, float]]:

@@ -94,3 +94,14 @@ class Sources:
     decode: Callable[[Sequence[int]], str] = as_numbers
     faster: str = ""
     example_file: str = ""
+
+    @property
+    def small_training(self) -> str:
+        """A warning if there are more examples for validation than for training; else ""."""
+        train, val = len(self.train), len(self.val)
+        if val <= train:
+            return ""
+        return (
+            f"warning: {val:,} examples are for validation, and only {train:,} for training: add "
+            "training data, or set --data.train_split or --data.val_path"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxtrain import config
 from jaxtrain.config import invocation
-from jaxtrain.errors import shortest_path
+from jaxtrain.errors import shortest_folder
 from jaxtrain.reporting import facts
 from jaxtrain.reporting.markup import Html, element
 from jaxtrain.reporting.run_files import RecordedRun
@@ -45,7 +45,7 @@ def _command(purpose: str, command: str) -> Html:
 
 def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tuple[str, str]]:
     """Yields a purpose and a command; the arguments of a run are quoted for a shell."""
-    here = shortest_path(str(directory))
+    here = shortest_folder(str(directory))
     quoted = shlex.quote(here)
     start = run.last("start")
     arguments = [str(one) for one in start.get("arguments") or ()]

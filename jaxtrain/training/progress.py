@@ -321,7 +321,9 @@ class Progress:
         if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
             workers, prefetch = self._batches.workers, self._run.data.prefetch
-            more = f"raise --data.workers (now {workers}) or --data.prefetch (now {prefetch})"
+            more = f"raise --data.workers (now {workers})"
+            if workers:  # each of them holds this many parts of batches ready
+                more += f" or --data.prefetch (now {prefetch})"
             if self._run.data.workers is None:
                 more = (
                     f"use a host with more CPU cores (they allow {workers} workers), or fewer GPUs"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxtrain import config
 from jaxtrain.config import invocation
-from jaxtrain.errors import shortest_path
+from jaxtrain.errors import shortest_folder, shortest_path
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.save_policy import RunMeta, patience_over
 from jaxtrain.training.stopping import REASONS
@@ -226,7 +226,7 @@ def resume_command(
 
 
 def _typed(directory: Path | str) -> str:
-    return directory if isinstance(directory, str) else shortest_path(str(directory))
+    return directory if isinstance(directory, str) else shortest_folder(str(directory))
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:

@@ -466,7 +466,8 @@ def open_training(
             link_latest()  # otherwise the first save links it
 
         workers = workers_here(run, mesh)
-        say(workers.sentence)
+        if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
+            say(workers.sentence)
         batches = _open_batches(
             step_setup, sources, quarantine, start=position.seen, workers=workers.number
         )
@@ -898,6 +899,8 @@ def open_data(run: config.Run, model: Any, start_from: Path | None, say: Say) ->
         lambda: data.open(model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
+    if sources.small_training:
+        say(sources.small_training)
     process_group.check_same(
         "data",
         f"{sources.train.fingerprint} {sorted(run.batch_spec(1))}",

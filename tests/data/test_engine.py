@@ -240,6 +240,9 @@ def _begin(cpus: int, plus: int) -> Callable[[int], int]:
     return lambda item: item * item + plus + 1000 * cpus
 
 
+JOINING = "joining the Ray cluster of this machine"
+
+
 def _with_models(
     monkeypatch: pytest.MonkeyPatch,
     cluster: _Cluster,
@@ -322,7 +325,54 @@ def test_a_full_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, freed: bool
         "has 16 CPUs and 4 GPUs; free: 1 CPU. Wait until other jobs end, stop them (`ray status` "
         "shows what is used), or add nodes"
     )
-    assert said == ([] if freed else [waiting])
+    assert said == [JOINING] if freed else [JOINING, waiting]
+
+
+def test_a_wait_for_the_first_worker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 50 s, no worker starts."""
+    clock = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
+    cluster, said = _Cluster(CPU=8), list[str]()
+    ready = cluster.wait
+
+    def wait(references: list[Any], **limits: float) -> Any:
+        if clock[0] < 50.0:
+            clock[0] += limits["timeout"]
+            return [], references
+        return ready(references)
+
+    monkeypatch.setattr(cluster, "wait", wait)
+    assert len(_with_models(monkeypatch, cluster, say=said.append)) == 5
+    first = "waiting for the first Ray worker to load the model: 30 s so far"
+    assert said == [JOINING, first]
+
+
+def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
+    ray, said = mock.MagicMock(), list[str]()
+    ray.exceptions.RayError = ray.exceptions.WorkerCrashedError = KeyError
+    ray.exceptions.OutOfMemoryError = KeyError
+    ray.nodes.return_value = [{"Alive": True, "Resources": {"CPU": 2}}]
+    ray.available_resources.return_value = {"CPU": 2}
+    ray.remote.return_value.return_value.remote = lambda item, shared: item
+    ray.get = lambda reference: (reference, None)
+
+    def wait(references: list[int], num_returns: int, timeout: float | None = None) -> Any:
+        if clock[0] < 120.0:
+            assert timeout is not None
+            clock[0] += timeout
+            return [], references
+        return references, []
+
+    ray.wait = wait
+    monkeypatch.setattr(engine, "_connected", lambda address: ray)
+    cluster = engine.Ray("10.0.0.1:6379", workers=2, say=said.append)
+    assert len(list(cluster.as_finished(square, range(5), 0, died=int))) == 5
+    assert said == [
+        "joining the Ray cluster 10.0.0.1:6379",
+        *(f"waiting for the first result of the Ray workers: {s} s so far" for s in (30, 60, 120)),
+    ]
 
 
 def test_a_worker_that_no_node_has_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

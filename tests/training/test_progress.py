@@ -311,6 +311,18 @@ def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: 
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
 
 
+def test_prefetch_is_not_suggested_without_workers(story: Story, said: Any) -> None:
+    """They hold what is prefetched."""
+    story.run = story.run.override({"data.workers": 0})
+    story.batches.workers = 0
+    story.begin()
+    for number in range(1, TOTAL + 1):
+        story.step(wait_s=0.01 if number <= 5 else 1.0)
+    story.progress.flush()
+    (mentioned,) = [line for line in said() if "waits for data" in line]
+    assert mentioned.endswith("raise --data.workers (now 0)")
+
+
 def test_a_long_wait_prints_advice_on_the_data(story: Story, said: Any) -> None:
     story.begin(faster="prepare the clips once")
     for number in range(1, TOTAL + 1):

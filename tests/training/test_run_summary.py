@@ -58,6 +58,15 @@ def test_the_summary_prints_results_and_the_run_directory() -> None:
     assert len(lines) <= 6
 
 
+def test_a_folder_here_is_named_as_one_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, shown in (("r1", "r1"), ("output/first", "output/first"), ("-r", "./-r")):
+        command = run_summary.resume_command("jaxtrain", ["--config", "demo"], tmp_path / name)
+        assert command == f"jaxtrain --config demo --output-dir {shown} --resume latest"
+
+
 def test_the_summary_compares_means_of_the_first_and_last_tenth() -> None:
     noisy = [4.0 + step % 2 for step in range(100)]
     assert results(noisy) == ["train/loss 4.5 (means of 10 logged steps)"]

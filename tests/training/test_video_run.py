@@ -45,7 +45,7 @@ def test_the_console_reports_the_run_and_the_next_commands(place: Path) -> None:
         "step 60/60 | validation",
         "val/psnr ",
         "run directory: ",
-        f"reconstruct ./run {place / 'videos'}/",
+        f"reconstruct run {place / 'videos'}/",
         "--output-dir",
         "--resume latest --loop.steps 120",
     ):
