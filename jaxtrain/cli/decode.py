@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
     if flags is None:
         return 0
     video_flags.check_crf(flags.crf)
+    video_flags.check_present(flags.latents, "latents from jaxtrain encode, or a folder of them")
     if flags.latents.is_dir():
         return _folder(flags)
     video_flags.check_is_folder(flags, flags.latents)

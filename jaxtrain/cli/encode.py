@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
     if flags is None:
         return 0
     storage = latent_files.Storage(flags.dtype, flags.layout, flags.scale, flags.shift)
+    video_flags.check_present(flags.video, "a video, or a folder of videos")
     if flags.video.is_dir():
         return _folder(flags, storage)
     video_flags.check_is_folder(flags, flags.video)

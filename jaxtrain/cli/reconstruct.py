@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
+    video_flags.check_present(flags.video, "a video")
     writing.check_path(flags.target)
     video_flags.check_apart(flags.video, flags.target)
     video_flags.check_crf(flags.crf)

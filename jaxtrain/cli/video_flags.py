@@ -42,6 +42,20 @@ def check_crf(crf: int) -> None:
         raise InputError(f"--crf {crf}: use a number from 0 (lossless) to {_WORST_CRF}")
 
 
+def check_present(path: Path, things: str) -> None:
+    """Checks that the input exists.
+
+    Args:
+        path: the input.
+        things: what to pass, for the message.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not path.exists():
+        raise InputError(f"IN {path}: no such file or folder; pass {things}")
+
+
 def check_apart(source: Path, target: Path) -> None:
     """Checks that the output would not replace the input.
 

@@ -161,7 +161,10 @@ def integers(place: Path, to: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda place, to: place / "nowhere.safetensors", "nowhere.* does not exist"),
+        (
+            lambda place, to: place / "nowhere.safetensors",
+            "IN .*nowhere.safetensors: no such file or folder; pass latents",
+        ),
         (lambda place, to: place, "is a folder"),
         (lambda place, to: place / "clip.mp4", r"clip\.mp4 is not a complete \.safetensors file"),
         (cut, "is not a complete"),

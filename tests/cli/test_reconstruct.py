@@ -246,7 +246,10 @@ def scratched(place: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda place: place / "nowhere.mp4", r"nowhere\.mp4: No such file or directory"),
+        (
+            lambda place: place / "nowhere.mp4",
+            r"IN .*nowhere\.mp4: no such file or folder; pass a video",
+        ),
         (lambda place: place, "is not a file"),
         (sound_only, r"sound\.mp4: has no video stream"),
         (no_frames, r"none\.mp4: (has no video (stream|packets))"),
