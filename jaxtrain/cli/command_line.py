@@ -5,14 +5,13 @@ import contextlib
 import dataclasses
 import difflib
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxtrain import config
+from jaxtrain import config, terminal
 from jaxtrain.config import files, invocation
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Stopped
 from jaxtrain.storage.atomic import expanded
 
 
@@ -203,13 +202,30 @@ def named_file(text: str) -> Path:
 
 @contextlib.contextmanager
 def cleaning_up() -> Iterator[None]:
-    """Makes SIGTERM run the finally clauses, which delete incomplete files."""
+    """Makes SIGTERM raise Stopped, so that incomplete files are deleted and workers end."""
 
     def leave(number: int, _: Any) -> None:
-        sys.exit(128 + number)
+        raise Stopped("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def resumable(finished: str) -> Iterator[None]:
+    """Does the same for a command that can be repeated, and says so after SIGTERM or Ctrl-C.
+
+    Args:
+        finished: what is kept, such as "videos".
+    """
+    try:
+        with cleaning_up():
+            yield
+    except (Stopped, KeyboardInterrupt):
+        terminal.warn(
+            f"stopped; finished {finished} are kept: start the same command again to continue"
+        )
+        raise

@@ -90,13 +90,14 @@ def main(arguments: list[str]) -> int:
     )
     meter = config.build(flags.sources)
     counter = video_flags.Counter(len(clips), "clip")
-    if cluster is None:
-        measured = []
-        for one in meter.measure(clips, terminal.say):
-            measured.append(one)
-            counter.one()
-    else:
-        measured = meter.measure_on_cluster(cluster, clips, config, terminal.say, counter.one)
+    with command_line.cleaning_up():
+        if cluster is None:
+            measured = []
+            for one in meter.measure(clips, terminal.say):
+                measured.append(one)
+                counter.one()
+        else:
+            measured = meter.measure_on_cluster(cluster, clips, config, terminal.say, counter.one)
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")

@@ -119,18 +119,22 @@ def _clips(arguments: list[str]) -> int:
 
     say = terminal.say
     if flags.dry_run:
-        found = prepare_clips.estimate(flags.source, flags.out, settings, engine=engine, say=say)
+        with command_line.cleaning_up():
+            found = prepare_clips.estimate(
+                flags.source, flags.out, settings, engine=engine, say=say
+            )
         room = engine.room()
         dry_run.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
         return 0
-    report = prepare_clips.run(
-        flags.source,
-        flags.out,
-        settings,
-        engine=engine,
-        say=say,
-        share=engine_flags.announced_share(flags, flags.out),
-    )
+    with command_line.resumable("videos"):
+        report = prepare_clips.run(
+            flags.source,
+            flags.out,
+            settings,
+            engine=engine,
+            say=say,
+            share=engine_flags.announced_share(flags, flags.out),
+        )
     listed_in = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
     say(
         f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "

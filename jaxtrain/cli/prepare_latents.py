@@ -116,7 +116,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     share = None if cluster is not None else engine_flags.announced_share(flags, target.where)
     url = cache.url(data.cache_dir)
     try:
-        with bucket_output.admitted(url, say, shared=share is not None):
+        with (
+            command_line.resumable("latents"),
+            bucket_output.admitted(url, say, shared=share is not None),
+        ):
             if cluster is not None:
                 say(f"encoding on {cluster.where}")
                 made = latents.prepare_on_cluster(

@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> int:
     say = terminal.say
     model = hub.with_local_tokenizer(run.model, say)
     if flags.dry_run:
-        found = sampled.estimate(run.data, model, engine=engine, say=say)
+        with command_line.cleaning_up():
+            found = sampled.estimate(run.data, model, engine=engine, say=say)
         if flags.json:
             dry_run.write(found, flags.json)
         local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
@@ -58,7 +59,10 @@ def main(arguments: list[str]) -> int:
         out = cache.url(run.data.cache_dir) or cache.path_of(run.data.cache_dir)
         dry_run.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
         return 0
-    with bucket_output.admitted(cache.url(run.data.cache_dir), say):
+    with (
+        command_line.resumable("parts"),
+        bucket_output.admitted(cache.url(run.data.cache_dir), say),
+    ):
         return _prepare(run, model, engine, flags, say)
 
 

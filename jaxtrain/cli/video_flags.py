@@ -186,23 +186,19 @@ def process_folder(
         return 0
     share = None if cluster else engine_flags.announced_share(flags, out)
     counter = Counter(len(todo), "file")
-    try:
-        with command_line.cleaning_up():
-            found, place = video_folder.process(
-                model,
-                todo,
-                out,
-                settings,
-                work,
-                workers=flags.workers,
-                cluster=cluster,
-                share=share,
-                say=terminal.out,
-                each_file=counter.one_of,
-            )
-    except SystemExit:
-        terminal.out(f"stopped by SIGTERM; to resume, repeat the command with OUT {out}")
-        raise
+    with command_line.resumable("files"):
+        found, place = video_folder.process(
+            model,
+            todo,
+            out,
+            settings,
+            work,
+            workers=flags.workers,
+            cluster=cluster,
+            share=share,
+            say=terminal.out,
+            each_file=counter.one_of,
+        )
     counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
     counts += [f"{found.skipped} already done"] if found.skipped else []
     counts += [f"{len(found.failed)} failed"] if found.failed else []

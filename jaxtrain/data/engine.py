@@ -186,11 +186,32 @@ class Local:
                     fill()
 
 
+class _Pool(concurrent.futures.ProcessPoolExecutor):
+    """Kills the workers after an error or a stop: an item may take minutes, and its result is lost.
+
+    Executor.kill_workers is in Python 3.14.
+    """
+
+    def submit(self, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
+        """Starts workers with SIGINT blocked: a Ctrl-C during their imports prints a traceback."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            return super().submit(*arguments, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        if kind is not None:
+            for process in list((self._processes or {}).values()):
+                process.kill()
+        return super().__exit__(kind, *rest)
+
+
 def _pool(
     workers: int, work: Callable[..., Any], fixed: tuple[Any, ...]
 ) -> concurrent.futures.Executor:
     """Starts workers, which receive the fixed arguments once."""
-    return concurrent.futures.ProcessPoolExecutor(
+    return _Pool(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,

@@ -4,8 +4,10 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import sample_videos as sample
 import small_text
 
 from jaxtrain import config, main
-from jaxtrain.cli import engine_flags
+from jaxtrain.cli import engine_flags, prepare_tokens
 from jaxtrain.data import engine, worker_pool
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
@@ -296,6 +298,68 @@ def test_too_many_broken_texts_are_refused_before_the_tokenizer(
     assert refusal in capsys.readouterr().err
     listed = (tmp_path / "run/quarantine.jsonl").read_text().splitlines()
     assert len(listed) == 3
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stop_leaves_finished_clips_and_no_workers(
+    tmp_path: Path, checkout: Path, number: int, code: int
+) -> None:
+    sample.write(tmp_path / "videos/0.mp4", sample.busy(120, 0))
+    for copy in range(1, 200):
+        os.link(tmp_path / "videos/0.mp4", tmp_path / f"videos/{copy}.mp4")
+    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
+    out = tmp_path / "clips"
+    typed = ("prepare", "clips", tmp_path / "videos", out, *size, "--workers", 2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxtrain", *map(str, typed)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        while not list(out.glob(".prepare/records/*/*.json")):
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.02)
+        if number == signal.SIGINT:  # a terminal sends it to the workers, too
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        said, _ = process.communicate(timeout=30)  # their output ends with them
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    kept = "stopped; finished videos are kept: start the same command again to continue\n"
+    assert (said, process.returncode) == (kept, code)
+    assert 0 < len(list(out.glob(".prepare/records/*/*.json"))) < 200
+    assert not list(out.glob(".prepare/half-*"))
+    ended_by = time.monotonic() + 10  # Python's resource tracker ends after the command
+    while _exists(process.pid):
+        assert time.monotonic() < ended_by
+        time.sleep(0.02)
+
+
+def _exists(group: int) -> bool:
+    """Whether a process of a group exists."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_stop_of_prepare_tokens_says_that_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_tokens, "_prepare", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert _main("prepare", "tokens", "--config", "demo_mlm", "--data.path", tmp_path) == 75
+    assert capsys.readouterr().err == (
+        "stopped; finished parts are kept: start the same command again to continue\n"
+    )
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_estimate_is_printed_and_nothing_is_written(
