@@ -27,6 +27,12 @@ class Work(NamedTuple):
     done: float
     total: float
 
+    @property
+    def amount(self) -> str:
+        """Returns how much is done, in units that fit, such as "10 of 40 MB"."""
+        scale, unit = (1, "MB") if self.total >= 1 else (1000, "kB")
+        return f"{self.done * scale:,.0f} of {self.total * scale:,.0f} {unit}"
+
 
 class Display(Protocol):
     """An object that draws on the terminal; there is at most one."""

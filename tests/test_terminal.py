@@ -242,6 +242,11 @@ def test_a_terminal_that_disappears_does_not_end_the_run(on_terminal: Any, tmp_p
     assert program.process.wait(60) == 0
 
 
+def test_small_tasks_are_counted_in_kilobytes() -> None:
+    assert terminal.Work("tokenizing", 10.4, 40.0).amount == "10 of 40 MB"
+    assert terminal.Work("tokenizing", 0.0104, 0.04).amount == "10 of 40 kB"
+
+
 def test_a_long_task_is_a_bar_in_the_live_line(on_terminal: Any) -> None:
     drawn = on_terminal(
         """

@@ -36,7 +36,7 @@ from jaxtrain.checkpoint.restore import named, shapes_of
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
-from jaxtrain.storage.disks import cure_of, disk_trouble, reason
+from jaxtrain.storage.disks import FREE_SPACE, cure_of, disk_trouble, reason
 
 # Seconds for all processes to write their part before the save counts as failed.
 SAVE_TIMEOUT_S = 1200
@@ -376,6 +376,8 @@ class Checkpoints:
             newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "none is complete"
         cure = cure_of(wrong) or "check that disk, or choose another --output-dir"
+        if cure == FREE_SPACE:
+            cure += " (lower --checkpoint.keep)"
         return SaveFailed(
             f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
             target,

@@ -107,7 +107,8 @@ def jobs(
             f"IN {source} is a folder, but OUT {out} is named like a file: use a folder"
         )
     if out.absolute().resolve().is_relative_to(source.resolve()):
-        raise InputError(f"OUT {out} is inside IN {source}: choose a folder outside")
+        is_in = "is" if out.resolve() == source.resolve() else "is inside"
+        raise InputError(f"OUT {out} {is_in} IN {source}: choose a folder outside")
     found: dict[Path, Job] = {}
     for path in listing.files(source, say):
         if path.suffix.lower() not in suffixes:

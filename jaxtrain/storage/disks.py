@@ -16,8 +16,9 @@ _AWAY = (
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 )
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+FREE_SPACE = "free space on that disk"
 _CURES = {
-    **dict.fromkeys(_FULL, "free space on that disk (lower --checkpoint.keep)"),
+    **dict.fromkeys(_FULL, FREE_SPACE),
     **dict.fromkeys(_AWAY, "bring the disk back"),
     **dict.fromkeys(_SCARCE, "raise the limit of open files or memory (ulimit)"),
 }

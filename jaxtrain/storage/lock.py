@@ -29,7 +29,13 @@ _held: dict[Path, int] = {}
 _claims: dict[Path, int] = {}  # open files of claims
 
 
-def hold(directory: Path, say: Callable[[str], None], *, shared: bool | None = None) -> None:
+def hold(
+    directory: Path,
+    say: Callable[[str], None],
+    *,
+    shared: bool | None = None,
+    shown: Path | None = None,
+) -> None:
     """Locks a run directory for this process; does nothing if already locked.
 
     Args:
@@ -37,6 +43,7 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool | None = N
         say: receives a warning if the file system does not support locks.
         shared: whether other processes may hold it too, if they also share it; None if the command
             has no flag ``--share``.
+        shown: the folder that the user passed, for the error; None is the directory.
 
     Raises:
         RunAgain: another process holds the lock; the message has its host and PID.
@@ -58,7 +65,7 @@ def hold(directory: Path, say: Callable[[str], None], *, shared: bool | None = N
             who = "run" if shared is None else "command"
             fix = "or stop it" if shared is None else "stop it, or start all commands with --share"
             raise RunAgain(
-                f"another {who} is using {directory} ({holder}): wait until it ends, {fix}"
+                f"another {who} is using {shown or directory} ({holder}): wait until it ends, {fix}"
             ) from None
         risk = (
             "commands that share this directory may do the same work twice, and one of the results "

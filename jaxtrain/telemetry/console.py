@@ -202,7 +202,7 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
         fraction, fields = _training_fields(now, clock)
     elif work is not None:
         fraction = min(1.0, work.done / work.total) if work.total else 0.0
-        fields = [f"{work.what} {work.done:,.0f} of {work.total:,.0f} MB", lasted]
+        fields = [f"{work.what} {work.amount}", lasted]
     else:
         fields = [lasted]
         if now.step is not None and now.total is not None:

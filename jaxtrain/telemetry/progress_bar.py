@@ -30,11 +30,12 @@ def metered(
     Yields:
         A function that takes the megabytes completed so far, including ``done_mb``.
     """
+    start = terminal.Work(what, done_mb, total_mb)
     display = terminal.taken()
     if display is not None:
         try:
-            display.working(terminal.Work(what, done_mb, total_mb))
-            yield lambda done: display.working(terminal.Work(what, done, total_mb))
+            display.working(start)
+            yield lambda done: display.working(start._replace(done=done))
         finally:
             display.working(None)
         return
@@ -45,14 +46,16 @@ def metered(
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} MB"),
+            TextColumn("{task.fields[amount]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         ) as bar:
-            task = bar.add_task(what, total=total_mb)
+            task = bar.add_task(what, total=total_mb, amount=start.amount)
             bar.update(task, completed=done_mb)
-            yield lambda done: bar.update(task, completed=done)
+            yield lambda done: bar.update(
+                task, completed=done, amount=start._replace(done=done).amount
+            )
         return
     began = printed = time.monotonic()
 
@@ -63,7 +66,7 @@ def metered(
             printed = now
             rate = (done - done_mb) / (now - began)
             say(
-                f"{what}: {done:,.0f} of {total_mb:,.0f} MB, {rate:.1f} MB/s, "
+                f"{what}: {start._replace(done=done).amount}, {rate:.1f} MB/s, "
                 f"{_left(total_mb - done, rate)}"
             )
 

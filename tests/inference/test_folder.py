@@ -414,6 +414,7 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     source = texts(tmp_path)
     for out, message in (
         (source / "out", r"out is inside IN"),
+        (source, r"in is IN .*in: choose a folder outside"),
         (source / "a/1.txt", r"is a file, but IN"),
         (tmp_path / "x.up", r"IN .*in is a folder, but OUT .*x\.up is named like a file"),
     ):

@@ -198,6 +198,11 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[str,
             str(path): (name, *_size_and_time(path)) for path, name in _walked(pattern, flag, say)
         }
     known = [(path, *about) for path, about in found.items() if _suffix(path) in SUFFIXES]
+    if not found:
+        raise InputError(
+            f"{flag} {pattern} is empty (hidden files are not read): add {', '.join(SUFFIXES)} "
+            "files to it, or pass another folder"
+        )
     if not known:
         raise InputError(
             f"{flag} {pattern}: none of its {len(found)} files is a text file; pass "

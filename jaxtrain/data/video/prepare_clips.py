@@ -68,6 +68,8 @@ _RECORDS = f"{WORK}/records"
 _READERS = 32  # threads that read records from a bucket
 _LONGEST_KEY = 1024  # bytes of the name of an object; the limit of S3 and Google Cloud Storage
 _PUBLISH_TRIES = 10
+_NAMED = 20  # skipped videos that the console lists
+_SHOWN = 200  # characters of an entry in an error
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
@@ -117,7 +119,7 @@ def run(
     _check_no_links(jobs, out)
     try:
         (out / WORK).mkdir(parents=True, exist_ok=True)
-        lock.hold(out / WORK, say, shared=not alone)
+        lock.hold(out / WORK, say, shared=not alone, shown=out)
         _keep_settings(out, settings)
         _remove_half_done(out, alone)
         return _run(jobs, _FolderDestination(out), settings, engine, say, share)
@@ -125,10 +127,16 @@ def run(
         raise disk_trouble(
             error,
             f"cannot write to {out}",
-            "choose another folder, and start again; finished videos are kept",
+            "choose another folder, and start again"
+            + ("; finished videos are kept" if _has_records(out) else ""),
         ) from error
     finally:
         _remove_half_done(out, alone)  # of lost nodes, and on a full disk
+
+
+def _has_records(out: Path) -> bool:
+    """Returns whether a video is finished."""
+    return any(names for _, _, names in os.walk(out / _RECORDS))  # without errors
 
 
 def _url(source: str, out: Path | str) -> str | None:
@@ -146,8 +154,9 @@ def _url(source: str, out: Path | str) -> str | None:
         top = re.sub(r"^(gs|gcs):/+", "gs://", re.sub(r"^s3:/+", "s3://", source.strip()))
         inside = addresses.is_address(top) and f"{url}/".startswith(f"{top.rstrip('/')}/")
     if inside:
+        is_in = "is" if there == top.rstrip("/") else "is inside"
         raise InputError(
-            f"OUT {there} is inside SOURCE {top}, so its clips would be cut again: choose another "
+            f"OUT {there} {is_in} SOURCE {top}, so its clips would be cut again: choose another "
             "folder"
         )
     return url
@@ -171,7 +180,20 @@ def _run_to_bucket(
 
 
 def _find(source: str, say: Say) -> list[Found]:
-    return files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
+    found = files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
+    if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, found)):
+        raise InputError(
+            f"SOURCE {source}: none of its {len(found):,} entries exists, such as "
+            f"{found[0].path[:_SHOWN]}: is it a list of videos?"
+        )
+    return found
+
+
+def _exists(found: Found) -> bool:
+    try:
+        return addresses.is_address(found.path) or os.path.lexists(found.file)
+    except ValueError:  # a NUL character
+        return False
 
 
 def largest_crop(out: Path) -> tuple[int, int] | None:
@@ -375,7 +397,7 @@ def _run(
     say: Say,
     share: str | None,
 ) -> Record:
-    tally, todo = _Tally(), []
+    tally, todo, skipped = _Tally(), [], 0
     for job, record in zip(jobs, destination.done(jobs), strict=True):
         if record is None:
             todo.append(job)
@@ -395,7 +417,9 @@ def _run(
                 fresh = record.pop(_BY_OTHERS, None) is None
                 tally.add(record)
                 if fresh and record["dropped"] is not None:
-                    say(f"skipped: {job.found.path}: {record['dropped']}")
+                    skipped += 1
+                    if skipped <= _NAMED:
+                        say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
             # Without the engine, whose start takes seconds.
             todo = []
@@ -408,6 +432,8 @@ def _run(
                         show(tally.done, len(tally.dropped))
                         continue
                     (todo if destination.is_free(job) else busy).append(job)
+    if skipped > _NAMED:
+        say(f"skipped: {skipped - _NAMED:,} more, all in {REPORT}")
     gone = destination.gone(jobs)
     if gone:
         videos = "video" if len(gone) == 1 else "videos"

@@ -347,8 +347,10 @@ def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
         _run(source, out, Settings(**{**vars(SMALL), "gop": 2}))
     with pytest.raises(InputError, match=r"is inside SOURCE"):
         _run(source, source / "out")
+    with pytest.raises(InputError, match=r"videos is SOURCE .*videos, so its clips would be cut"):
+        _run(source, source)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write to"):
+    with pytest.raises(InputError, match=r"cannot write to .*, and start again$"):
         _run(source, tmp_path / "file/out")
     stored = out / ".prepare/settings.json"
     before = json.loads(stored.read_text())
@@ -419,8 +421,33 @@ def test_a_full_disk_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut_here", _cut_on_a_full_disk)
-    with pytest.raises(RunAgain, match=r"cannot write to .*out \(No space left on device\)"):
-        _run(source, tmp_path / "out")
+    out = tmp_path / "out"
+    full = r"cannot write to .*out \(No space left on device\): free space on that disk, or choose "
+    with pytest.raises(
+        RunAgain, match=full + "another folder, and start again; finished videos are kept$"
+    ):
+        _run(source, out)
+
+
+def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prose = tmp_path / "prose.txt"
+    prose.write_text("".join(f"Sentence {number}.\n" for number in range(1458)))
+    message = (
+        r"prose.txt: none of its 1,458 entries exists, such as .*Sentence 0\.: is it a list of"
+    )
+    with pytest.raises(InputError, match=message):
+        _run(prose, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    sample.write(tmp_path / "0.mp4", 20)
+    prose.write_text("0.mp4\n" + "".join(f"{number}.mp4\n" for number in range(1, 25)))
+    report, said = _run(prose, tmp_path / "out")
+    assert (report["cut"], len(report["dropped"])) == (1, 24)
+    lines = [line for line in said if line.startswith("skipped: ")]
+    assert len(lines) == 21
+    assert lines[-1] == "skipped: 4 more, all in report.json"
 
 
 def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
@@ -623,7 +650,7 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     assert first.stdout is not None
     while "sub/2.mp4" not in (line := first.stdout.readline()):
         assert line
-    with pytest.raises(RunAgain, match="another command is using"):
+    with pytest.raises(RunAgain, match=rf"another command is using {out} \(process"):
         _run(source, out)
     second = start(1)
     records = out / ".prepare/records"
