@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
-from jaxtrain import versions
+from jaxtrain import terminal, versions
 from jaxtrain.errors import InputError, RunAgain, first_line
 
 Item = TypeVar("Item")
@@ -262,7 +262,7 @@ class Ray:
     address: str
     workers: int | None = None
     gpus: float | None = None
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = terminal.say
 
     @property
     def where(self) -> str:
