@@ -48,7 +48,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import parse_json, read_json
 from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
-from jaxtrain.storage.disks import cure_of, disk_trouble, free_bytes, reason
+from jaxtrain.storage.disks import check_room, cure_of, disk_trouble, reason
 
 PART = "part.json"
 FETCHING = ".fetching"  # folder of a run directory, for downloads that are not complete
@@ -436,23 +436,33 @@ class BucketCheckpoints:
         local = run / FETCHING / found.data.replace("/", "-")
         try:
             local.mkdir(parents=True, exist_ok=True)
-            need = sum(size for size, _ in wanted.values())
-            if need > free_bytes(local):
-                raise RunAgain(
-                    f"checkpoint {found.step} of {self.bucket.url} has {need:,} bytes, but only "
-                    f"{free_bytes(local):,} are free in {local}: free space there"
-                )
             there = self.bucket.versions(found.data)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
+                left = {
+                    name: count
+                    for name, count in pool.map(
+                        lambda name: (
+                            name,
+                            _left(wanted[name], local / name, target / name.partition("/")[2]),
+                        ),
+                        wanted,
+                    )
+                    if count is not None
+                }
+                check_room(
+                    local,
+                    sum(left.values()),
+                    f"what is to be fetched of checkpoint {found.step} of {self.bucket.url}",
+                    "free space there",
+                )
                 for _ in pool.map(
                     lambda name: self._fetch_file(
                         f"{found.data}/{name}",
                         there.get(f"{found.data}/{name}"),
                         wanted[name],
                         local / name,
-                        target / name.partition("/")[2],
                     ),
-                    sorted(wanted, key=lambda name: -wanted[name][0]),
+                    sorted(left, key=lambda name: -wanted[name][0]),
                 ):
                     pass
             assembled = local / str(parts[0])
@@ -472,24 +482,11 @@ class BucketCheckpoints:
         version: tuple[int, str] | None,
         entry: tuple[int, list[str]],
         path: Path,
-        old: Path,
     ) -> None:
         size, digests = entry
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for there in (path, old):
-            regular = there.is_file() and not there.is_symlink()
-            if (
-                regular
-                and there.stat().st_size == size
-                and manifest.hashes({there: size})[there] == digests
-            ):
-                if there is old:
-                    path.unlink(missing_ok=True)
-                    shutil.copyfile(old, path)
-                return
         if version is None:
             raise Incomplete(f"{name} is missing")
-        beside = path.with_name(f"{path.name}.partial")
+        beside = _partial(path)
         for _ in range(1 + beside.exists()):  # what an interrupted download left may be damaged
             try:
                 got = self.bucket.download(
@@ -510,6 +507,32 @@ class BucketCheckpoints:
         if found is not None:
             self.bucket.put(f"{aside}/{_manifest(folder, step)}", found.data)
             self.bucket.delete([_manifest(folder, step)])
+
+
+def _left(entry: tuple[int, list[str]], path: Path, old: Path) -> int | None:
+    """Returns how many bytes of a file are to be fetched; None if it is there, or in ``old``.
+
+    A file of ``old`` is linked: a copy would need its space twice.
+    """
+    size, digests = entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for one in (path, old):
+        regular = one.is_file() and not one.is_symlink()
+        if regular and one.stat().st_size == size and manifest.hashes({one: size})[one] == digests:
+            if one is old:
+                try:
+                    os.link(old, path)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(old, path)
+            return None
+        if one is path:
+            path.unlink(missing_ok=True)
+    beside = _partial(path)
+    return size - min(size, beside.stat().st_size if beside.is_file() else 0)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 def stage(url: str, cache_root: Path, process: int = 0) -> Path:
@@ -634,12 +657,11 @@ def run_to_read(
             for name in sizes
             if name.partition("/")[0] not in (*_FOLDERS, "data") and not name.startswith(".")
         ]
-        need = sum(sizes[name] for name in names)
-        if need > free_bytes(local):
-            raise RunAgain(
-                f"the files of {url} have {need:,} bytes, but only {free_bytes(local):,} are free "
-                f"in {local}: free space there, or set $JAXTRAIN_CACHE to another folder"
-            )
+        # Those of an earlier command are replaced one by one.
+        here = [local / name for name in names if (local / name).is_file()]
+        need = sum(sizes[name] for name in names) - sum(path.stat().st_size for path in here)
+        cure = "free space there, or set $JAXTRAIN_CACHE to another folder"
+        check_room(local, need, f"what is to be fetched of {url}", cure)
         for name in names:
             (local / name).parent.mkdir(parents=True, exist_ok=True)
             found.bucket.download(name, local / name)

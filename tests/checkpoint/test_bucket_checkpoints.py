@@ -19,6 +19,7 @@ from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import bucket as storage_bucket
+from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 FOLDER = "checkpoints"
@@ -416,9 +417,61 @@ def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     stored: BucketCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.bucket.put("log.txt", b"1" * 100)
-    monkeypatch.setattr(bucket_checkpoints, "free_bytes", lambda folder: 99)
-    with pytest.raises(RunAgain, match="have 100 bytes, but only 99 are free"):
+    free = [99]
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: free[0])
+    with pytest.raises(RunAgain, match="has 100 bytes, but only 99 are free"):
         bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
+    free[0] = 100
+    place = bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
+    free[0] = 0  # the next command replaces the file
+    bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
+    assert (place / "log.txt").read_bytes() == b"1" * 100
+
+
+def used(folder: Path) -> int:
+    """Returns the bytes of the files in a folder, each counted once."""
+    found = {path.stat().st_ino: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return sum(about.st_size for about in found.values())
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_fetch_continues_on_a_disk_that_just_fits(
+    store: BucketCheckpoints,
+    upload: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: bool,
+) -> None:
+    name = f"{upload(4)}/0/meta/metadata"
+    size = sum(count for count, _ in store.read(FOLDER, 4).files.values())
+    capacity, real = [int(1.2 * size)], obstore.get
+
+    def free(folder: Path) -> int:
+        return capacity[0] - used(tmp_path)
+
+    def breaks(bucket: Any, path: str, *, options: Any = None) -> Any:
+        if path == name and options["range"][0] == 64:
+            raise obstore.exceptions.GenericError("HTTP error: 503 Slow Down")
+        return real(bucket, path, options=options)
+
+    monkeypatch.setattr(disks, "free_bytes", free)
+    monkeypatch.setattr(storage_bucket, "_PART_BYTES", 32)
+    store.bucket = store.bucket.impatient()
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "get", breaks)
+        with pytest.raises(Unavailable):
+            get(store, 4, tmp_path)
+    assert used(tmp_path) > 0.5 * size
+    capacity[0] = size
+    path = get(store, 4, tmp_path)
+    assert manifest.verify(path) == ""
+    if damage:  # the rest of the checkpoint is used again, which needs no space
+        (path / "meta" / "metadata").write_bytes(b"")
+        capacity[0] = size - 1
+        with pytest.raises(RunAgain, match=r"what is to be fetched of checkpoint 4 of s3:.* has"):
+            get(store, 4, tmp_path)
+        capacity[0] = size
+        assert manifest.verify(get(store, 4, tmp_path)) == ""
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
