@@ -118,6 +118,16 @@ class LinkRates:
             lambda _: np.zeros(1, np.float32),
         )
 
+    def check_memory(self) -> None:
+        """Allocates what an exchange needs on each device of this process, and releases it.
+
+        Raises:
+            jax.errors.JaxRuntimeError: a device has too little memory left.
+        """
+        # One buffer to send and one to receive.
+        buffers = [jnp.zeros(self._sizes.sent // 2, device=device) for device in self._own]
+        jax.block_until_ready(buffers)
+
     def __call__(self) -> Measured:
         """Measures all links; first waits until the devices have computed what is dispatched.
 

@@ -296,7 +296,8 @@ class Progress:
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
         if not self._recorded:  # these steps include the start of the workers
-            self._slow.started()
+            with self.on_devices():
+                self._slow.started()
         found = self._system_metrics.window()
         held = hardware.memory_gib()
         if held is not None:

@@ -277,18 +277,29 @@ class SlowProcesses:
         self._where = batch_sharding(mesh)
         self._devices = list(mesh.devices.flat)
         self._gather = jax.jit(lambda values: values, out_shardings=replicated(mesh))
+        self._of_all = process_group.Exchange(mesh, largest=("failed",))
         self._hosts = process_group.gather("host of a process", socket.gethostname())
         machines = process_group.gather("machine of a process", link_rates.machine())
         self._machines = link_rates.machine_names(self._hosts, machines)
 
     def started(self) -> None:
-        """Drops the steps so far, which include the start; prepares to measure the devices."""
+        """Drops the steps so far, which include the start; prepares to measure devices and links.
+
+        All processes must call it. Links are measured once, for errors: the first exchange connects
+        the hosts.
+        """
         self.times.forget()
         self._throttled_s = self._throttled()
         with self._reported():
             self._measure = self._build(self._mesh)
         machines = [self._machines[device.process_index] for device in self._devices]
-        self._links = self._build_links(self._mesh, machines)
+        failure = ""
+        try:
+            self._links = self._build_links(self._mesh, machines)
+        except Exception as error:  # a measurement must not end the run
+            failure = first_line(error)
+        if (failure or self._links is not None) and self._all_can_exchange(failure):
+            self._exchanged()
 
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.
@@ -323,8 +334,8 @@ class SlowProcesses:
                 found = self._measure()
                 costs.append(found.cost_s)
                 rates = dict(zip(self._mesh.local_devices, found.rates, strict=True))
-        if self._links is not None and due:
-            exchanged = self._links()
+        exchanged = self._exchanged() if self._links is not None and due else None
+        if exchanged is not None:
             costs.append(exchanged.cost_s)
             exchange_s = dict(zip(self._mesh.local_devices, exchanged.seconds, strict=True))
         cost_s = sum(costs) if costs else math.nan
@@ -348,6 +359,39 @@ class SlowProcesses:
         except jax.errors.JaxRuntimeError as error:
             self._measure = None
             self._say(f"slow devices will not be named: {first_line(error)}")
+
+    def _exchanged(self) -> link_rates.Measured | None:
+        """Exchanges data with other hosts; None, and never again, if a process cannot.
+
+        A process that fails inside of an exchange leaves its partner waiting. So all first agree
+        that each has the memory.
+        """
+        assert self._links is not None, "links are measured"
+        found, failure = None, ""
+        try:
+            self._links.check_memory()
+        except Exception as error:
+            failure = first_line(error)
+        if not self._all_can_exchange(failure):
+            return None
+        try:
+            found = self._links()
+        except Exception as error:
+            failure = first_line(error)
+        return found if self._all_can_exchange(failure) else None
+
+    def _all_can_exchange(self, failure: str) -> bool:
+        """Returns whether no process failed; otherwise prints why, and measures no more links."""
+        if not self._of_all.now({"failed": float(bool(failure))})["failed"]:
+            return True
+        self._links = None
+        reasons = process_group.gather("failure to measure links", failure)
+        process = next(process for process, reason in enumerate(reasons) if reason)
+        self._say(
+            "slow links between hosts will not be named: process "
+            f"{process} on host {self._hosts[process]} cannot measure them ({reasons[process]})"
+        )
+        return False
 
     def _judge(self, steps: int, table: list[_Row]) -> None:
         processes = {

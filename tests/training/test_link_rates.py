@@ -57,6 +57,23 @@ def test_each_device_of_the_process_is_measured() -> None:
     assert max(map(sum, found.seconds)) < found.cost_s < 2 * took_s
 
 
+def test_the_memory_of_an_exchange_is_allocated_on_each_device_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocated: list[tuple[jax.Device, int]] = []
+    real = jax.numpy.zeros
+
+    def zeros(count: int, *, device: jax.Device) -> jax.Array:
+        found = real(count, device=device)
+        allocated.append((device, found.nbytes))
+        return found
+
+    measure = LinkRates(jax.devices(), HOSTS, SIZES)
+    monkeypatch.setattr(link_rates.jnp, "zeros", zeros)
+    measure.check_memory()
+    assert allocated == [(device, 2 * SIZES.sent) for device in jax.devices()]
+
+
 def test_the_shortest_time_counts_after_an_exchange_in_which_processes_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,7 +98,9 @@ class OneProcess:
         measured: the times at which the devices were measured.
     """
 
-    def __init__(self, devices: int = 8, links: LinkRates | None = None) -> None:
+    def __init__(
+        self, devices: int = 8, links: Callable[[], LinkRates | None] = lambda: None
+    ) -> None:
         self.said: list[str] = []
         self.rates: list[Rates] | Exception = [USUAL] * devices
         self.measured: list[float] = []
@@ -106,7 +108,7 @@ class OneProcess:
         settings = config.Mesh(data=1, fsdp=devices, shard="none")
         mesh = make_mesh(settings, jax.devices()[:devices])
         self._slow = SlowProcesses(
-            mesh, self.said.append, lambda _: self._measure, self._clock, links=lambda *_: links
+            mesh, self.said.append, lambda _: self._measure, self._clock, links=lambda *_: links()
         )
         self._slow.started()
 
@@ -195,7 +197,12 @@ class Links(LinkRates):
     Attributes:
         seconds: of each device, in each round, that the next measurement finds.
         measured: how often they were measured.
+        error: raised by the next measurement.
+        full: raised by the next look at the memory.
     """
+
+    error: Exception | None = None
+    full: Exception | None = None
 
     def __init__(self) -> None:
         hosts = ["n1"] * 2 + ["n2"] * 2 + ["n3"] * 2
@@ -208,14 +215,20 @@ class Links(LinkRates):
         """Sets the seconds of all exchanges of some devices; the others take 0.1 s."""
         self.seconds = [[dict(slow).get(place, 0.1)] * 3 for place in range(6)]
 
+    def check_memory(self) -> None:
+        if self.full is not None:
+            raise self.full
+
     def __call__(self) -> link_rates.Measured:
         self.measured += 1
+        if self.error is not None:
+            raise self.error
         return link_rates.Measured(self.seconds, COST_S)
 
 
 def test_a_slow_link_is_named_after_a_second_measurement() -> None:
     links = Links()
-    run = OneProcess(6, links=links)
+    run = OneProcess(6, links=lambda: links)
     links.usual((4, 0.4), (5, 0.5))
     assert run.log() == []
     (said,) = run.log()
@@ -236,7 +249,7 @@ def test_a_slow_link_is_named_after_a_second_measurement() -> None:
 
 def test_a_slow_link_between_two_hosts_is_named() -> None:
     links = Links()
-    run = OneProcess(6, links=links)
+    run = OneProcess(6, links=lambda: links)
     for one in links.seconds[:4]:
         one[links.rounds.index([(0, 1)])] = 0.5
     assert run.log() == []
@@ -255,7 +268,7 @@ def test_a_slow_link_between_two_hosts_is_named() -> None:
 
 def test_a_link_that_was_slow_once_is_not_named() -> None:
     links = Links()
-    run = OneProcess(6, links=links)
+    run = OneProcess(6, links=lambda: links)
     for slow in ([(4, 0.4)], [], [(4, 0.4)], [(2, 0.4)], [], [(2, 0.29)], [(2, 0.29)]):
         links.usual(*slow)
         assert run.log(steps=120) == []
@@ -263,17 +276,46 @@ def test_a_link_that_was_slow_once_is_not_named() -> None:
 
 def test_devices_and_links_are_measured_for_a_hundredth_of_the_time() -> None:
     links = Links()
-    run = OneProcess(6, links=links)
+    run = OneProcess(6, links=lambda: links)
     for _ in range(20):
         run.log()
     # Both take a second together, and a step is logged every 11 s.
     assert run.measured == [10.0, 120.0]
-    assert links.measured == 2
+    assert links.measured == 1 + 2  # once at the start
     links.usual((4, 0.4))
     run.log(steps=60)
     run.log()  # a suspicion is confirmed at once
     run.log()
-    assert links.measured == len(run.measured) == 4
+    assert links.measured == 1 + len(run.measured) == 1 + 4
+
+
+@pytest.mark.parametrize("when", ["compiling", "allocating", "at once", "later"])
+def test_a_run_whose_links_cannot_be_measured_continues(when: str) -> None:
+    links = Links()
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
+
+    def build() -> LinkRates:
+        if when == "compiling":
+            raise error
+        return links
+
+    links.full = error if when == "allocating" else None
+    links.error = error if when == "at once" else None
+    run = OneProcess(6, build)
+    if when == "later":
+        assert run.said == []
+        links.full = error
+        run.log()
+    (said,) = run.said
+    assert said.startswith("slow links between hosts will not be named: process 0 on host ")
+    assert said.endswith(" cannot measure them (RESOURCE_EXHAUSTED: Out of memory)")
+    links.full = links.error = None
+    links.usual((4, 0.4), (5, 0.5))
+    assert run.log(steps=120) == run.log() == []
+    assert links.measured == (when in ("at once", "later"))
+    run.rates = [USUAL] * 5 + [Rates(1e12, 1e12)]
+    assert run.log(steps=120) == []
+    assert len(run.log()) == 2  # devices are still measured
 
 
 def test_the_links_of_fewer_than_three_hosts_are_not_measured() -> None:
@@ -373,6 +415,40 @@ def test_a_slow_device_of_another_process_is_named(tmp_path: Path) -> None:
     assert re.match(r"device \d+ \(cpu\) of process 1 on host ", named)
     assert "(memory copies): it copies memory at 1e+03 GB/s, the others at 3e+03 (" in named
     assert "step 18/20" not in said[: said.index(named)], said  # measured at steps 6 and 12
+
+
+# Takes the place of the measurement of links, which fails in process 1.
+_LINKS = """
+import sys, threading, time
+def later():
+    while "jaxtrain.training.session" not in sys.modules:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    import jax
+    from jaxtrain.training import link_rates
+    from jaxtrain.training.slow_process import SlowProcesses
+    real = SlowProcesses.__init__
+    class Links(link_rates.LinkRates):
+        def check_memory(self):
+            if jax.process_index():
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    def build(mesh, hosts):
+        sizes = link_rates.Sizes(2**10, 1, 1)
+        return Links(list(mesh.devices.flat), ["n1", "n2"], sizes)
+    SlowProcesses.__init__ = lambda self, mesh, say: real(self, mesh, say, links=build)
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+@pytest.mark.long
+def test_links_that_one_process_cannot_measure_are_measured_by_none(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "sitecustomize.py").write_text(_LINKS)
+    said = _said(tmp_path, both={"PYTHONPATH": f"{tmp_path / 'links'}:{CHECKOUT}"})
+    (line,) = [line for line in said.splitlines() if "will not be named" in line]
+    assert "process 1 on host " in line
+    assert line.endswith(" cannot measure them (RESOURCE_EXHAUSTED: Out of memory)")
+    assert "step 20/20" in said
 
 
 @contextlib.contextmanager
