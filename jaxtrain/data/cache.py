@@ -164,8 +164,7 @@ def fetch_file(
     with _explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with appearing(path) as beside:
-                bucket.output.bucket.download(bucket.name(path), beside, most=most)
+            bucket.output.bucket.fetch(bucket.name(path), path, most)
         except TooLarge as error:
             say(f"warning: {error}; it is ignored")
 

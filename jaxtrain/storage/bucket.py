@@ -28,7 +28,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, atomic
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -62,6 +62,10 @@ class Unavailable(RunAgain):
 
 class Busy(Unavailable):
     """The store or the network may work within a minute, unlike credentials that are refused."""
+
+
+class _Absent(Exception):
+    """There is no such object."""
 
 
 class TooLarge(InputError):
@@ -268,6 +272,8 @@ class Bucket:
     ) -> list[str] | None:
         """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
 
+        Without an object, or with one that is too large, no file is written or replaced.
+
         A connection that breaks continues where it broke.
 
         Args:
@@ -283,6 +289,10 @@ class Bucket:
             Unavailable, InputError: it cannot be read completely, or another version is there.
             OSError: the file cannot be written.
         """
+        about = self.about(name) if version is None else version
+        if about is None:
+            return None
+        self._check_size(name, about[0], most)
         if version is None or path.is_symlink():
             path.unlink(missing_ok=True)
         with path.open("xb" if version is None else "a+b") as file:
@@ -291,16 +301,32 @@ class Bucket:
                 file.seek(0)
                 while chunk := file.read(_PART_BYTES):
                     pieces.add(chunk)
-            about = self.about(name) if version is None else version
-            if about is None:
-                return None
-            self._check_size(name, about[0], most)
             for part in self._parts(name, pieces.bytes, *about):
                 file.write(part)
                 pieces.add(part)
             file.flush()
             os.fsync(file.fileno())
         return pieces.digests()
+
+    def fetch(self, name: str, path: Path, most: int | None = None) -> bool:
+        """Copies an object to a file, which appears complete or not at all.
+
+        Args:
+            name: of the object.
+            path: the file; an older one is replaced. Its folder must exist.
+            most: see :meth:`download`.
+
+        Returns:
+            Whether there is such an object; without one, the file is unchanged.
+
+        Raises:
+            TooLarge, Unavailable, InputError, OSError: see :meth:`download`.
+        """
+        with contextlib.suppress(_Absent), atomic.appearing(path) as beside:
+            if self.download(name, beside, most=most) is None:
+                raise _Absent
+            return True
+        return False
 
     def _parts(self, name: str, begin: int, end: int, tag: str) -> Iterator[Any]:
         """Yields the parts of an object, a few of which are read at once.
@@ -319,6 +345,12 @@ class Bucket:
                 except self._obstore.exceptions.PreconditionError:
                     raise Unavailable(
                         f"{self.url}/{name} changed while it was read: start again"
+                    ) from None
+                except FileNotFoundError as error:
+                    if _NO_BUCKET.search(str(error)):
+                        raise
+                    raise Unavailable(
+                        f"{self.url}/{name} was deleted while it was read: start again"
                     ) from None
 
         reading: collections.deque[Future[Any]] = collections.deque()

@@ -408,6 +408,29 @@ def test_a_fetch_does_not_continue_with_other_objects(
     assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
 
 
+def test_a_file_that_is_deleted_before_its_fetch_is_absent(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, an empty file took its place."""
+    bucket.put("list.json", b"abc")
+    file, there = cache.root("s3://bucket/cache") / "list.json", Bucket.about
+    said: list[str] = []
+
+    def deleted(self: Bucket, name: str) -> Any:
+        found = there(self, name)
+        bucket.delete([name])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "about", deleted)
+        cache.fetch_file(file, cache.bucket_of("s3://bucket/cache"), 9, said.append)
+    assert not list(file.parent.iterdir())
+    bucket.put("list.json", b"abc")
+    cache.fetch_file(file, cache.bucket_of("s3://bucket/cache"), 9, said.append)
+    assert file.read_bytes() == b"abc"
+    assert not said
+
+
 def test_one_process_of_a_machine_fetches(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,10 +161,9 @@ class LatentStore:
         def fetch(entry: Entry) -> None:
             file = self.file(entry)
             file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic.appearing(file) as beside:
-                name = f"{folder}/{self._name(entry)}"
-                if output.bucket.download(name, beside) is None:
-                    raise RunAgain(f"{output.url}/{name} was deleted meanwhile: start again")
+            name = f"{folder}/{self._name(entry)}"
+            if not output.bucket.fetch(name, file):
+                raise RunAgain(f"{output.url}/{name} was deleted while it was fetched: start again")
 
         with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
             list(pool.map(fetch, wanted))
@@ -306,8 +305,8 @@ def _fetch_descriptions(root: Path, model: Any, bucket: cache.CacheBucket) -> No
         teacher, _, file = one.removeprefix(f"{name}/").partition("/")
         if file == ABOUT and teacher not in (".", ".."):
             (folder / teacher).mkdir(parents=True, exist_ok=True)
-            with atomic.appearing(folder / teacher / ABOUT) as beside:
-                output.bucket.download(one, beside, most=_LARGEST_ABOUT)
+            if not output.bucket.fetch(one, folder / teacher / ABOUT, _LARGEST_ABOUT):
+                (folder / teacher / ABOUT).unlink(missing_ok=True)
 
 
 def find(

@@ -607,6 +607,24 @@ def test_latents_that_do_not_fit_are_not_fetched(
     _open(data, URL, TAUGHT)
 
 
+def test_a_description_that_is_deleted_before_its_fetch_is_absent(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, an empty file took its place: "about.json is damaged"."""
+    _prepare_to(_open(data, URL))
+    listed = bucket.sizes
+
+    def deleted(folder: str = "") -> dict[str, int]:
+        found = listed(folder)
+        bucket.delete([name for name in found if name.endswith(latents.ABOUT)])
+        return found
+
+    monkeypatch.setattr(bucket, "sizes", deleted)
+    with pytest.raises(InputError, match="no teacher's latents for clips of 6x64x96"):
+        _open(data, URL, TAUGHT)
+    assert not list(cache.root(URL).rglob(latents.ABOUT))
+
+
 def _first(sources: Any) -> Any:
     entry = sources.train.entries[0]
     return entry, sources.train.windows(entry)
