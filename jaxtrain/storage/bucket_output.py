@@ -25,6 +25,7 @@ from jaxtrain.storage.lease import Lease
 _ONE_PIECE = 2**62  # bytes: more than any object has
 # Without locks, a temporary folder of this age counts as left by a killed process.
 _OLD_S = 7 * 24 * 3600.0
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,13 +150,12 @@ def temporary_folder(cache_root: Path) -> Iterator[Path]:
 def clean(cache_root: Path) -> None:
     """Removes the temporary folders of killed processes from a cache."""
     for lock in (cache_root / "scratch").glob("*.lock"):
-        with contextlib.suppress(OSError), open(lock) as file:
+        # NFS gives an exclusive lock only to a file that is open for writing.
+        with contextlib.suppress(OSError), open(lock, "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            except OSError:
-                if time.time() - lock.stat().st_mtime < _OLD_S:
+            except OSError as error:  # also if a live process has the lock
+                if error.errno not in _NO_LOCKS or time.time() - lock.stat().st_mtime < _OLD_S:
                     continue
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             lock.unlink()

@@ -346,6 +346,41 @@ def test_without_locks_temporary_folders_go_by_their_age(
         assert not folder.exists()
 
 
+def test_on_nfs_temporary_folders_are_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It locks only files that are open for writing: a live folder of 8 days was removed."""
+    real = fcntl.flock
+
+    def lock(file: Any, kind: int) -> None:
+        if not file.writable():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    killed = tmp_path / "scratch" / "killed"
+    with bucket_output.temporary_folder(tmp_path) as folder:
+        killed.mkdir()
+        killed.with_suffix(".lock").touch()
+        os.utime(folder.with_suffix(".lock"), (1, 1))
+        bucket_output.clean(tmp_path)
+        assert folder.exists()
+        assert not killed.exists()
+
+
+def test_a_lock_that_fails_for_another_reason_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with bucket_output.temporary_folder(tmp_path) as folder:
+        os.utime(folder.with_suffix(".lock"), (1, 1))
+        bucket_output.clean(tmp_path)
+        assert folder.exists()
+
+
 def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_path: Path) -> None:
     _run(source)
     with pytest.raises(InputError, match=f"OUT {URL} contains clips with other settings"):
