@@ -35,7 +35,7 @@ def hold(
     *,
     shared: bool | None = None,
     shown: Path | None = None,
-) -> None:
+) -> bool:
     """Locks a run directory for this process; does nothing if already locked.
 
     Args:
@@ -45,16 +45,19 @@ def hold(
             has no flag ``--share``.
         shown: the folder that the user passed, for the error; None is the directory.
 
+    Returns:
+        Whether it is locked.
+
     Raises:
         RunAgain: another process holds the lock; the message has its host and PID.
     """
     path = directory / NAME
     try:
         if directory in _held and os.path.samestat(os.fstat(_held[directory]), path.stat()):
-            return
+            return True
         descriptor = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:
-        return  # writing to the directory will report the error
+        return False  # writing to the directory will report the error
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
@@ -74,13 +77,14 @@ def hold(
             else "do not start a second run in this directory, as it would not be detected"
         )
         say(f"warning: {path} cannot be locked ({error.strerror}): {risk}")
-        return
+        return False
     _held[directory] = descriptor
     with contextlib.suppress(OSError):  # for example on a full disk; the lock holds anyway
         os.ftruncate(descriptor, 0)
         os.pwrite(
             descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
         )
+    return True
 
 
 @contextlib.contextmanager

@@ -359,6 +359,9 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
 def take(directory: Path, say: Callable[[str], None]) -> None:
     """Locks the run directory, and checks that the run writes nothing outside it.
 
+    Also removes temporary files of killed processes. In the run that starts, no process writes
+    there before process 0 has called this.
+
     Args:
         directory: of the run.
         say: receives a warning if the file system does not support locks.
@@ -368,7 +371,7 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
         RunAgain: another run uses it.
     """
     _refuse_links(directory)
-    lock.hold(directory, say)
+    run_files.remove_leftovers(directory, alone=lock.hold(directory, say))
 
 
 def _refuse_links(directory: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED, UNCERTIFIED
-from jaxtrain.storage import lock
+from jaxtrain.checkpoint.resume import REASON
+from jaxtrain.storage import atomic, lock
 
 FILES = {
     "config.json": "the resolved config",
@@ -64,6 +65,8 @@ _OWN = re.compile(
 )
 # Of this machine: never copied to a bucket or from one.
 _HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, bucket_checkpoints.FETCHING)
+_REPORT = "report.html"
+_WRITTEN_WHOLE = ("tensorboard", "samples", "profile")  # folders with files of write_whole
 _FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)
 _OWN_BELOW = re.compile(
     r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
@@ -74,6 +77,24 @@ def is_own(name: str) -> bool:
     """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
     first = name.partition("/")[0]
     return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, *_HERE)
+
+
+def remove_leftovers(directory: Path, *, alone: bool) -> None:
+    """Removes temporary files of the run's own files that killed processes left.
+
+    Args:
+        directory: of the run.
+        alone: whether no other process of a run writes there; otherwise see
+            :func:`jaxtrain.storage.atomic.remove_leftovers`. A command may write the report.
+    """
+    folders = [directory, *directory.glob(f"{DAMAGED}/*/*"), *directory.glob(f"{UNCERTIFIED}/*/*")]
+    for name in _WRITTEN_WHOLE:
+        folders += [Path(path) for path, _, _ in os.walk(directory / name)]
+    for folder in folders:
+        below = folder.relative_to(directory)
+        for _, name in atomic.leftovers(folder):
+            if is_own((below / name).as_posix()) or name in (*_HERE, REASON):
+                atomic.remove_leftovers(folder, (name,), alone=alone and name != _REPORT)
 
 
 def links(directory: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """The run directory: how it is chosen, created, checked and linked."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -89,6 +90,39 @@ def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path)
     found = run_directory.start_from("demo", "latest", str(given), root)
     assert found == newest
     assert run_directory.prepare("demo", str(given), "latest", found, root) == given
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_start_removes_temporary_files_of_a_killed_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    given = tmp_path / "run"
+    left = [
+        ".config.json.abcdefgh.json",
+        "..uncertified-due.abcdefgh",
+        "tensorboard/.events.out.tfevents.0000000000.config.j_rb53c1.config",
+        "samples/.4.png.abcdefgh.png",
+        "profile/process-1/.summary.txt.abcdefgh.txt",
+        "uncertified/checkpoints/4/.reason.txt.abcdefgh.txt",
+    ]
+    # Of a user, or of a command that is writing now.
+    kept = [".notes.20260101", "wandb/.a.json.abcdefgh.json", ".report.html.abcdefgh.html"]
+    for name in (*left, *kept):
+        (given / name).parent.mkdir(parents=True, exist_ok=True)
+        (given / name).touch()
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if not locks:  # another run may be alive
+        monkeypatch.setattr(fcntl, "lockf", no_locks)
+    run_directory.prepare("demo", str(given), None, None, root)
+    there = {
+        path.relative_to(given).as_posix()
+        for path in given.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+    assert there == set(kept if locks else left + kept)
 
 
 def test_two_runs_do_not_mix_in_one_directory(root: Path, tmp_path: Path) -> None:
