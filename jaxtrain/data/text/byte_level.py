@@ -30,8 +30,9 @@ _BYTES = 256
 # affect the words before it. Python's white space is a superset of the rule's, so every cut here is
 # also a cut there.
 _SURE_CUT = re.compile(r"(?<=\S)(?= )")
-_LONGEST = 100  # characters of a cached stretch
-_MOST_KNOWN = 1 << 18  # stretches between sure cuts; some 60 MB
+# Of the cache of an encoder: its stretches between sure cuts (some 60 MB), and the characters of
+# one. Longer ones rarely occur twice. Unlike word_counts.LONGEST, neither affects tokens.
+_MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 100
 
 # Text that reveals most kinds of loss: a lossy tokenizer does not return it unchanged.
 _PROBE = (
@@ -167,7 +168,7 @@ class Encoder:
             for stretches in cut
         ]
         for one in unknown:
-            if len(one) > _LONGEST:
+            if len(one) > _LONGEST_KNOWN:
                 del known[one]
         if len(known) > _MOST_KNOWN:
             known.clear()

@@ -375,11 +375,11 @@ def check_seen(file: documents.Scanned) -> None:
 
 def died_reading(file: documents.Scanned, *others: documents.Scanned) -> NoReturn:
     """Raises RunAgain: the worker of files was killed, most likely for lack of memory."""
-    which = f"one of this file and {len(others):,} others" if others else "this file"
+    also = f" or one of {len(others):,} other file{'s'[: len(others) != 1]}" if others else ""
     raise RunAgain(
-        f"{file.path}: the worker that reads {which} was killed again and again, "
-        "most likely for lack of memory: use smaller files or nodes with more memory, and start "
-        "again; finished work is kept"
+        f"a worker that reads {file.path}{also} was killed, also in every retry, most likely for "
+        "lack of memory: use smaller files or nodes with more memory, and start again; finished "
+        "work is kept"
     )
 
 

@@ -13,7 +13,9 @@ MOST_COUNTED, MOST_LEARNED = 1_000_000, 500_000
 PART_CHARACTERS = 1 << 22
 """Least length of a part of the text, except the last. Shorter parts have more words in total, and
 merging them takes this process longer (benchmarks/RESULTS.md)."""
-LONGEST = 100  # characters of a word used for training, and of a stretch that is counted as such
+# Characters of a word used for training, and of a stretch that is counted as such. It determines
+# the vocabulary, so another value gives another tokenizer for the same text.
+LONGEST = 100
 
 
 def count(

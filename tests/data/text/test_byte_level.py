@@ -91,6 +91,10 @@ def test_the_cache_of_stretches_does_not_change_tokens(
     assert len(encoder._known) > 100
     assert max(map(len, encoder._known)) <= 100
     assert [encoder([text])[0] for text in texts] == wanted
+    monkeypatch.setattr(byte_level, "_LONGEST_KNOWN", 3)  # limits only the cache
+    shorter = byte_level.Encoder(words)
+    assert shorter(texts) == wanted
+    assert max(map(len, shorter._known)) == 3
     monkeypatch.setattr(byte_level, "_MOST_KNOWN", 10)
     assert [encoder([text])[0] for text in texts] == wanted
     assert len(encoder._known) < 1000
