@@ -286,8 +286,10 @@ class BucketCheckpoints:
         """
         self.bucket.put(f"{data}/{process}/{_FILES_MARK}", b"")
 
-    def missing(self, data: str, layout: Layout, processes: Iterable[int] = ()) -> list[int]:
-        """Returns the processes whose upload is not complete.
+    def missing(
+        self, data: str, layout: Layout, processes: Iterable[int] = ()
+    ) -> tuple[list[int], int]:
+        """Returns the processes whose upload is not complete, and the bytes of all that is there.
 
         Args:
             data: from :func:`data_of`.
@@ -297,7 +299,8 @@ class BucketCheckpoints:
         there = self.bucket.sizes(data)
         names = [(part, manifest.NAME) for part in layout.complete()]
         names += [(process, _FILES_MARK) for process in processes]
-        return sorted({number for number, name in names if f"{data}/{number}/{name}" not in there})
+        left = {number for number, name in names if f"{data}/{number}/{name}" not in there}
+        return sorted(left), sum(there.values())
 
     def commit(self, folder: str, step: int, data: str, layout: Layout) -> None:
         """Completes a checkpoint whose parts are uploaded: checks them and writes its manifest.

@@ -40,7 +40,7 @@ from jaxtrain.checkpoint.bucket_checkpoints import (
 )
 from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, UNCERTIFIED
 from jaxtrain.data import cache
-from jaxtrain.distributed import process_group
+from jaxtrain.distributed import key_value, process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage import lease
@@ -58,6 +58,8 @@ _BETWEEN_MOVES_S = 5.0
 _ANNOUNCE_S = 30.0
 # At the end: a bucket that takes nothing new for this long is not waited for.
 _GIVE_UP_S = 600.0
+_PROGRESS = "uploading"  # topic of what the parts of other processes that are under way have sent
+_PUBLISH_EVERY_S = 5.0
 _OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _IN_MEMORY_BYTES = 2**25
 
@@ -156,6 +158,8 @@ class Mirror:
         self._sent = self._total = 0
         self._most_sent, self._moved_at = 0, 0.0
         self._attempt_at = self._attempt_s = 0.0
+        self._published_at = 0.0
+        self._others: tuple[int, dict[int, str]] = (0, {})
         self._missed: dict[str, Path] = {}
         self._behind = False
         self._commits = threading.Lock()
@@ -481,7 +485,7 @@ class Mirror:
                 self._changed.wait(0.5)
 
     def _is_stuck(self) -> bool:
-        """Whether the bucket takes nothing new for too long.
+        """Whether the bucket takes nothing new for too long, from any process that this waits for.
 
         An attempt after a failure may first take as long as the one that came furthest.
         """
@@ -540,6 +544,7 @@ class Mirror:
         pause_s = 1.0
         with self._changed:
             self._most_sent, self._attempt_s, self._moved_at = 0, 0.0, time.monotonic()
+        self._publish()
         while not (self._over.is_set() or self._lease.lost):
             moved_at = self._moved_at
             try:
@@ -572,7 +577,11 @@ class Mirror:
             self._remote.mark_files(data, self._process)
             return
         others = range(1, self._count) if self.own_disk else ()
-        while missing := self._remote.missing(data, part.layout, others):
+        while True:
+            missing, there = self._remote.missing(data, part.layout, others)
+            if not missing:
+                break
+            self._look_at_others(there)
             if self._is_stuck():
                 raise Incomplete(f"process {missing[0]} has not uploaded its part and its files")
             if self._over.wait(1.0):
@@ -596,6 +605,33 @@ class Mirror:
             if self._sent > self._most_sent:
                 self._most_sent, self._moved_at = self._sent, time.monotonic()
                 self._attempt_s = self._moved_at - self._attempt_at
+        if time.monotonic() - self._published_at > _PUBLISH_EVERY_S:
+            self._publish()
+
+    def _publish(self) -> None:
+        """Lets process 0, which waits for all parts, know how far this one is."""
+        store = key_value.of_run()
+        if self._first or not self.own_disk or store.client is None:
+            return
+        self._published_at = time.monotonic()
+        with contextlib.suppress(RuntimeError):  # the service is gone, which ends the run anyway
+            store.publish(_PROGRESS, f"{self._most_sent} {self._attempt_s:.1f}", again=True)
+
+    def _look_at_others(self, there: int) -> None:
+        """Counts what other processes upload as progress of the checkpoint.
+
+        Args:
+            there: bytes of all files of the checkpoint that are in the bucket.
+        """
+        store, sent = key_value.of_run(), self._others[1]
+        if store.client is not None:
+            with contextlib.suppress(RuntimeError):
+                sent = store.published(_PROGRESS)
+        with self._changed:
+            if (there, sent) != self._others:
+                self._others, self._moved_at = (there, sent), time.monotonic()
+            attempts = [float(text.split()[1]) for text in sent.values()]
+            self._attempt_s = max([self._attempt_s, *attempts])
 
     def _warn(self, line: str) -> None:
         if line not in self._said:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import pytest
+from fake_key_value import FakeClient
 from obstore.store import MemoryStore
 from small_state import make_state, meta_of, save
 from toy import mesh_of
@@ -17,6 +18,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest
 from jaxtrain.checkpoint.resume import set_aside
 from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.distributed import key_value
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
@@ -366,6 +368,48 @@ def test_no_checkpoint_is_complete_before_the_records_of_all_processes(
     assert run.stored == [2]
 
 
+@pytest.mark.parametrize("how", ["a large file", "many files", "again", "nothing"])
+def test_process_0_waits_as_long_as_another_makes_progress(
+    runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run = runs("one", None).begin()
+    run.save(2)
+    run.finish()
+    run.bucket.delete(["checkpoints/2.json"])
+    other = Mirror(run.bucket, tmp_path / "other", staged=True, say=run.said.append)
+    shards = bucket_checkpoints.Layout(2, ((0,), (1,)))
+    uploads = []
+    for process, one in enumerate((run.mirror, other)):
+        one.own_disk, one._count, one._process, one._first = True, 2, process, process == 0
+        part = bucket_checkpoints.Part("a" * 12, shards, process, (process,))
+        uploads.append(mirror._Upload(run.directory / FOLDER / "2", (FOLDER,), 2, part))
+    store = FakeClient(2).stores()[1]
+    monkeypatch.setattr(key_value, "of_run", lambda: store)
+    now, turns = [time.monotonic()], [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    other._attempt_at = now[0] - 1000
+
+    def wait(seconds: float) -> bool:
+        turns[0], now[0] = turns[0] + 1, now[0] + 500
+        if turns[0] == 5:
+            other._upload(uploads[1])
+        elif how == "a large file" or (how == "again" and turns[0] == 1):
+            other._count_sent(1)  # it fails after 1500 s, and the next attempt is as long
+        elif how == "many files":
+            run.bucket.put(f"data/2-{'a' * 12}/1/{turns[0]}", b"1")
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.mirror._over, "wait", wait)
+        if how == "nothing":
+            with pytest.raises(bucket_checkpoints.Incomplete, match="process 1 has not uploaded"):
+                run.mirror._upload(uploads[0])
+            return
+        run.mirror._upload(uploads[0])
+    assert turns[0] == 5
+    assert run.stored == [2]
+
+
 def _second_checkpoint_only_on_disk(runs: Callable[..., Run]) -> Run:
     run = runs("one", None).begin()
     for step in (2, 4):
@@ -479,14 +523,15 @@ def test_an_unexpected_error_in_an_upload_ends_the_run(
 def test_a_large_file_may_take_longer_than_a_bucket_that_takes_nothing(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
     run = runs("one", None).begin()
-    put, began = run.bucket.put, time.monotonic()
+    put, now = run.bucket.put, [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def slow(name: str, data: Any, *sent: Callable[[int], object]) -> None:
-        while sent and time.monotonic() - began < 3:
-            sent[0](1)
-            time.sleep(0.05)
+        for _ in range(10 if sent and name.endswith("/meta/metadata") else 0):
+            now[0] += mirror._GIVE_UP_S - 1
+            sent[0](10_000)
+            assert not run.mirror._is_stuck()
         put(name, data)
 
     monkeypatch.setattr(run.bucket, "put", slow)
