@@ -197,20 +197,28 @@ class FindNan:
             rows: examples of the batch.
 
         Raises:
-            RunAgain: the processes failed differently. One of them may wait for values that another
-                never sent, and would take those of the next step for them.
+            RunAgain: some failed, or not all at the same operation. One of them may wait for values
+                that another never sent, and would take those of the next step for them.
         """
-        own = json.dumps([failure, local_rows(self._mesh, rows).start, list(ids)])
+        operation = self._reader.operation
+        own = json.dumps([failure, operation, local_rows(self._mesh, rows).start, list(ids)])
         try:
             texts = process_group.gather("result of loop.find_nan", own, _ANSWER_S)
         except RunAgain as error:
             if not failure:
                 raise
-            raise RunAgain(_failed_alone(failure)) from error
+            alone = _failed_alone([f"process {jax.process_index()}: {failure}"])
+            raise RunAgain(alone) from error
         every = [json.loads(text) for text in texts]
-        if len({why for why, *_ in every}) > 1:
-            raise RunAgain(_failed_alone(next(why for why, *_ in every if why)))
-        parts = sorted((start, part) for _, start, part in every)
+        # The texts of one failure may differ, such as by the name of the device.
+        if len({(bool(why), operation) for why, operation, *_ in every}) > 1:
+            failures = [
+                f"process {process}: {why} at operation {operation}"
+                for process, (why, operation, *_) in enumerate(every)
+                if why
+            ]
+            raise RunAgain(_failed_alone(failures))
+        parts = sorted((start, part) for *_, start, part in every)
         return [number for _, part in parts for number in part]
 
     def _examined(self, state: State, batch: Batch, seen: int) -> Origin:
@@ -345,6 +353,7 @@ class _Pass:
     def _evaluated(self, equation: Any, inputs: list[_Value], place: _Place) -> list[_Value]:
         """Returns the results of an operation."""
         self._count += 1
+        self._reader.operation += 1
         place = place._replace(stack=f"{place.stack}/{equation.source_info.name_stack}")
         if (
             equation.primitive.name == "scan"
@@ -514,10 +523,10 @@ class _Pass:
         )
 
 
-def _failed_alone(why: str) -> str:
+def _failed_alone(failures: Sequence[str]) -> str:
     return (
-        f"loop.find_nan did not end the same way in all processes ({why}), so they cannot "
-        "continue together: if this happens again, resume with --loop.find_nan False"
+        f"loop.find_nan did not end the same way in all processes ({_listed(failures)}), so they "
+        "cannot continue together: if this happens again, resume with --loop.find_nan False"
     )
 
 
@@ -530,6 +539,10 @@ class _Reader:
         mesh: over all devices.
         still_alive: called at each array.
         stopping: whether this process must stop.
+
+    Attributes:
+        operation: number of the newest operation that all processes compute together: one of the
+            step, or a reduction of what was read.
     """
 
     def __init__(
@@ -538,6 +551,7 @@ class _Reader:
         still_alive: Callable[[], None],
         stopping: Callable[[], object],
     ) -> None:
+        self.operation = 0
         self._still_alive, self._stopping = still_alive, stopping
         self._of_all = process_group.Exchange(mesh, largest=("value", "stop"))
         self._worst = jax.jit(functools.partial(_worst, jnp), out_shardings=replicated(mesh))
@@ -562,6 +576,7 @@ class _Reader:
 
     def rows(self, array: jax.Array, bad: int, rows: int) -> tuple[int, ...]:
         """Returns the examples with a bad value, of an array whose first axis is that of them."""
+        self.operation += 1
         return tuple(np.flatnonzero(np.asarray(self._places(array, bad, rows))).tolist())
 
     def _agreed(self, value: Any) -> int:
@@ -571,6 +586,7 @@ class _Reader:
             RuntimeError: a process must stop.
         """
         self._still_alive()
+        self.operation += 1
         found = self._of_all.now({"value": float(value), "stop": float(bool(self._stopping()))})
         if found["stop"]:
             raise RuntimeError("the run must stop")
