@@ -42,6 +42,8 @@ _MEMORY_RETRIES = 10
 _IN_FLIGHT = 2
 _REPORT_S = 30.0  # of a wait for the first worker, before it is reported
 _PATIENCE_S = 10.0  # of a start on a cluster that other jobs fill, before it says so
+# Of a wait for an autoscaler. A node with GPUs takes minutes, until its image is there.
+_AUTOSCALER_S = 600.0
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
 # Packages that determine what a model computes, and how it is sent.
 _MODELS = ("jax", "jaxlib", "flax")
@@ -472,20 +474,14 @@ class Ray:
                 yield item, result
 
     def _check_room(self, ray: Any, cpus: int, gpus: float) -> None:
-        """Checks that a worker can start, and says so if it must wait for others' jobs.
+        """Says so if a worker must wait for others' jobs.
 
         Raises:
             InputError: no node is large enough.
         """
+        self._await_node(ray, cpus, gpus)
         each = _resources({"CPU": cpus, "GPU": gpus})
         nodes = _nodes(ray)
-        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
-            has = "; ".join(sorted({_resources(node) for node in nodes})) or "no nodes"
-            raise InputError(
-                f"a worker needs {each}, but no node of the Ray cluster {self.address} has that "
-                f"much ({has}): start larger nodes"
-                + (f", or lower --ray-gpus {gpus:g}" if gpus else "")
-            )
         end = time.monotonic() + _PATIENCE_S  # also for jobs that have just ended
         while True:
             free = ray.available_resources()
@@ -501,20 +497,56 @@ class Ray:
             "end, stop them (`ray status` shows what is used), or add nodes"
         )
 
+    def _await_node(self, ray: Any, cpus: int, gpus: float) -> None:
+        """Waits until a node is large enough for a worker.
+
+        An autoscaler may have started no node yet, and Ray 2.60 has no public way to ask whether
+        there is one. A task that needs as much as a worker makes it start a node.
+
+        Raises:
+            InputError: no node is large enough, and none was started in ten minutes.
+        """
+
+        def fits() -> bool:
+            return any(
+                node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in _nodes(ray)
+            )
+
+        if fits():
+            return
+        has = "; ".join(sorted({_resources(node) for node in _nodes(ray)})) or "no nodes"
+        needs = (
+            f"no node of the Ray cluster {self.address} is large enough: a worker needs "
+            f"{_resources({'CPU': cpus, 'GPU': gpus})}, and the nodes have {has}"
+        )
+        fix = "start a larger node"
+        if gpus:
+            fix += f", or lower --ray-gpus {gpus:g} (0 uses CPUs)"
+        if self.address != "local":  # which has no autoscaler
+            self.say(f"{needs}. Waiting for an autoscaler to start one; without one, {fix}")
+            end = time.monotonic() + _AUTOSCALER_S
+            wait = _Wait("a node that is large enough", self.say)
+            probe = ray.remote(num_cpus=cpus, num_gpus=gpus)(_nothing).remote()
+            while time.monotonic() < end:
+                done, _ = ray.wait([probe], num_returns=1, timeout=_RESIZE_S)
+                if done or fits():
+                    return
+                wait.report()
+        raise InputError(f"{needs}: {fix}")
+
     def _of_each_actor(self, ray: Any) -> tuple[float, int]:
         """Returns the GPUs and CPUs that a worker with a model reserves."""
-        nodes = _nodes(ray)
-        there = sum(node.get("GPU", 0) for node in nodes)
+        there = any(node.get("GPU", 0) for node in _nodes(ray))
         gpus = (1 if there else 0) if self.gpus is None else self.gpus
-        if gpus > there:
-            raise InputError(
-                f"--ray-gpus {gpus:g}: the Ray cluster {self.address} has {there:g} GPUs: start "
-                "its nodes on machines with GPUs, or pass --ray-gpus 0 to use CPUs"
-            )
+        if not gpus:
+            return 0, 1
+        self._await_node(ray, 1, gpus)
         parts = [
-            int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU", 0)
+            int(node.get("CPU", 0) * gpus / node["GPU"])
+            for node in _nodes(ray)
+            if node.get("GPU", 0) >= gpus
         ]
-        return gpus, max(1, min(parts)) if gpus else 1
+        return gpus, max(1, min(parts, default=1))
 
     def _actors(self, ray: Any, gpus: float, cpus: int) -> int:
         """Returns how many workers with models the cluster has room for."""
@@ -541,6 +573,10 @@ class _Wait:
         if not self.left_s():
             self._say(f"waiting for {self._what}: {self._next_s:.0f} s so far")
             self._next_s *= 2
+
+
+def _nothing() -> None:
+    """Is a task."""
 
 
 def _nodes(ray: Any) -> list[dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import sys
 import time
@@ -306,8 +307,6 @@ def test_workers_divide_the_processors_of_a_node_by_its_gpus(
     _with_models(monkeypatch, cluster, at_once=None)
     assert cluster.options["max_concurrency"] == 6
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.225"
-    with pytest.raises(InputError, match=r"--ray-gpus 1: .* has 0 GPUs: .* or pass --ray-gpus 0"):
-        _with_models(monkeypatch, _Cluster(CPU=3), 1)
 
 
 @pytest.mark.parametrize("freed", [False, True])
@@ -375,18 +374,78 @@ def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_a_worker_that_no_node_has_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_PATIENCE_S", 0.0)
-    words = r"needs 8 CPUs and 2 GPUs, but no node .* \(4 CPUs and 1 GPU\): .* lower --ray-gpus 2"
-    with pytest.raises(InputError, match=words):
-        _with_models(monkeypatch, _Cluster(CPU=4, GPU=1), 2)
+class _Autoscaling(_Cluster):
+    """A cluster whose autoscaler starts larger nodes some time after a worker waits.
+
+    Attributes:
+        seconds: of the wait, so far.
+    """
+
+    def __init__(self, after_s: float, larger: dict[str, float], **resources: float) -> None:
+        super().__init__(**resources)
+        self._after_s, self._larger = after_s, larger
+        self.seconds = 0.0
+
+    def wait(self, references: list[Any], **limits: float) -> Any:
+        if self.seconds >= self._after_s:
+            return super().wait(references)
+        self.seconds += limits["timeout"]
+        if self.seconds >= self._after_s:
+            self.resources = self._larger
+        return [], references
+
+
+SMALL = (
+    "no node of the Ray cluster {} is large enough: a worker needs 1 CPU and 2 GPUs, and the "
+    "nodes have {}"
+)
+LARGER = "start a larger node, or lower --ray-gpus 2 (0 uses CPUs)"
+
+
+@pytest.mark.parametrize(
+    ("resources", "has"),
+    [({"memory": 1.0}, "0 CPUs"), ({"CPU": 4, "GPU": 1}, "4 CPUs and 1 GPU")],
+    ids=["none yet", "too small"],
+)
+@pytest.mark.parametrize("starts", [True, False])
+def test_nodes_that_an_autoscaler_starts_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], has: str, starts: bool
+) -> None:
+    """For ten minutes."""
+    cluster = _Autoscaling(90.0 if starts else 1e9, {"CPU": 12, "GPU": 4}, **resources)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: cluster.seconds)
+    monkeypatch.setattr(engine, "_check_gpu", lambda: None)
+    said = list[str]()
+    waiting = SMALL.format("auto", has)
+    if starts:
+        assert len(_with_models(monkeypatch, cluster, 2, say=said.append)) == 5
+        assert cluster.options == {"num_cpus": 6, "num_gpus": 2, "max_concurrency": 1}
+    else:
+        with pytest.raises(InputError) as found:
+            _with_models(monkeypatch, cluster, 2, say=said.append)
+        assert str(found.value) == f"{waiting}: {LARGER}"
+        assert cluster.seconds == 600.0
+    assert said == [
+        JOINING,
+        f"{waiting}. Waiting for an autoscaler to start one; without one, {LARGER}",
+        *(
+            f"waiting for a node that is large enough: {seconds} s so far"
+            for seconds in ((30, 60) if starts else (30, 60, 120, 240, 480))
+        ),
+    ]
+
+
+def test_a_worker_that_no_node_of_this_machine_has_room_for_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cluster that is started here has no autoscaler."""
+    monkeypatch.setattr(engine, "_connected", lambda address: _Cluster(CPU=4, GPU=1))
+    small = re.escape(f"{SMALL.format('local', '4 CPUs and 1 GPU')}: {LARGER}")
+    with pytest.raises(InputError, match=small):
+        list(engine.Ray("local", gpus=2).with_models(square, range(2), 0, died=int))
     monkeypatch.setattr(engine, "_connected", lambda address: _Cluster(memory=1.0))
-    cluster = engine.Ray("auto")
-    for work in (cluster.with_models, cluster.as_finished):
-        with pytest.raises(
-            InputError, match=r"needs 1 CPU, but no node .* \(0 CPUs\): start larger"
-        ):
-            list(work(square, range(2), 0, died=int))
+    with pytest.raises(InputError, match=r"needs 1 CPU, and the nodes have 0 CPUs: start a larger"):
+        list(engine.Ray("local").as_finished(square, range(2), 0, died=int))
 
 
 def test_a_worker_on_a_machine_whose_gpu_jax_does_not_see_ends_the_work(
