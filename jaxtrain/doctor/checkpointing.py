@@ -50,7 +50,7 @@ def bucket_access(url: str | None) -> Iterator[Finding]:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
     try:
-        url = normalized(url, "checkpoint.mirror")
+        url = normalized(url, "checkpoint.mirror", or_disk=False)
         folder = Bucket(url).impatient()
         began = time.monotonic()
         folder.put(name, content)

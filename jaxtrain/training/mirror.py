@@ -114,7 +114,7 @@ def url_of(run: config.Run, output: str | None) -> str | None:
                 "checkpoint.mirror",
             )
         )
-    return buckets.normalized(mirror, "checkpoint.mirror")
+    return buckets.normalized(mirror, "checkpoint.mirror", or_disk=False)
 
 
 class Mirror:

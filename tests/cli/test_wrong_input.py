@@ -160,6 +160,17 @@ def test_all_wrong_overrides_are_reported_at_once(
             ["peak_lr", "error: model.init_from s3://b is not a folder in a bucket"],
         ),
         ("--output-dir https://b/run", ["https://b/run: use a local folder, s3://BUCKET/PATH"]),
+        (
+            "--output-dir new --checkpoint.mirror /tmp/foo",
+            [
+                "error: checkpoint.mirror /tmp/foo: not a bucket: write s3://BUCKET/PATH or "
+                "gs://BUCKET/PATH"
+            ],
+        ),
+        (
+            "--output-dir new --checkpoint.mirror https://b/run",
+            ["error: checkpoint.mirror https://b/run: not a bucket: write s3://BUCKET/PATH"],
+        ),
         ("--checkpoint.mirror s3://b/run", ["mirror=s3://b/run requires --output-dir"]),
         ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),
         (

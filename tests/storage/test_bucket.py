@@ -377,6 +377,10 @@ def test_urls_are_normalized(url: str, expected: str) -> None:
         ("https://host/a", "use a local folder, s3://BUCKET/PATH"),
         ("s3://key:secret@bucket/a", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         ("ftp://host/a", "unknown scheme"),
+        ("/tmp/a", "/tmp/a: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"),
+        ("bucket/a", "bucket/a: not a bucket: write s3://"),
+        ("s3:bucket/a", "s3:bucket/a: not a bucket"),
+        ("", "not a bucket"),
     ],
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
@@ -384,6 +388,11 @@ def test_other_urls_are_refused(url: str, message: str) -> None:
         buckets.normalized(url, "--output-dir")
     assert message in str(caught.value)
     assert "secret@" not in str(caught.value)
+
+
+def test_the_message_mentions_no_folder_where_none_is_allowed() -> None:
+    with pytest.raises(InputError, match=r"^mirror https://host/a: not a bucket: write s3://"):
+        buckets.normalized("https://host/a", "mirror", or_disk=False)
 
 
 def test_an_invalid_name_is_not_a_problem_of_the_network(bucket: Bucket) -> None:
