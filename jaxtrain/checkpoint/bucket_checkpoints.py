@@ -606,7 +606,10 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
                     say(f"warning: checkpoint {url}/{one}/{step} is damaged ({why}): skipped")
                     continue
                 if damaged:
-                    say(f"warning: resuming from {url}/{one}/{step}, the newest intact checkpoint")
+                    say(
+                        f"warning: resuming from {url}/{one}/{step}, the newest intact one in "
+                        f"{one}/"
+                    )
                 return path
     if damaged:
         raise InputError(f"--resume {text}: no checkpoint there is intact ({damaged[0]})")

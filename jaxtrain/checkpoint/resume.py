@@ -146,12 +146,12 @@ def latest_of(run: Path, max_lost_steps: int, verify: Verify = manifest.verify) 
         OSError: the disk does not respond.
     """
 
-    def newest_intact(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    def _newest_intact(folder: Path) -> tuple[Path | None, dict[Path, str]]:
         on_disk = {*numbered(folder), *files.replaced(folder)}
         return first_intact(folder, on_disk, lambda path: verify(files.before_give_back(path)))
 
-    start, damaged = newest_intact(run / CHECKPOINTS)
-    best, damaged_best = newest_intact(run / BEST)
+    start, damaged = _newest_intact(run / CHECKPOINTS)
+    best, damaged_best = _newest_intact(run / BEST)
     damaged |= damaged_best
     start = start or best
     if start is not None or _last_saved(run) <= max_lost_steps:
@@ -233,7 +233,7 @@ def _explain(run: Path, latest: Latest, say: Say) -> None:
     elif latest.start.parent.name == BEST:
         say(f"warning: no intact checkpoint in {run / CHECKPOINTS}: resuming from {latest.start}")
     elif any(path.parent.name == CHECKPOINTS for path in latest.damaged):
-        say(f"warning: resuming from {latest.start}, the newest intact checkpoint")
+        say(f"warning: resuming from {_newest_intact(latest.start)}")
 
 
 def first_intact(
@@ -252,6 +252,14 @@ def first_intact(
             return path, damaged
         damaged[path] = wrong
     return None, damaged
+
+
+def _newest_intact(path: Path) -> str:
+    """Describes the checkpoint that is used instead of damaged ones.
+
+    ``best/`` may have a newer one, but is used only if all of ``checkpoints/`` are damaged.
+    """
+    return f"{path}, the newest intact one in {path.parent.name}/"
 
 
 def set_aside(path: Path, wrong: str, say: Say, to: str = DAMAGED) -> None:
@@ -350,7 +358,7 @@ def _newest_in(path: Path, say: Say) -> Path:
             say(f"warning: checkpoint {one} is damaged ({why}): skipped")
         if start is not None:
             if damaged:
-                say(f"warning: resuming from {start}, the newest intact checkpoint")
+                say(f"warning: resuming from {_newest_intact(start)}")
             return start
     for one, why in damaged.items():
         raise InputError(f"--resume {path}: no checkpoint there is intact ({one}: {why})")

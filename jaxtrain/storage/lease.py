@@ -177,7 +177,8 @@ class Lease:
         elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
             self._lost = (
                 f"another {self._who} may have used {self._bucket.url} meanwhile, because this one "
-                f"could not renew its lease for {self._expires_s:g} s, and it is gone: resume"
+                f"could not renew its lease for {self._expires_s:g} s, and it is gone: "
+                + ("resume" if self._who == "run" else "start this one again")
             )
             self._say(f"warning: {self._lost}")
         elif found is None:

@@ -34,7 +34,8 @@ FILES = {
     ".uploading/": "hard links of the checkpoint that is being copied to the bucket",
     ".fetching/": "a checkpoint whose download from the bucket is not complete",
     ".files-due": "present until the metrics and logs are fetched from the bucket, too",
-    ".uncertified-due": "present until uncertified checkpoints are moved in the bucket, too",
+    ".uncertified-due": "until they are moved in the bucket, too: a list of the uncertified "
+    "saves (`data/STEP-ID`), which the bucket also has",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "

@@ -346,11 +346,12 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: BucketCheckpoints, tmp_
     said.clear()
     assert resumed("s3://bucket/run") == "checkpoints/4"
     assert said[0].startswith("warning: checkpoint s3://bucket/run/checkpoints/6 is damaged (")
-    newest = "the newest intact checkpoint"
+    newest = "the newest intact one in checkpoints/"
     assert said[-1] == f"warning: resuming from s3://bucket/run/checkpoints/4, {newest}"
     for step in (2, 4):
         stored.bucket.put(f"checkpoints/{step}.json", b"{}")
     assert resumed("s3://bucket/run") == "best/2"
+    assert said[-1].endswith("/best/2, the newest intact one in best/")
     stored.bucket.put("best/2.json", b"{}")
     with pytest.raises(InputError, match=r"no checkpoint there is intact \(checkpoints/6: "):
         resumed("s3://bucket/run")

@@ -61,7 +61,7 @@ def test_an_incomplete_checkpoint_is_never_used(saved: Path, tmp_path: Path, los
     said: list[str] = []
     assert resume.choose(str(run), None, tmp_path, said.append) == run / "checkpoints" / "4"
     assert f"checkpoint {run / 'checkpoints' / '9'} is damaged (" in "".join(said)
-    assert said[-1].endswith("checkpoints/4, the newest intact checkpoint")
+    assert said[-1].endswith("checkpoints/4, the newest intact one in checkpoints/")
     with pytest.raises(InputError, match="not a complete checkpoint"):
         layout.read_meta(run / "checkpoints" / "9")
     said: list[str] = []
@@ -158,7 +158,8 @@ def test_damage_to_any_file_is_detected(
         assert said == [
             f"warning: checkpoint {run / 'checkpoints' / '9'} is damaged ({wrong}): moved to "
             f"{aside}",
-            f"warning: resuming from {run / 'checkpoints' / '4'}, the newest intact checkpoint",
+            f"warning: resuming from {run / 'checkpoints' / '4'}, the newest intact one in "
+            "checkpoints/",
         ]
         assert set(files_of(aside)) - {"reason.txt", name} == set(names) - {name} | {
             one for one in files_of(saved / "checkpoints" / "9") if one not in names
@@ -342,7 +343,7 @@ def test_a_damaged_step_or_path_is_rejected_and_nothing_moves(saved: Path, tmp_p
         assert resume.choose(wish, None, tmp_path, said.append) == run / "checkpoints" / "4"
     assert len(said) == 4
     assert f"checkpoint {run / 'checkpoints' / '9'} is damaged (state/_METADATA" in said[0]
-    assert said[1].endswith("checkpoints/4, the newest intact checkpoint")
+    assert said[1].endswith("checkpoints/4, the newest intact one in checkpoints/")
     assert files_of(run) == before
     spoil(run / "checkpoints" / "4")
     assert resume.choose("4", run, tmp_path) == run / "best" / "4"  # the same state

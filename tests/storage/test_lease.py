@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 from obstore.store import MemoryStore
@@ -28,8 +29,8 @@ def held(bucket: Bucket) -> Iterator[Callable[[], Lease]]:
     """Acquires leases, and releases them at the end."""
     made: list[Lease] = []
 
-    def acquire() -> Lease:
-        made.append(Lease(bucket, print, EXPIRES_S))
+    def acquire(who: Literal["run", "command"] = "run") -> Lease:
+        made.append(Lease(bucket, print, EXPIRES_S, who=who))
         made[-1].acquire()
         return made[-1]
 
@@ -111,17 +112,20 @@ def test_a_deleted_lease_is_written_again(
     assert capsys.readouterr().out.count("was deleted: written again") == 1
 
 
+@pytest.mark.parametrize(("who", "fix"), [("run", "resume"), ("command", "start this one again")])
 def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
-    bucket: Bucket, held: Callable[[], Lease]
+    bucket: Bucket, held: Callable[..., Lease], who: str, fix: str
 ) -> None:
     """Another run may have taken over, saved checkpoints, and released it."""
-    one = held()
+    one = held(who)
     one._over.set()  # no renewal while this machine is cut off
     assert one._thread is not None
     one._thread.join()
     bucket.delete([lease.NAME])
     time.sleep(EXPIRES_S)
-    with pytest.raises(Lost, match="another run may have used s3://bucket/run meanwhile"):
+    with pytest.raises(
+        Lost, match=rf"another {who} may have used s3://bucket/run meanwhile, .*: {fix}$"
+    ):
         one.check()
     assert bucket.get(lease.NAME) is None
 

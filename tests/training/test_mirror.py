@@ -394,6 +394,8 @@ def test_process_0_waits_as_long_as_another_makes_progress(
         if turns[0] == 5:
             other._upload(uploads[1])
         elif how == "a large file" or (how == "again" and turns[0] == 1):
+            if how == "a large file":
+                other._attempt_at = now[0]
             other._count_sent(1)  # it fails after 1500 s, and the next attempt is as long
         elif how == "many files":
             run.bucket.put(f"data/2-{'a' * 12}/1/{turns[0]}", b"1")
