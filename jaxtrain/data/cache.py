@@ -193,6 +193,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if sizes == manifest["files"] else None
 
 
+def in_bucket(folder: Path, bucket: CacheBucket | None) -> bool:
+    """Returns whether the bucket has a complete folder, so that :func:`make_folder` fetches it."""
+    return bucket is not None and _complete_in(bucket.output, bucket.name(folder)) is not None
+
+
 def make_folder(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],

@@ -64,12 +64,13 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
     folder = cache.path_of(data.cache_dir) / "text"
     with tempfile.TemporaryDirectory() as temporary:
         path = data.path or str(stdlib_corpus.prepare(Path(temporary), say) / "*.txt")
-        scans, fresh = _look_up(data, path, folder, say)
+        bucket = cache.bucket_of(data.cache_dir)
+        scans, fresh = _look_up(data, path, folder, say, bucket)
         files = [file for scan in scans for file in scan]
         # Any change of the files changes all tokens, so none are left to reuse.
         corpora = [] if fresh else data.corpora(scans, path, _silent)
-        content = _tokenizer(data, model.vocab_size, corpora, folder)
-        left = _left(data, corpora, content, folder)
+        content = _tokenizer(data, model.vocab_size, corpora, folder, bucket)
+        left = _left(data, corpora, content, folder, bucket)
         if not left:
             refused = _refused(data, files, fresh, [])
             return dataclasses.replace(from_sample([], 0, 0), refused=refused)
@@ -148,7 +149,7 @@ def _size(file: Fresh | Scanned) -> int:
 
 
 def _look_up(
-    data: Text, path: str, folder: Path, say: Say
+    data: Text, path: str, folder: Path, say: Say, bucket: cache.CacheBucket | None
 ) -> tuple[list[list[Scanned]], list[Fresh]]:
     """Returns the files of each input that were scanned before, and all others."""
     scans, fresh = [], []
@@ -158,7 +159,6 @@ def _look_up(
                 f"{flag} {one}: only files can be estimated: pass a folder with the files of the "
                 "dataset, or omit --dry-run and measure with --data.max_examples 10k"
             )
-        bucket = cache.bucket_of(data.cache_dir)
         _, known, missing = documents.look_up(one, data.text_field, folder, flag, say, bucket)
         scans.append([file for file in known if file is not None])
         fresh += missing
@@ -166,7 +166,11 @@ def _look_up(
 
 
 def _tokenizer(
-    data: Text, vocab_size: int, corpora: Sequence[tokens.Corpus], folder: Path
+    data: Text,
+    vocab_size: int,
+    corpora: Sequence[tokens.Corpus],
+    folder: Path,
+    bucket: cache.CacheBucket | None,
 ) -> bytes | None:
     """Returns the ``tokenizer.json``; None if it must be trained."""
     if data.tokenizer is not None:
@@ -177,20 +181,28 @@ def _tokenizer(
         target = vocabulary.cache_folder(corpora, vocab_size, data.tokenizer_kind, folder)
         if cache.read_manifest(target) is not None:
             return (target / tokenizer.NAME).read_bytes()
+        if bucket is not None and cache.in_bucket(target, bucket):
+            found = bucket.output.bucket.get(f"{bucket.name(target)}/{tokenizer.NAME}")
+            return None if found is None else found.data
     return None
 
 
 def _left(
-    data: Text, corpora: Sequence[tokens.Corpus], content: bytes | None, folder: Path
+    data: Text,
+    corpora: Sequence[tokens.Corpus],
+    content: bytes | None,
+    folder: Path,
+    bucket: cache.CacheBucket | None,
 ) -> float:
     """Returns the fraction of the text that is not tokenized yet."""
     if not corpora or content is None:
         return 1.0
-    left = [
-        tokens.left_mb(corpus, tokens.cache_folder(corpus, content, data.form, folder))
-        for corpus in corpora
-    ]
-    return sum(left) / sum(corpus.megabytes() for corpus in corpora)
+    left = 0.0
+    for corpus in corpora:
+        target = tokens.cache_folder(corpus, content, data.form, folder)
+        left_mb = tokens.left_mb(corpus, target)
+        left += left_mb if left_mb and not cache.in_bucket(target, bucket) else 0.0
+    return left / sum(corpus.megabytes() for corpus in corpora)
 
 
 def _used(

@@ -11,6 +11,7 @@ from typing import Any
 import engine_threads
 import pytest
 import small_text
+from obstore.store import MemoryStore
 from small_text import Model, silent
 
 from jaxtrain.data import engine
@@ -28,6 +29,7 @@ from jaxtrain.data.text import (
 )
 from jaxtrain.data.text.sources import Text
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import bucket, bucket_output
 
 MODEL = Model(vocab_size=400)
 
@@ -136,6 +138,24 @@ def test_an_estimate_is_close_to_what_preparing_takes(
     assert found.out_bytes == pytest.approx(sum(written(tmp_path).values()), rel=0.2)
     assert found.in_bytes == sum(path.stat().st_size for path in folder.iterdir())
     assert estimated(data).files == 0
+
+
+def test_what_another_machine_uploaded_is_not_left(
+    kind: type[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the record of files is fetched."""
+    made = bucket.Bucket("s3://bucket/cache", MemoryStore())
+    monkeypatch.setattr(bucket_output, "opened", lambda url: made)
+    folder = small_text.write(tmp_path / "in", 2)
+    data = kind(path=str(folder), batch_size=2, cache_dir="s3://bucket/cache")
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "one"))
+    data.open(MODEL, seed=0, say=silent, uploads=True)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "two"))
+    assert estimated(data).files == 0
+    assert len([path for path in (tmp_path / "two").rglob("*") if path.is_file()]) == 1
+    (tokenized,) = (name for name in made.sizes() if name.endswith("/val.tokens"))
+    made.delete([tokenized])
+    assert estimated(data).files > 0
 
 
 def test_one_file(tmp_path: Path) -> None:
