@@ -2,8 +2,8 @@
 
 The mesh has two axes. ``fsdp`` shards parameters, gradients and optimizer state; ``data``
 replicates them; the batch is split over both. So ``fsdp`` across all devices is plain ZeRO, and
-``data`` x ``fsdp`` is the hybrid: shard inside a node, replicate across nodes. No other module asks
-jax for its devices.
+``data`` x ``fsdp`` is the hybrid: shard inside a node, replicate across nodes. Models run only
+on meshes of :func:`make_mesh`; other modules ask jax for devices to measure or describe them.
 
 ``mesh.shard`` is the stage:
 
@@ -50,8 +50,8 @@ def make_mesh(
 ) -> jax.sharding.Mesh:
     """Builds the mesh over all devices of all processes.
 
-    Axes are ``Auto`` (the compiler propagates shardings): the default of ``jax.make_mesh`` is
-    explicit axes, with which embeddings and sharded convolutions fail (jax 0.10).
+    Axes are ``Auto`` (the compiler propagates shardings): with explicit axes, embeddings and
+    sharded convolutions fail (jax 0.10).
 
     Args:
         settings: number of devices along each axis.

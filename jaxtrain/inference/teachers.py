@@ -15,15 +15,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain import versions
+from jaxtrain import config, versions
 from jaxtrain.data.video.latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
 from jaxtrain.models import wan_vae
 from jaxtrain.models.video_ae import network
+from jaxtrain.sharding import batch_sharding, make_mesh, replicated
 from jaxtrain.storage.atomic import read_json
 
 _COGVIDEOX = "AutoencoderKLCogVideoX"
@@ -85,11 +85,9 @@ class Own:
             parts += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
         self.name = _name(path, parts)
         self.about = f"encoder of {trained.source}, latents times {scaling:g}"
-        devices = jax.devices()
-        mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,))
-        self._rows = NamedSharding(mesh, PartitionSpec("data"))
-        whole = NamedSharding(mesh, PartitionSpec())
-        self._params = jax.device_put(params, whole)
+        mesh = make_mesh(config.Mesh(data=jax.device_count(), fsdp=1, shard="none"))
+        self._rows = batch_sharding(mesh)
+        self._params = jax.device_put(params, replicated(mesh))
 
         def encode(params: Any, video_BTHW3: jax.Array) -> jax.Array:
             module: Any = definition.module(params, {})

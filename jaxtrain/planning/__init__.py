@@ -2,8 +2,9 @@
 
 `planner.py` starts a process in which `compilation.py` compiles the step for a card in `cards.py`:
 `buffers.py` finds the largest temporaries, `flops.py` counts operations, and `communication.py`
-sums what collectives send. `prediction.py` derives memory and the time of a step (from its peaks,
-or from measured rates, `calibration.py`), `input_rate.py` (or `input_measurement.py`, on this
-machine) what hosts can load, `duration.py` the time of the run, and `plan.py` puts them together.
-`fit.py` and `relief.py` search for variants that need less memory; `report.py` formats the plan.
+sums what collectives send. `prediction.py` derives memory and the time of a step (from the card's
+peaks, or from measured rates, `calibration.py`), `input_rate.py` (or `input_measurement.py`, on
+this machine) what hosts can load, `duration.py` the time of the run, and `plan.py` puts them
+together. `fit.py` and `relief.py` search for variants that need less memory; `report.py` formats
+the plan.
 """

@@ -68,13 +68,13 @@ class SlowDevice(NamedTuple):
     """A slow device.
 
     Attributes:
-        place: its place among all devices.
+        device: its index among all devices.
         kind: what it is slow at, ``COMPUTE`` or ``COPIES``.
         own: its rate.
         others: the median of the other devices.
     """
 
-    place: int
+    device: int
     kind: str
     own: float
     others: float
@@ -84,11 +84,11 @@ def slow_devices(rates: Sequence[Rates]) -> list[SlowDevice]:
     """Returns the devices whose rates are lower than those of the others."""
     found = []
     for kind, each in zip((COMPUTE, COPIES), zip(*rates, strict=True), strict=True):
-        known = {place: rate for place, rate in enumerate(each) if not math.isnan(rate)}
-        for place, own in known.items() if len(known) > 1 else ():
-            others = statistics.median(rate for other, rate in known.items() if other != place)
+        known = {index: rate for index, rate in enumerate(each) if not math.isnan(rate)}
+        for index, own in known.items() if len(known) > 1 else ():
+            others = statistics.median(rate for other, rate in known.items() if other != index)
             if own < (1 - _FRACTION) * others:
-                found.append(SlowDevice(place, kind, own, others))
+                found.append(SlowDevice(index, kind, own, others))
     return found
 
 

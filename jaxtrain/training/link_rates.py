@@ -36,8 +36,8 @@ class Sizes(NamedTuple):
 
     Attributes:
         sent: bytes that each device sends at once.
-        exchanges: one after the other, in each direction.
-        times: measurements of all of them.
+        exchanges: number of exchanges, one after the other, in each direction.
+        times: number of measurements of all exchanges.
         least_s: a link that takes longer than the others by less than this is not slow.
     """
 
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
     """One measurement.
 
     Attributes:
-        seconds: of each device of this process, in each round.
+        seconds: duration of the exchanges of each device of this process, in each round.
         cost_s: seconds for which the devices computed nothing else.
     """
 
@@ -82,14 +82,14 @@ class LinkRates:
     (NCCL_NET_SHARED_BUFFERS), by its defaults 16 x 128 KiB per channel. Not yet run on GPUs.
 
     Args:
-        devices: of all processes.
+        devices: the devices of all processes.
         hosts: the name of the host of each device.
-        sizes: of the exchanges.
+        sizes: the sizes of the exchanges.
         clock: monotonic clock, seconds.
 
     Attributes:
-        names: of the hosts.
-        of_host: the places of each host's devices that take part.
+        names: the names of the hosts.
+        of_host: the indices in ``devices`` of each host's devices that take part.
         rounds: the pairs of hosts that exchange data at the same time.
     """
 
@@ -103,10 +103,10 @@ class LinkRates:
         self._devices, self._sizes, self._clock = devices, sizes, clock
         self.names = list(dict.fromkeys(hosts))
         all_of_host = [
-            [place for place, host in enumerate(hosts) if host == name] for name in self.names
+            [index for index, host in enumerate(hosts) if host == name] for name in self.names
         ]
         width = min(map(len, all_of_host))
-        self.of_host = [places[:width] for places in all_of_host]
+        self.of_host = [indices[:width] for indices in all_of_host]
         self.rounds = list(itertools.islice(disjoint_pairs(len(self.names)), _MOST_ROUNDS))
         self._own = [one for one in devices if one.process_index == jax.process_index()]
         self._programs = [
@@ -157,7 +157,7 @@ class LinkRates:
         """Returns the bytes/s in each direction between pairs of hosts, of each of their devices.
 
         Args:
-            seconds: of each device of all processes, in each round.
+            seconds: duration of the exchanges of each device of all processes, in each round.
         """
         moved = self._sizes.sent * self._sizes.exchanges
         return [
@@ -172,18 +172,18 @@ class LinkRates:
     def slow(
         self, seconds: Sequence[Sequence[float]]
     ) -> dict[tuple[tuple[int, ...], int], SlowLink]:
-        """Returns the slow hosts and links, by their hosts and the place of a device on its host.
+        """Returns the slow hosts and links, by their hosts and the index of a device on its host.
 
         A network adapter may serve one device only, so devices are compared with those that have
-        the same place on other hosts.
+        the same index on other hosts.
 
         Args:
-            seconds: of each device of all processes, in each round.
+            seconds: duration of the exchanges of each device of all processes, in each round.
         """
         moved = self._sizes.sent * self._sizes.exchanges
         return {
-            (one.hosts, place): one
-            for place, rates in enumerate(self.rates(seconds))
+            (one.hosts, index): one
+            for index, rates in enumerate(self.rates(seconds))
             for one in slow_links(rates)
             if moved / one.own - moved / one.others >= self._sizes.least_s
         }
@@ -215,11 +215,11 @@ def machine_names(hosts: Sequence[str], machines: Sequence[str]) -> list[str]:
 def disjoint_pairs(count: int) -> Iterator[list[Pair]]:
     """Yields rounds of pairs, in which each of ``count`` hosts is at most once, and meets all.
 
-    The circle method: host 0 keeps its place, and the others move around it.
+    The circle method: host 0 stays, and the others move around it.
     """
     even = count + count % 2
     for turn in range(even - 1):
-        circle = [0, *(1 + (place + turn) % (even - 1) for place in range(even - 1))]
+        circle = [0, *(1 + (index + turn) % (even - 1) for index in range(even - 1))]
         pairs = zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True)
         yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
 
@@ -228,8 +228,8 @@ def swaps(of_host: Sequence[Sequence[int]], pairs: Sequence[Pair]) -> list[Pair]
     """Returns from which device to which one a pair's data goes: each has one partner.
 
     Args:
-        of_host: the devices of each host that take part, by their places among all.
-        pairs: of hosts.
+        of_host: the devices of each host that take part, by their indices among all.
+        pairs: pairs of hosts.
     """
     return [
         swap

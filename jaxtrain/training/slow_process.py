@@ -264,10 +264,10 @@ class SlowProcesses:
         self._measure: Callable[[], Measured] | None = None
         self._links: LinkRates | None = None
         self._named: set[tuple[int, str]] = set()
-        # Devices (their place, and at what they are slow) measured as slow once, and twice.
+        # Devices (their index, and at what they are slow) measured as slow once, and twice.
         self._suspected: set[tuple[int, str]] = set()
         self._confirmed: set[tuple[int, str]] = set()
-        # Likewise links: of one or two hosts, and of their devices with this place on their host.
+        # Likewise links: of one or two hosts, and of their devices with this index on their host.
         self._suspected_links: set[tuple[tuple[int, ...], int]] = set()
         self._confirmed_links: set[tuple[tuple[int, ...], int]] = set()
         # The same in all processes, which measure their devices at the same time.
@@ -421,7 +421,7 @@ class SlowProcesses:
 
     def _judge_devices(self, rates: list[Rates]) -> None:
         """Names the devices that are slow for the second time in a row."""
-        found = {(one.place, one.kind): one for one in device_rates.slow_devices(rates)}
+        found = {(one.device, one.kind): one for one in device_rates.slow_devices(rates)}
         for key in sorted(self._suspected & found.keys()):
             self._confirmed.add(key)
             one, device = found[key], self._devices[key[0]]
@@ -430,8 +430,8 @@ class SlowProcesses:
                 f"device {device.id} ({device.device_kind}) of process {device.process_index} on "
                 f"host {self._hosts[device.process_index]} slows down the others ({one.kind}): it "
                 f"{does} at {one.own / scale:.3g} {unit}, the others at {one.others / scale:.3g} "
-                "(measured twice): check its temperature, power limit, and other programs with "
-                "nvidia-smi -q"
+                f"{unit} (measured twice): check its temperature, power limit, and other programs "
+                "with nvidia-smi -q"
             )
         self._suspected = found.keys() - self._confirmed
 
@@ -445,19 +445,19 @@ class SlowProcesses:
         self._suspected_links = found.keys() - self._confirmed_links
         for hosts in sorted({hosts for hosts, _ in new}):
             slow = {
-                place: found[key] for key in sorted(new) if key[0] == hosts for place in key[1:]
+                index: found[key] for key in sorted(new) if key[0] == hosts for index in key[1:]
             }
             if len(slow) == len(self._links.of_host[0]):
                 self._say_slow_link(list(slow.values()), None)
                 continue
-            for place, one in slow.items():
-                self._say_slow_link([one], place)
+            for index, one in slow.items():
+                self._say_slow_link([one], index)
 
-    def _say_slow_link(self, slow: Sequence[SlowLink], place: int | None) -> None:
-        """Names a host or a link: of all devices, or of those with one place on their host."""
+    def _say_slow_link(self, slow: Sequence[SlowLink], index: int | None) -> None:
+        """Names a host or a link: of all devices, or of those with one index on their host."""
         assert self._links is not None, "links were measured"
         hosts = slow[0].hosts
-        ends = [self._end(host, place) for host in hosts]
+        ends = [self._end(host, index) for host in hosts]
         own, others = (
             len(slow) * min(rates) / 1e9
             for rates in ([one.own for one in slow], [one.others for one in slow])
@@ -468,15 +468,16 @@ class SlowProcesses:
             which, does = f"the link between {ends[0]} and {ends[1]}", "carries data"
         self._say(
             f"{which} slows down the others ({link_rates.COMMUNICATION}): it {does} at "
-            f"{own:.3g} GB/s, the others at {others:.3g} (measured twice): {link_rates.CHECK}"
+            f"{own:.3g} GB/s, the others at {others:.3g} GB/s (measured twice): "
+            f"{link_rates.CHECK}"
         )
 
-    def _end(self, host: int, place: int | None) -> str:
+    def _end(self, host: int, index: int | None) -> str:
         assert self._links is not None, "links were measured"
         name = f"host {self._links.names[host]}"
-        if place is None:
+        if index is None:
             return name
-        device = self._devices[self._links.of_host[host][place]]
+        device = self._devices[self._links.of_host[host][index]]
         return (
             f"device {device.id} ({device.device_kind}) of process {device.process_index} on {name}"
         )

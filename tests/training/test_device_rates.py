@@ -25,7 +25,7 @@ def test_a_device_is_compared_with_the_median_of_the_others() -> None:
     assert slow_devices([USUAL, Rates(100.0, 8.0)]) == [SlowDevice(1, COPIES, 8.0, 10.0)]
     # All devices of one of two hosts.
     slow = slow_devices([USUAL] * 4 + [Rates(50.0, 10.0)] * 4)
-    assert [one.place for one in slow] == [4, 5, 6, 7]
+    assert [one.device for one in slow] == [4, 5, 6, 7]
     # A fast one does not make the others slow.
     assert slow_devices([USUAL, USUAL, USUAL, Rates(300.0, 30.0)]) == []
     assert slow_devices([USUAL, Rates(86.0, 8.6)]) == []

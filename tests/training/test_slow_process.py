@@ -140,7 +140,7 @@ def test_a_slow_device_is_named_after_a_second_measurement() -> None:
     device = jax.devices()[3]
     assert said.startswith(f"device {device.id} (cpu) of process 0 on host ")
     assert "slows down the others (compute): it computes matmuls at 500 TFLOP/s, the " in said
-    assert "others at 700 (measured twice)" in said
+    assert "others at 700 TFLOP/s (measured twice)" in said
     assert run.log(slow) == run.log(slow) == []  # named once
     both = slow | {6: USUAL._replace(copied=2.4e12)}
     run = OneProcess()
@@ -234,7 +234,7 @@ def test_a_slow_link_is_named_after_a_second_measurement() -> None:
     (said,) = run.log()
     assert said.startswith(
         "host n3 slows down the others (communication): it exchanges data with other hosts at "
-        "4 GB/s, the others at 20 (measured twice): check the cable, the port, and the driver of "
+        "4 GB/s, the others at 20 GB/s (measured twice): check the cable, the port, and the "
     )
     assert run.log(steps=120) == run.log() == []  # named once
     links.usual((1, 0.4))
@@ -243,7 +243,7 @@ def test_a_slow_link_is_named_after_a_second_measurement() -> None:
     device = jax.devices()[1]
     assert said.startswith(
         f"device {device.id} (cpu) of process 0 on host n1 slows down the others (communication): "
-        "it exchanges data with other hosts at 2.5 GB/s, the others at 10 (measured twice): "
+        "it exchanges data with other hosts at 2.5 GB/s, the others at 10 GB/s (measured twice): "
     )
 
 
@@ -256,7 +256,7 @@ def test_a_slow_link_between_two_hosts_is_named() -> None:
     (said,) = run.log()
     assert said.startswith(
         "the link between host n1 and host n2 slows down the others (communication): it carries "
-        "data at 4 GB/s, the others at 20 (measured twice): "
+        "data at 4 GB/s, the others at 20 GB/s (measured twice): "
     )
     links.usual()
     links.seconds[3][links.rounds.index([(1, 2)])] = 0.5
@@ -413,7 +413,7 @@ def test_a_slow_device_of_another_process_is_named(tmp_path: Path) -> None:
     said = _said(tmp_path, both={"PYTHONPATH": f"{tmp_path / 'rates'}:{CHECKOUT}"})
     (named,) = [line for line in said.splitlines() if "slows down the others" in line]
     assert re.match(r"device \d+ \(cpu\) of process 1 on host ", named)
-    assert "(memory copies): it copies memory at 1e+03 GB/s, the others at 3e+03 (" in named
+    assert "(memory copies): it copies memory at 1e+03 GB/s, the others at 3e+03 GB/s (" in named
     assert "step 18/20" not in said[: said.index(named)], said  # measured at steps 6 and 12
 
 

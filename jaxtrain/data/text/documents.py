@@ -384,7 +384,7 @@ def _scan_fresh(
     if engine is None and any(addresses.is_address(one[1]) for one in fresh):
         engine = Local(max(1, processes))  # a file may crash the reader
     done_mb, kept = 0.0, time.monotonic()
-    with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
+    with progress_bar.metered("scanning", total_mb, 0.0, say) as show:
         scanned: Iterable[tuple[Fresh, Scanned]]
         if engine is None:
             scanned = zip(
@@ -399,7 +399,7 @@ def _scan_fresh(
         for count, ((at, *_), one) in enumerate(scanned, 1):
             result[at] = one
             done_mb += one.size / 1e6
-            tell(done_mb)
+            show(done_mb)
             if time.monotonic() - kept > _KEEP_EVERY_S or count == len(fresh):
                 kept = time.monotonic()
                 # In lines, because the record of a million files takes more memory than the files.

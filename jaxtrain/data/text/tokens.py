@@ -273,7 +273,7 @@ def _write(
     say(f"tokenizing {total_mb:,.1f} MB of text in {those}")
     start = time.monotonic()
     try:
-        with progress_bar.metered("tokenizing", total_mb, before_mb, say) as tell:
+        with progress_bar.metered("tokenizing", total_mb, before_mb, say) as show:
             if engine is None:
                 encoded = worker_pool.in_order(
                     encoding.encode,
@@ -289,7 +289,7 @@ def _write(
                 encoded = _encoded_by(engine, corpus, streams, work / _PARTS, how)
             for after, parts in encoded:
                 streams.append(after, parts)
-                tell(streams.megabytes())
+                show(streams.megabytes())
         streams.keep()
         shutil.rmtree(work / _PARTS, ignore_errors=True)
     finally:
