@@ -20,8 +20,8 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -34,6 +34,9 @@ from jaxtrain.sharding import batch_sharding, replicated
 from jaxtrain.training import device_rates, link_rates
 from jaxtrain.training.device_rates import DeviceRates, Measured, Rates
 from jaxtrain.training.link_rates import LinkRates, SlowLink
+
+# What is slow: a device or a link, and at what.
+_Key = TypeVar("_Key", bound=tuple[Any, Any])
 
 # A process is slow if it starts a step later than the others by more than this fraction of it.
 _FRACTION = 0.1
@@ -233,6 +236,25 @@ class _Row(NamedTuple):
         return cls(seconds, next(rest), Rates(next(rest), next(rest)), tuple(rest))
 
 
+class _Twice(Generic[_Key]):
+    """Confirms what two measurements in a row find to be slow, once.
+
+    Attributes:
+        suspected: what the newest measurement found for the first time.
+    """
+
+    def __init__(self) -> None:
+        self.suspected: set[_Key] = set()
+        self._confirmed: set[_Key] = set()
+
+    def confirmed(self, found: Collection[_Key]) -> list[_Key]:
+        """Takes what a measurement found; returns what is confirmed now."""
+        new = self.suspected.intersection(found)
+        self._confirmed |= new
+        self.suspected = set(found) - self._confirmed
+        return sorted(new)
+
+
 class SlowProcesses:
     """Gathers what each process does outside of steps, and prints which one is slow, and at what.
 
@@ -264,12 +286,10 @@ class SlowProcesses:
         self._measure: Callable[[], Measured] | None = None
         self._links: LinkRates | None = None
         self._named: set[tuple[int, str]] = set()
-        # Devices (their index, and at what they are slow) measured as slow once, and twice.
-        self._suspected: set[tuple[int, str]] = set()
-        self._confirmed: set[tuple[int, str]] = set()
-        # Likewise links: of one or two hosts, and of their devices with this index on their host.
-        self._suspected_links: set[tuple[tuple[int, ...], int]] = set()
-        self._confirmed_links: set[tuple[tuple[int, ...], int]] = set()
+        # Devices: their index, and at what they are slow.
+        self._slow_devices = _Twice[tuple[int, str]]()
+        # Links: of one or two hosts, and of their devices with this index on their host.
+        self._slow_links = _Twice[tuple[tuple[int, ...], int]]()
         # The same in all processes, which measure their devices at the same time.
         self._step_s = 0.0
         self._owed_s = 0.0  # seconds of steps until the devices may be measured again
@@ -327,7 +347,7 @@ class SlowProcesses:
         rounds = 0 if self._links is None else len(self._links.rounds)
         exchange_s = dict[jax.Device, list[float]]()
         # The same in all processes: they all take part in the exchanges, or none does.
-        suspects = self._suspected or self._suspected_links
+        suspects = self._slow_devices.suspected or self._slow_links.suspected
         due = suspects or self._owed_s <= steps * self._step_s
         if self._measure is not None and due:
             with self._reported():
@@ -385,6 +405,7 @@ class SlowProcesses:
         if not self._of_all.now({"failed": float(bool(failure))})["failed"]:
             return True
         self._links = None
+        self._slow_links.confirmed(())
         reasons = process_group.gather("failure to measure links", failure)
         process = next(process for process, reason in enumerate(reasons) if reason)
         self._say(
@@ -422,8 +443,7 @@ class SlowProcesses:
     def _judge_devices(self, rates: list[Rates]) -> None:
         """Names the devices that are slow for the second time in a row."""
         found = {(one.device, one.kind): one for one in device_rates.slow_devices(rates)}
-        for key in sorted(self._suspected & found.keys()):
-            self._confirmed.add(key)
+        for key in self._slow_devices.confirmed(found.keys()):
             one, device = found[key], self._devices[key[0]]
             does, scale, unit = _UNITS[one.kind]
             self._say(
@@ -433,20 +453,15 @@ class SlowProcesses:
                 f"{unit} (measured twice): check its temperature, power limit, and other programs "
                 "with nvidia-smi -q"
             )
-        self._suspected = found.keys() - self._confirmed
 
     def _judge_links(self, exchange_s: Sequence[Sequence[float]]) -> None:
         """Names the hosts and links that are slow for the second time in a row."""
         if self._links is None:
             return
         found = self._links.slow(exchange_s)
-        new = self._suspected_links & found.keys()
-        self._confirmed_links |= new
-        self._suspected_links = found.keys() - self._confirmed_links
+        new = self._slow_links.confirmed(found.keys())
         for hosts in sorted({hosts for hosts, _ in new}):
-            slow = {
-                index: found[key] for key in sorted(new) if key[0] == hosts for index in key[1:]
-            }
+            slow = {key[1]: found[key] for key in new if key[0] == hosts}
             if len(slow) == len(self._links.of_host[0]):
                 self._say_slow_link(list(slow.values()), None)
                 continue
