@@ -201,6 +201,77 @@ def test_a_node_without_the_folder_is_named(
         )
 
 
+# Of a cluster that starts without CPUs. Its autoscaler starts processes of this machine as nodes.
+SCALED = {
+    "cluster_name": "scaled",
+    "max_workers": 2,
+    "upscaling_speed": 1.0,
+    "idle_timeout_minutes": 1,
+    "provider": {"type": "fake_multinode"},
+    "available_node_types": {
+        "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        "worker": {
+            "resources": {"CPU": 1},
+            "node_config": {},
+            "min_workers": 0,
+            "max_workers": 2,
+        },
+    },
+    "head_node_type": "head",
+    # The wheel lacks the file with the defaults of these.
+    **{name: {} for name in ("auth", "docker", "file_mounts")},
+    **{
+        name: []
+        for name in (
+            *("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands"),
+            *("setup_commands", "head_setup_commands", "worker_setup_commands"),
+            *("head_start_ray_commands", "worker_start_ray_commands"),
+        )
+    },
+    "file_mounts_sync_continuously": False,
+}
+ON_SCALED = """
+mkdir -p /tmp/ray && mount -t tmpfs ray /tmp/ray || exit
+PYTHONPATH="$TESTS" "$0" -c 'from fuzz import isolation; isolation.start_loopback()' || exit
+"$0" -m ray.scripts.scripts start --head --port 6379 --num-cpus 0 --include-dashboard=false \\
+    --autoscaling-config="$1" > /dev/null || exit
+shift
+"$0" -m jaxtrain "$@"
+"""
+
+
+@pytest.mark.timeout(300)
+def test_an_autoscaler_starts_the_first_node(short: Path, tmp_path: Path) -> None:
+    """In namespaces, because only their end stops such nodes."""
+    (tmp_path / "scaled.json").write_text(json.dumps(SCALED))
+    unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    unshare += [] if os.geteuid() == 0 else ["--map-root-user"]
+    engine = ("--engine", "ray", "--ray-address", "127.0.0.1:6379")
+    command = ("prepare", "clips", short / "videos", tmp_path / "out", *SIZE, *engine)
+    done = subprocess.run(
+        [
+            *unshare,
+            *("bash", "-c", ON_SCALED, sys.executable, tmp_path / "scaled.json"),
+            *map(str, command),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env=os.environ
+        | {
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_AUTH_MODE": "disabled",  # also if this user has a token
+            "TESTS": str(Path(__file__).parents[1]),
+        },
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "a worker needs 1 CPU, and the nodes have 0 CPUs. Waiting for an autoscaler" in said
+    assert records(tmp_path / "out") == SHORT + 1
+
+
 @pytest.mark.timeout(300)
 def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
     """Files with other words; one is broken, and one is longer than a piece of work."""
