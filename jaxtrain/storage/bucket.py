@@ -139,7 +139,7 @@ def _patient(
 
     @functools.wraps(method)
     def tried(self: "Bucket", *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return self._tried(lambda: method(self, *args, **kwargs))
+        return self.tried(lambda: method(self, *args, **kwargs))
 
     return tried
 
@@ -245,7 +245,7 @@ class Bucket:
             except (NotImplementedError, self._obstore.exceptions.NotSupportedError):
                 raise InputError(
                     f"{self.url} does not support conditional writes, which the lease of a run "
-                    "requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
+                    "or command requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
                 ) from None
         return _version(written)
 
@@ -362,7 +362,7 @@ class Bucket:
         reading: collections.deque[Future[Any]] = collections.deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
             for start in range(begin, end, _PART_BYTES):
-                reading.append(pool.submit(self._tried, functools.partial(read, start)))
+                reading.append(pool.submit(self.tried, functools.partial(read, start)))
                 if len(reading) == _PARTS_AT_ONCE:
                     yield reading.popleft().result()
             while reading:
@@ -426,7 +426,8 @@ class Bucket:
                     with contextlib.suppress(FileNotFoundError):
                         self._obstore.delete(self._store, [name])
 
-    def _tried(self, work: Callable[[], Result]) -> Result:
+    def tried(self, work: Callable[[], Result]) -> Result:
+        """Returns what a function returns, which is called again while the store is busy."""
         for wait_s in self._waits_s:
             try:
                 return work()

@@ -25,6 +25,8 @@ from jaxtrain.storage.lease import Lease
 _ONE_PIECE = 2**62  # bytes: more than any object has
 # Without locks, a temporary folder of this age counts as left by a killed process.
 _OLD_S = 7 * 24 * 3600.0
+# Leases of this process, and its ID, as a forked worker has a copy: by the URL of the folder.
+_leases: dict[str, tuple[int, Lease | None]] = {}
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system has none
 
 
@@ -43,13 +45,29 @@ class BucketOutput:
         """Returns the client, one for each process."""
         return opened(self.url)
 
+    def check(self) -> None:
+        """Checks that no other command has taken the folder over.
+
+        Only a process that was :func:`admitted` can check that. It does so after each result of
+        its workers, and each write in the process itself does.
+
+        Raises:
+            Lost: another command has, as the store was unavailable for too long.
+            Unavailable, InputError: it is unknown.
+        """
+        process, lease = _leases.get(self.url, (0, None))
+        if lease is not None and process == os.getpid():
+            self.bucket.tried(lease.check)
+
     def put(self, name: str, data: bytes | Path) -> None:
         """Writes an object; a store that is unavailable is tried again for a minute or two.
 
         Raises:
+            Lost: see :meth:`check`.
             Unavailable, InputError: it is not written.
             OSError: the file cannot be read.
         """
+        self.check()
         self.bucket.put(name, data)
 
     def replace(self, folder: str, files: list[Path]) -> None:
@@ -57,8 +75,9 @@ class BucketOutput:
 
         Raises:
             Unavailable: the bucket has other sizes afterwards, or see :meth:`put`.
-            InputError, OSError: see :meth:`put`.
+            Lost, InputError, OSError: see :meth:`put`.
         """
+        self.check()
         wanted = {f"{folder}/{file.name}": file.stat().st_size for file in files}
         for file in files:
             self.put(f"{folder}/{file.name}", file)
@@ -170,29 +189,30 @@ def opened(url: str) -> Bucket:
 @contextlib.contextmanager
 def admitted(
     url: str | None, say: Callable[[str], None], *, shared: bool = False
-) -> Iterator[Lease | None]:
+) -> Iterator[None]:
     """Allows one command at a time to write to a folder while the block runs.
+
+    In the block, :meth:`BucketOutput.check` fails once the command is no longer allowed to.
 
     Args:
         url: of the folder; None does nothing.
         say: prints a message.
         shared: whether other commands may write there that also share it.
 
-    Yields:
-        The lease of a command that does not share the folder.
-
     Raises:
         RunAgain: a command that does not share the folder writes there, or see :func:`held`.
         InputError: see :func:`held`.
     """
     if url is None:
-        yield None
-    elif not shared:
-        with held(opened(url), say) as lease:
-            yield lease
-    else:
-        with held(opened(url), say, shared=True):
-            yield None
+        yield
+        return
+    with held(opened(url), say, shared=shared) as lease:
+        before = _leases.get(url, (0, None))
+        _leases[url] = os.getpid(), lease
+        try:
+            yield
+        finally:
+            _leases[url] = before
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ class Lease:
         # Of two that start at once, both have written their leases before they look for others'.
         try:
             if self._shared:
-                self._watched()
+                self._end_killed()
             elif self._who == "command":
                 self._check_shares()
         except BaseException:
@@ -90,6 +90,23 @@ class Lease:
 
     def _watched(self) -> Found | None:
         return watched(self._bucket, self._say, self._expires_s, who=self._who)
+
+    def _end_killed(self) -> None:
+        """Waits until it is clear that no command holds the folder alone.
+
+        Then others that share it need not wait for the lease that a killed command has left.
+        """
+        while (left := self._watched()) is not None and _parsed(left).get("ended") is not True:
+            if self._end(NAME, left):
+                return
+
+    def _end(self, name: str, found: Found) -> bool:
+        """Marks the lease of a killed process as ended, unless it was renewed.
+
+        A store cannot delete an object on the condition that it is unchanged.
+        """
+        data = json.dumps(self._about | {"ended": True}).encode()
+        return self._bucket.put_if(name, data, found.version) is not None
 
     def _check_shares(self) -> None:
         """Removes what killed commands that shared the folder left.
@@ -112,11 +129,18 @@ class Lease:
             for name, before in unsure.items():
                 found = bucket.get(name)
                 if found is not None and found.version != before.version:
-                    raise RunAgain(
-                        f"commands that share {bucket.url} are using it ({_holder(found)}): wait "
-                        "until they end, stop them, or start this one with --share, too"
-                    )
+                    raise self._in_use(found)
+        for name, before in unsure.items():
+            # Without this, one that renews its lease now would not learn that it has lost it.
+            if not self._end(name, before) and (found := bucket.get(name)) is not None:
+                raise self._in_use(found)
         bucket.delete([*dead, *unsure])
+
+    def _in_use(self, found: Found) -> RunAgain:
+        return RunAgain(
+            f"commands that share {self._bucket.url} are using it ({_holder(found)}): wait until "
+            "they end, stop them, or start this one with --share, too"
+        )
 
     def check(self) -> None:
         """Checks that this run still holds the lease, before it completes something.
@@ -176,8 +200,8 @@ class Lease:
             self._version, self._renewed_at = found.version, time.monotonic()
         elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
             self._lost = (
-                f"another {self._who} may have used {self._bucket.url} meanwhile, because this one "
-                f"could not renew its lease for {self._expires_s:g} s, and it is gone: "
+                f"another {self._who} may have used {self._bucket.url} since this one last renewed "
+                f"its lease, more than {self._expires_s:g} s ago, and the lease is gone: "
                 + ("resume" if self._who == "run" else "start this one again")
             )
             self._say(f"warning: {self._lost}")
@@ -286,8 +310,13 @@ def _started(pid: int) -> str:
 
 
 def _is_dead(found: Found) -> bool:
-    """Whether a lease is of a process that has ended on this machine, or of this process."""
+    """Whether a lease is marked as ended, or of a process of this machine that has ended.
+
+    Also if it is of this process.
+    """
     about, machine = _parsed(found), _machine()
+    if about.get("ended") is True:
+        return True
     pid = about.get("pid")
     if not machine or about.get("machine") != machine or type(pid) is not int or pid < 1:
         return False

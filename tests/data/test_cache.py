@@ -15,7 +15,7 @@ from jaxtrain.data.cache import MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import bucket_output, disks, lock
+from jaxtrain.storage import bucket_output, disks, lease, lock
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 
@@ -294,6 +294,16 @@ def test_an_incomplete_folder_in_a_bucket_is_built_and_uploaded_again(
         found = bucket.get(f"text/key/{one}")
         assert found is not None
         assert found.data == expected
+
+
+def test_a_cache_is_not_uploaded_without_the_lease(bucket: Bucket) -> None:
+    with bucket_output.admitted("s3://bucket/cache", silent):
+        held = bucket_output._leases["s3://bucket/cache"][1]
+        assert held is not None
+        held._lost = "another command has taken over"
+        with pytest.raises(lease.Lost):
+            made_in([], [])
+    assert not [name for name in bucket.sizes() if name != lease.NAME]
 
 
 def test_a_failed_upload_is_done_by_the_next_start(

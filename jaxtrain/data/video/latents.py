@@ -223,6 +223,11 @@ class LatentStore:
             if mine is not False and not (file.exists() and file.read_bytes() == data):
                 self._write(ABOUT, data)
 
+    def check(self) -> None:
+        """Checks that this command may still write; see :meth:`BucketOutput.check`."""
+        if self.bucket is not None:
+            self.bucket[0].check()
+
     def claimed(self, name: str) -> contextlib.AbstractContextManager[bool | None]:
         """Claims a file of the folder on disk; see :func:`jaxtrain.storage.lock.claimed`."""
         return lock.claimed(self.folder / ".claims", name)
@@ -547,6 +552,7 @@ def prepare_on_cluster(
                     if result is None and len(group) > 1:  # one of the videos is at fault
                         alone += [(one,) for one in group]
                         continue
+                    target.check()
                     part, unseen = result or (_lost(splits, group[0], engine.KILLS), ())
                     for one in unseen:
                         shared_folder.check_seen(one)

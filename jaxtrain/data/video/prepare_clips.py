@@ -56,7 +56,6 @@ from jaxtrain.storage.atomic import (
 )
 from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.storage.lease import Lease
 from jaxtrain.storage.shared_folder import Mark, Unseen
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
@@ -167,11 +166,11 @@ def _run_to_bucket(
 ) -> Record:
     """Does what :func:`run` does for the URL of a folder in a bucket."""
     output = BucketOutput(url)
-    with bucket_output.admitted(url, say, shared=share is not None) as lease:
+    with bucket_output.admitted(url, say, shared=share is not None):
         jobs = [_Job(one, Path(url)) for one in _find(source, say)]
         _check_distinct(jobs)
         _check_keys(jobs, url)
-        destination = _BucketDestination(output, lease)
+        destination = _BucketDestination(output)
         destination.keep_settings(settings)
         try:
             return _run(jobs, destination, settings, engine, say, share)
@@ -499,11 +498,9 @@ class _BucketDestination:
 
     Attributes:
         output: the folder.
-        lease: of this command; None if it shares the work or only reads.
     """
 
     output: BucketOutput
-    lease: Lease | None = None
 
     @property
     def where(self) -> str:
@@ -541,8 +538,7 @@ class _BucketDestination:
             if isinstance(result, Unseen):
                 shared_folder.check_seen(result)
                 result = self._lost(job, _MISSING)
-            if self.lease is not None:
-                self.lease.check()
+            self.output.check()
             yield job, result
 
     def _died(self, job: _Job) -> Record:

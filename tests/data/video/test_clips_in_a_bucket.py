@@ -24,7 +24,7 @@ from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import bucket_output, lease
-from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.storage.bucket import Bucket, Busy, Unavailable
 from jaxtrain.storage.lease import Lease
 
 URL = "s3://bucket/clips"
@@ -77,6 +77,13 @@ def _files(out: Path) -> dict[str, bytes]:
         for path in sorted(out.rglob("*"))
         if path.is_file() and path.name not in (".lock", "claims", "token")
     }
+
+
+def lose_lease(url: str) -> None:
+    """Makes a command of this process lose its lease."""
+    held = bucket_output._leases[url][1]
+    assert held is not None
+    held._lost = "another command has taken over"
 
 
 def _scratch(tmp_path: Path) -> list[Path]:
@@ -249,6 +256,41 @@ def test_a_command_that_does_not_share_is_refused_while_others_share(
     _, said = _run(source)
     assert f"{URL} may be in use by commands that share it, such as process" in said[0]
     assert name not in bucket.sizes()
+
+
+@pytest.mark.parametrize("share", [None, "1"])
+def test_a_command_that_has_lost_its_lease_writes_nothing_more(
+    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, share: str | None
+) -> None:
+    real = prepare_clips._cut
+
+    def lose(job: Any, settings: Settings) -> Any:
+        record = real(job, settings)
+        lose_lease(URL)
+        return record
+
+    monkeypatch.setattr(prepare_clips, "_cut", lose)
+    with pytest.raises(lease.Lost, match="another command has taken over"):
+        _run(source, share=share)
+    assert not [name for name in bucket.sizes() if name.endswith(".mp4") or RECORD in name]
+    assert "report.json" not in bucket.sizes()
+    assert bucket_output._leases[URL] == (0, None)
+
+
+def test_a_busy_store_does_not_end_a_command_that_may_still_have_its_lease(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "_waits_s", (0.0, 0.0))
+    failures = [Busy("503"), Busy("503")]
+
+    def check(self: Lease) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(Lease, "check", check)
+    with bucket_output.admitted(URL, print):
+        bucket_output.BucketOutput(URL).put("a", b"1")
+    assert not failures
 
 
 def test_a_lease_that_a_killed_command_left_elsewhere_does_not_stop_others(

@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from jaxtrain.data import cache, video
 from jaxtrain.data.video import estimate, latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_output, disks
+from jaxtrain.storage import bucket_output, disks, lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 SHAPE = (2, 8, 12, 3)
@@ -667,6 +667,61 @@ def test_commands_share_latents_in_a_bucket(data: Path, tmp_path: Path, bucket: 
     alone = tmp_path / "alone"
     _prepare(_open(data, alone), alone)
     assert _in(bucket) == _files(alone)
+
+
+def _lose_lease() -> None:
+    held = bucket_output._leases[URL][1]
+    assert held is not None
+    held._lost = "another command has taken over"
+
+
+@pytest.mark.parametrize("share", [None, "1"])
+def test_no_latents_are_written_without_the_lease(
+    data: Path, bucket: Bucket, share: str | None
+) -> None:
+    sources = _open(data, URL)
+
+    class Losing(Means):
+        def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+            _lose_lease()
+            return super().encode(video_BTHW3)
+
+    with (
+        bucket_output.admitted(URL, print, shared=share is not None),
+        pytest.raises(lease.Lost, match="another command has taken over"),
+    ):
+        _prepare_to(sources, Losing(), share=share)
+    assert not [name for name in bucket.sizes() if name.startswith("latents")]
+
+
+def test_a_cluster_stops_without_the_lease(data: Path, bucket: Bucket) -> None:
+    """Its workers have none."""
+    sources = _open(data, URL)
+    target = latents.store(cache.root(URL), MODEL, Means.name, cache.bucket_of(URL))
+    cluster: Any = ClusterHere()
+    real, results = cluster.with_models, []
+
+    def lose(*arguments: Any, **more: Any) -> Any:
+        working = real(*arguments, **more)
+        while True:
+            held = bucket_output._leases.pop(URL)  # workers are other processes
+            result = next(working, None)
+            bucket_output._leases[URL] = held
+            if result is None:
+                return
+            results.append(result)
+            if len(results) == 2:
+                _lose_lease()
+            yield result
+
+    cluster.with_models = lose
+    splits = (sources.train, sources.val)
+    settings: Any = {"batch_size": 1, "threads": None}
+    with bucket_output.admitted(URL, print), pytest.raises(lease.Lost):
+        latents.prepare_on_cluster(
+            cluster, splits, Means, Means.about, target, say=lambda line: None, **settings
+        )
+    assert len(results) == 2
 
 
 def test_a_cluster_needs_no_shared_cache_for_a_bucket(
