@@ -12,8 +12,9 @@ INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
 EXIT_CODES = {
     DONE: "done",
     1: "unexpected error, with a traceback; `encode` or `decode` of a folder could not process "
-    "some files; `doctor` found problems; `checkpoints` found a damaged or unreadable checkpoint "
-    "in `checkpoints/` or `best/`; `bench` could not measure anything",
+    "some files; `prepare latents` could not decode some clips; `doctor` found problems; "
+    "`checkpoints` found a damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` "
+    "could not measure anything",
     WRONG_USE: "incorrect usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "

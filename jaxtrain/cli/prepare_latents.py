@@ -8,12 +8,16 @@ import dataclasses
 import functools
 import json
 import os
+from typing import TYPE_CHECKING
 
 from jaxtrain import config, terminal
 from jaxtrain.cli import command_line, dry_run, engine_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 from jaxtrain.storage.disks import disk_trouble
+
+if TYPE_CHECKING:
+    from jaxtrain.data.video import latents
 
 
 def main(arguments: list[str]) -> int:
@@ -151,17 +155,26 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     if flags.json:
         result = made._asdict() | {"teacher": teacher.name, "folder": target.where}
         atomic.write_whole(flags.json, json.dumps(result, indent=1, default=str) + "\n")
-    for one in made.bad[:5]:
-        say(f"no latents: {one}")
-    if len(made.bad) > 5:
-        say(f"no latents: {len(made.bad) - 5:,} more clips")
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
-    say(
-        f"latents of {made.videos:,} videos in {target.where}, {made.fresh:,} of them new "
-        f"({made.windows:,} clips); train with --data.windows fixed{single} --data.teacher "
-        f"{teacher.name} --model.teacher.encoder_weight 0.1"
+    return _report(
+        made,
+        target.where,
+        f"train with --data.windows fixed{single} --data.teacher {teacher.name} "
+        "--model.teacher.encoder_weight 0.1",
     )
-    return 0
+
+
+def _report(made: "latents.Made", where: str, then: str) -> int:
+    """Prints which latents exist, and which do not; returns 1 if a video lacks some."""
+    for one in made.bad[:5]:
+        terminal.say(str(one))
+    if len(made.bad) > 5:
+        terminal.say(f"no latents for clips of {len(made.bad) - 5:,} more videos")
+    terminal.say(
+        f"latents of {made.videos - made.without:,} videos in {where}, {made.fresh:,} of them new "
+        f"({made.windows:,} clips); {then}"
+    )
+    return 1 if made.bad else 0
 
 
 def _silent(message: str) -> None:

@@ -75,7 +75,13 @@ def estimate(
             began = time.monotonic()
             made = list(encoder.videos([(part, entry) for entry in good]))
             seconds, batches = time.monotonic() - began, len(made)
-            bad = [one for batch in made for one in batch.bad]
+            bad = [
+                BadExample(
+                    one.path, f"no latents for {one.windows} of {one.of} clips: {one.reason}"
+                )
+                for batch in made
+                for one in batch.bad
+            ]
     size = max(1, sum(entry.size for entry in entries))
     windows = [0 if why else clips.windows(one) for one, why in zip(entries, reasons, strict=True)]
     found = from_sample(

@@ -1,7 +1,8 @@
 """A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
 Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
-the video's name, size and length, not of its location. A window that cannot be decoded is all NaN.
+the video's name, size and length, not of its location. A window that cannot be decoded is all NaN,
+and a second file, DIGEST.lacking.json, has the reason.
 If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
@@ -33,9 +34,10 @@ from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.telemetry import progress_bar
 
 ABOUT = "about.json"
+_RECORD = ".lacking.json"
 _DTYPE = np.dtype(np.float16)
 _FETCHES = 8  # files at once
-_LARGEST_ABOUT = 2**20  # bytes
+_LARGEST_ABOUT = 2**20  # bytes; also of the record of a video's windows without latents
 _BATCHES = 4  # that a group of videos fills at least, for a worker of a cluster
 
 Shape = tuple[int, ...]
@@ -71,6 +73,26 @@ class Windows(Protocol):
 
     def without_entries(self) -> "Windows":
         """Returns the same without files, for other processes, which receive some of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lacking:
+    """A video with windows that could not be decoded.
+
+    Attributes:
+        path: the video.
+        reason: of the first such window.
+        windows: their number.
+        of: the number of the video's windows.
+    """
+
+    path: str
+    reason: str
+    windows: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"no latents for {self.windows:,} of {self.of:,} clips of {self.path}: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +194,10 @@ class LatentStore:
         digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
         return f"{digest[:2]}/{digest[2:]}.npy"
 
+    def record(self, entry: Entry) -> str:
+        """Returns the name of the file that records a video's windows without latents."""
+        return self._name(entry).removesuffix(".npy") + _RECORD
+
     def _bytes(self, windows: int) -> int:
         """Returns the size of a video's file."""
         header, shape = io.BytesIO(), (windows, *self.shape)
@@ -202,11 +228,46 @@ class LatentStore:
             raise BadExample(entry.path, f"window {window} has no latents: it could not be decoded")
         return found
 
-    def save(self, entry: Entry, latents: np.ndarray) -> None:
-        """Writes the latents of all windows of a video, atomically."""
+    def save(self, entry: Entry, latents: np.ndarray, lacking: Lacking | None) -> None:
+        """Writes the latents of all windows of a video, and then which it lacks, atomically."""
         held = io.BytesIO()
         np.save(held, latents)
         self._write(self._name(entry), held.getvalue())
+        if lacking is not None:
+            data = json.dumps({"windows": lacking.windows, "reason": lacking.reason}).encode()
+            self._write(self.record(entry), data)
+
+    def recorded(self, listed: dict[str, int] | None) -> set[str]:
+        """Returns the names of the files that record windows without latents.
+
+        Args:
+            listed: from :meth:`listed`.
+        """
+        if listed is not None:
+            return {name for name in listed if name.endswith(_RECORD)}
+        there = self.folder.glob(f"[0-9a-f][0-9a-f]/*{_RECORD}")
+        return {path.relative_to(self.folder).as_posix() for path in there}
+
+    def lacking(self, entry: Entry, windows: int) -> Lacking | None:
+        """Returns which windows of a finished video have no latents; None if it is not recorded."""
+        try:
+            if self.bucket is None:
+                found = atomic.read_json(self.folder / self.record(entry))
+            else:
+                output, folder = self.bucket
+                there = output.bucket.get(f"{folder}/{self.record(entry)}")
+                found = atomic.parse_json(there.data) if there else {}
+            return Lacking(entry.path, str(found["reason"]), int(found["windows"]), windows)
+        except (OSError, ValueError, KeyError, TypeError):  # the record is only for messages
+            return None
+
+    def forget(self, entry: Entry) -> None:
+        """Deletes the record of a video's windows without latents."""
+        if self.bucket is not None:
+            output, folder = self.bucket
+            output.bucket.delete([f"{folder}/{self.record(entry)}"])
+        else:
+            (self.folder / self.record(entry)).unlink(missing_ok=True)
 
     def describe(self, teacher: str) -> None:
         """Writes the description of the teacher, unless it is there."""
@@ -396,15 +457,26 @@ class Made(NamedTuple):
 
     Attributes:
         videos: number of videos in both splits.
-        fresh: number of videos whose latents are new.
+        fresh: number of videos with new latents.
         windows: number of windows whose latents are new.
-        bad: one error per window that could not be decoded.
+        bad: the videos with windows that could not be decoded, now or by an earlier command.
     """
 
     videos: int
     fresh: int
     windows: int
-    bad: tuple[BadExample, ...]
+    bad: tuple[Lacking, ...]
+
+    @property
+    def without(self) -> int:
+        """Returns the number of videos without any latents."""
+        return sum(one.windows == one.of for one in self.bad)
+
+    @property
+    def tried(self) -> tuple[int, int]:
+        """Returns how many windows this has, and how many of them have no latents."""
+        failed = sum(one.windows for one in self.bad)
+        return self.windows + failed, failed
 
     def plus(self, part: "Made") -> "Made":
         """Returns this with what a part of the work added."""
@@ -422,8 +494,15 @@ class _Job:
     def __init__(self, split: Windows, entry: Entry, shape: Shape) -> None:
         self.split, self.entry = split, entry
         self.left = split.windows(entry)
-        self.unread = False  # if its disk failed: the next command tries it again
+        self.bad: list[BadExample] = []
         self.latents = np.full((self.left, *shape), np.nan, _DTYPE)
+
+    def lacking(self) -> Lacking | None:
+        """Returns the windows that could not be decoded; None if there are none."""
+        if not self.bad:
+            return None
+        of = len(self.latents)
+        return Lacking(self.entry.path, self.bad[0].reason, len(self.bad), of)
 
 
 _Decoded = tuple[_Job, int, np.ndarray | BadExample]
@@ -458,7 +537,7 @@ def prepare(
         OSError: the latents cannot be written. Finished files are kept.
     """
     with target.only(say, shared=share is not None):
-        everything, todo = _open_videos(splits, target, say)
+        everything, todo, known = _open_videos(splits, target, say)
         total = _windows(todo)
         if share is not None:
             todo.sort(key=lambda one: lock.order(share, one[1].name))
@@ -473,11 +552,11 @@ def prepare(
                     for part in encoder.videos(mine):
                         about.write_after(part)
                         made = made.plus(part)
-                        show(made.windows, len(made.bad))
+                        show(*made.tried)
                 todo = busy
                 if todo:
                     time.sleep(lock.POLL_S)
-        return made
+        return made.plus(known)
 
 
 class _About:
@@ -532,11 +611,11 @@ def prepare_on_cluster(
         OSError: the latents cannot be written. Finished files are kept.
     """
     with target.only(say, shared=False):
-        everything, todo = _open_videos(splits, target, say)
+        everything, todo, known = _open_videos(splits, target, say)
         made = Made(everything, 0, 0, ())
         description = _About(target, about, everything > len(todo))
         if not todo:
-            return made
+            return made.plus(known)
         mark = None
         if target.bucket is None:
             mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
@@ -558,9 +637,9 @@ def prepare_on_cluster(
                         shared_folder.check_seen(one)
                     description.write_after(part)
                     made = made.plus(part)
-                    show(made.windows, len(made.bad))
+                    show(*made.tried)
                 groups = alone
-        return made
+        return made.plus(known)
 
 
 _Group = tuple[tuple[int, Entry], ...]
@@ -616,7 +695,8 @@ def _begin(
 def _lost(splits: Sequence[Windows], video: tuple[int, Entry], reason: str) -> Made:
     """Returns what a video without latents adds."""
     number, entry = video
-    return Made(0, 0, splits[number].windows(entry), (BadExample(entry.path, reason),))
+    windows = splits[number].windows(entry)
+    return Made(0, 0, 0, (Lacking(entry.path, reason, windows, windows),))
 
 
 def _died(group: _Group) -> None:
@@ -625,17 +705,27 @@ def _died(group: _Group) -> None:
 
 def _open_videos(
     splits: Iterable[Windows], target: LatentStore, say: Callable[[str], None]
-) -> tuple[int, list[tuple[Windows, Entry]]]:
-    """Returns the number of videos, and those without latents."""
+) -> tuple[int, list[tuple[Windows, Entry]], Made]:
+    """Returns the number of videos, those without a file, and what earlier files lack."""
     everything = [(split, entry) for split in splits for entry in split.entries]
     listed = target.listed()
-    todo = [
-        (split, entry)
-        for split, entry in everything
-        if not target.finished(entry, split.windows(entry), listed)
-    ]
-    say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
-    return len(everything), todo
+    # Before the files: a record is written after its file, so one without it is out of date.
+    recorded = target.recorded(listed)
+    todo, known = [], Made(0, 0, 0, ())
+    for split, entry in everything:
+        windows = split.windows(entry)
+        finished = target.finished(entry, windows, listed)
+        if not finished:
+            todo.append((split, entry))
+        if not recorded or target.record(entry) not in recorded:
+            continue
+        if not finished:
+            target.forget(entry)
+        elif (lacking := target.lacking(entry, windows)) is not None:
+            known = known.plus(Made(0, 0, 0, (lacking,)))
+    have = len(everything) - len(todo) - known.without
+    say(f"{have:,} of {len(everything):,} videos already have latents")
+    return len(everything), todo, known
 
 
 def _windows(videos: Iterable[tuple[Windows, Entry]]) -> int:
@@ -659,21 +749,26 @@ class Encoder:
             clips = [
                 (job, window, clip) for job, window, clip in batch if isinstance(clip, np.ndarray)
             ]
-            bad = tuple(clip for _, _, clip in batch if isinstance(clip, BadExample))
-            fresh = 0
             if clips:
                 pixels = [clip for _, _, clip in clips]
                 found = _encode(self._teacher, pixels, size, target.shape)
                 for (job, window, _), latents in zip(clips, found, strict=True):
                     job.latents[window] = latents
+            fresh, lacking = 0, []
             for job, _, clip in batch:
                 job.left -= 1
-                if isinstance(clip, BadExample) and disks.cure_of(clip.reason):
-                    job.unread = True
-                if not job.left and not job.unread:
-                    target.save(job.entry, job.latents)
-                    fresh += 1
-            yield Made(0, fresh, len(batch), bad)
+                if isinstance(clip, BadExample):
+                    job.bad.append(clip)
+                if job.left:
+                    continue
+                without = job.lacking()
+                if without is not None:
+                    lacking.append(without)
+                # If its disk failed, the next command tries it again.
+                if not any(disks.cure_of(bad.reason) for bad in job.bad):
+                    target.save(job.entry, job.latents, without)
+                    fresh += without is None or without.windows < without.of
+            yield Made(0, fresh, len(clips), tuple(lacking))
 
 
 def _claimed(

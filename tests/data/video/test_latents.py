@@ -315,7 +315,7 @@ def test_a_video_that_kills_its_worker_costs_only_itself(data: Path, tmp_path: P
     made = _prepare_on(
         sources, tmp_path, ClusterHere(lambda group: killer in [entry for _, entry in group])
     )
-    assert (made.fresh, made.windows) == (3, 9)
+    assert (made.fresh, made.windows, made.without) == (3, 7, 1)
     assert [(bad.path, bad.reason) for bad in made.bad] == [
         (killer.path, "kills the worker that processes it")
     ]
@@ -340,7 +340,12 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
     broken = sample.garble(tmp_path / "videos/1.mp4")
     sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
     made = _prepare(sources, tmp_path / "cache")
-    assert {bad.path for bad in made.bad} == {str(broken)}
+    [bad] = made.bad
+    assert (bad.path, bad.windows, bad.of) == (str(broken), 4, 4)
+    assert (made.fresh, made.windows, made.without) == (2, 8, 1)
+    again: list[str] = []
+    assert _prepare(sources, tmp_path / "cache", say=again.append) == (3, 0, 0, (bad,))
+    assert again[0] == "2 of 3 videos already have latents"
     taught = _open(tmp_path / "videos", tmp_path / "cache", TAUGHT)
     every = [(s, n) for s in (taught.train, taught.val) for n in range(len(s))]
     refused = []
@@ -354,6 +359,33 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
     entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
     with pytest.raises(BadExample, match="has no latents"):
         store.load(entry, 0)
+
+
+def test_a_video_with_new_latents_for_all_windows_lacks_none(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = _open(data, tmp_path)
+    real = type(sources.train).pixels
+    broken = sources.train.entries[0]
+
+    def fail(clips: Any, entry: Any, window: int) -> np.ndarray:
+        if entry == broken and window == 0:
+            raise BadExample(entry.path, "decoding fails")
+        return real(clips, entry, window)
+
+    monkeypatch.setattr(type(sources.train), "pixels", fail)
+    made = _prepare(sources, tmp_path)
+    of = sources.train.windows(broken)
+    assert [str(bad) for bad in made.bad] == [
+        f"no latents for 1 of {of} clips of {broken.path}: decoding fails"
+    ]
+    assert (made.fresh, made.windows, made.without) == (4, 8, 0)
+    assert _prepare(sources, tmp_path).bad == made.bad
+    monkeypatch.undo()
+    latents.store(cache.root(str(tmp_path)), MODEL, Means.name).file(broken).unlink()
+    again = _prepare(sources, tmp_path)
+    assert (again.fresh, again.bad) == (1, ())
+    assert _prepare(sources, tmp_path).bad == ()
 
 
 def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
@@ -649,6 +681,29 @@ def test_damaged_latents_in_a_bucket_are_made_again(
     assert _prepare_to(sources).fresh == 1
     assert _in(bucket) == before
     assert _prepare_to(sources).fresh == 0
+
+
+def test_windows_without_latents_in_a_bucket_are_reported_again(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    for number in range(3):
+        sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
+    broken = sample.garble(tmp_path / "videos/1.mp4")
+    sources = _open(tmp_path / "videos", URL, max_bad_share=0.5)
+    made = _prepare_to(sources)
+    assert [(bad.path, bad.windows) for bad in made.bad] == [(str(broken), 4)]
+    assert _prepare_to(sources) == (3, 0, 0, made.bad)
+    entry = next(
+        one
+        for split in (sources.train, sources.val)
+        for one in split.entries
+        if one.path == str(broken)
+    )
+    name = latents.store(tmp_path, MODEL, Means.name).file(entry).name
+    bucket.delete([one for one in bucket.sizes() if one.endswith(name)])
+    sample.write(broken, sample.busy(24, 1), g="24")
+    assert _prepare_to(sources) == (3, 1, 4, ())
+    assert _prepare_to(sources) == (3, 0, 0, ())
 
 
 def test_commands_share_latents_in_a_bucket(data: Path, tmp_path: Path, bucket: Bucket) -> None:
