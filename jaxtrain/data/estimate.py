@@ -19,7 +19,7 @@ File = TypeVar("File")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredFile:
     """A file of a sample that was processed.
 
     Attributes:
@@ -70,7 +70,7 @@ def spread(files: Iterable[File], size: Callable[[File], int], most: int = SAMPL
     return [ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count)]
 
 
-def from_sample(sample: Sequence[Measured], files: int, in_bytes: int) -> Estimate:
+def from_sample(sample: Sequence[MeasuredFile], files: int, in_bytes: int) -> Estimate:
     """Estimates what ``files`` files of ``in_bytes`` in total take.
 
     The relative standard error is that of a ratio estimate (Cochran 1977, 6.4).

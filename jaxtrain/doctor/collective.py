@@ -29,7 +29,10 @@ _PERIOD = 1000
 _SLOW = 0.3  # fraction of a link's speed below which it is suspicious; assumed
 
 # By the datasheets an exchange takes 3 ms between nodes of H100, and a second over 10 Gbit/s.
-_SIZES = {"gpu": link_rates.Sizes(2**24, 8, 5), "cpu": link_rates.Sizes(2**18, 8, 5)}
+_SIZES = {
+    "gpu": link_rates.ExchangeSizes(2**24, 8, 5),
+    "cpu": link_rates.ExchangeSizes(2**18, 8, 5),
+}
 
 Reduce = Callable[[jax.Array], jax.Array]
 Build = Callable[[jax.sharding.Mesh], Reduce]

@@ -50,7 +50,7 @@ _READ_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class ClipMetrics:
     """The metrics of one clip.
 
     Attributes:
@@ -75,7 +75,7 @@ class Found:
             without features.
     """
 
-    measured: Measured
+    measured: ClipMetrics
     features: tuple[np.ndarray, ...]
 
 
@@ -131,7 +131,7 @@ class Meter:
         self._programs = [_program(model, measures, self.compared) for model in models]
         self._features: list[list[np.ndarray]] = [[] for _ in models]  # of each clip, [2, K]
 
-    def measure(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
+    def measure(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[ClipMetrics]:
         """Measures each clip; reports and skips unreadable ones."""
         for clip, video in _read(clips, say):
             yield self._add(self.found(clip, video))
@@ -143,7 +143,7 @@ class Meter:
         config: "MeterConfig",
         say: Callable[[str], None],
         each_clip: Callable[[], None],
-    ) -> list[Measured]:
+    ) -> list[ClipMetrics]:
         """Measures each clip on a Ray cluster; reports and skips unreadable ones.
 
         Args:
@@ -184,14 +184,14 @@ class Meter:
         values = [{name: float(np.mean(value)) for name, value in one.items()} for one in found]
         self._check_numbers(clip, values)
         defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
-        measured = Measured(
+        measured = ClipMetrics(
             video=clip.entry.name,
             place=clip.place,
             values=tuple({name: one[name] for name in defined} for one in values),
         )
         return Found(measured, features)
 
-    def _add(self, found: Found) -> Measured:
+    def _add(self, found: Found) -> ClipMetrics:
         for of_model, one in zip(self._features, found.features, strict=False):
             of_model.append(one)
         return found.measured
@@ -321,7 +321,7 @@ class Comparison:
     differences: dict[str, dict[tuple[int, int], Difference]]
 
 
-def compare(measured: Sequence[Measured], names: Sequence[str]) -> Comparison:
+def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison:
     """Computes the statistics of measured clips.
 
     Args:

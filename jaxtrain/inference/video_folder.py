@@ -12,7 +12,7 @@ import jax
 
 from jaxtrain.config import Precision
 from jaxtrain.data import engine, worker_count
-from jaxtrain.data.estimate import Estimate, Measured, from_sample, spread
+from jaxtrain.data.estimate import Estimate, MeasuredFile, from_sample, spread
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import folder
 from jaxtrain.inference.load import TrainedModel
@@ -96,7 +96,9 @@ def estimate(model: Autoencoder, left: Sequence[folder.Job], work: Work) -> Esti
                     seconds, written = time.monotonic() - began, target.stat().st_size
             except InputError as error:
                 dropped = BadExample(job.name, str(error))
-            sample.append(Measured(size=size, seconds=seconds, written=written, dropped=dropped))
+            sample.append(
+                MeasuredFile(size=size, seconds=seconds, written=written, dropped=dropped)
+            )
     return from_sample(sample, len(left), sum(size for size, _ in sizes))
 
 

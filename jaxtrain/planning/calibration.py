@@ -44,7 +44,7 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """A measured step.
 
     Attributes:
@@ -89,7 +89,7 @@ class Calibration:
         ValueError: no finite rates follow from the samples.
     """
 
-    def __init__(self, device: str, measured: Sequence[Measured]) -> None:
+    def __init__(self, device: str, measured: Sequence[MeasuredStep]) -> None:
         self.device, self.measured = device, tuple(measured)
         self.jax = {step.versions.get("jax", "unknown") for step in measured}
         samples = [one for step in measured for one in step.samples]
@@ -165,14 +165,14 @@ def load(path: Path) -> Calibration:
 _HOW = "write one with jaxtrain bench --config NAME --calibration FILE"
 
 
-def measured_step(config: str, findings: Mapping[str, Any]) -> Measured:
+def measured_step(config: str, findings: Mapping[str, Any]) -> MeasuredStep:
     """Returns the measured step in what ``bench`` found.
 
     Args:
         config: name and overrides, as typed.
         findings: of :mod:`jaxtrain.bench.measurement`, with its parts "steps" and "trace".
     """
-    return Measured(
+    return MeasuredStep(
         config=config,
         step_s=findings["rows"]["synthetic/step"]["median_s"],
         samples=tuple(Sample(**one) for one in findings["samples"]),
@@ -190,13 +190,13 @@ def check(path: Path) -> None:
         _read(path)
 
 
-def add(path: Path, device: str, measured: Measured) -> None:
+def add(path: Path, device: str, measured: MeasuredStep) -> None:
     """Adds a measured step to a file, which it creates; the same config replaces its earlier one.
 
     Raises:
         InputError: the file is of another device, or cannot be read as a calibration file.
     """
-    before: tuple[Measured, ...] = ()
+    before: tuple[MeasuredStep, ...] = ()
     if path.exists():
         of, before = _read(path)
         if of != device:
@@ -212,7 +212,7 @@ def add(path: Path, device: str, measured: Measured) -> None:
     atomic.write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def _read(path: Path) -> tuple[str, tuple[Measured, ...]]:
+def _read(path: Path) -> tuple[str, tuple[MeasuredStep, ...]]:
     try:
         content = atomic.read_json(path)
     except FileNotFoundError:
@@ -232,7 +232,7 @@ def _read(path: Path) -> tuple[str, tuple[Measured, ...]]:
         ) from None
 
 
-def _measured(one: dict[str, Any]) -> Measured:
+def _measured(one: dict[str, Any]) -> MeasuredStep:
     samples = tuple(
         Sample(
             kind=str(x["kind"]),
@@ -247,7 +247,9 @@ def _measured(one: dict[str, Any]) -> Measured:
     if not samples or not step_s or not any(x.seconds for x in samples):
         raise ValueError("a measured step without times")
     versions = {str(name): str(value) for name, value in one["versions"].items()}
-    return Measured(config=str(one["config"]), step_s=step_s, samples=samples, versions=versions)
+    return MeasuredStep(
+        config=str(one["config"]), step_s=step_s, samples=samples, versions=versions
+    )
 
 
 def _number(value: Any) -> float:

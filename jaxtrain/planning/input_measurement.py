@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.planning.input_rate import Measured
+from jaxtrain.planning.input_rate import LoaderRate
 from jaxtrain.storage import addresses
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed
@@ -21,7 +21,7 @@ _TIMEOUT_S = 24 * 3600.0  # indexing a large data set for the first time takes l
 _SECONDS, _LONGEST_S = 10.0, 120.0
 
 
-def measure(name: str, typed: Sequence[str], path: str | None) -> Measured:
+def measure(name: str, typed: Sequence[str], path: str | None) -> LoaderRate:
     """Measures the loader of a config with its data, or other data.
 
     Args:
@@ -42,11 +42,11 @@ def measure(name: str, typed: Sequence[str], path: str | None) -> Measured:
             (found,) = worker.messages(_TIMEOUT_S)
         except WorkerFailed as failed:
             raise InputError(f"--measure-input: {failed}") from failed
-    return Measured(**found)
+    return LoaderRate(**found)
 
 
 def measure_here(request: dict[str, Any], send: Send) -> None:
-    """Measures in this process, and sends the attributes of a :class:`Measured`.
+    """Measures in this process, and sends the attributes of a :class:`LoaderRate`.
 
     Raises:
         InputError: see :func:`measure`.

@@ -76,7 +76,7 @@ KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class LoaderRate:
     """The measured rate of the real loader on this machine.
 
     Attributes:
@@ -110,7 +110,7 @@ class Host:
 
     cores: int | None = None
     source: Source | None = None
-    measured: Measured | None = None
+    measured: LoaderRate | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

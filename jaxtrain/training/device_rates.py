@@ -35,7 +35,7 @@ class Rates(NamedTuple):
     copied: float
 
 
-class Measured(NamedTuple):
+class MeasuredRates(NamedTuple):
     """One measurement.
 
     Attributes:
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
     cost_s: float
 
 
-class Sizes(NamedTuple):
+class ProgramSizes(NamedTuple):
     """The sizes of the programs.
 
     By the datasheets, matmuls take 3 ms and copies 3 ms on an H100, 26 ms and 14 ms on an A10. The
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
     times: int = 2
 
 
-SIZES = Sizes()
+SIZES = ProgramSizes()
 
 
 class SlowDevice(NamedTuple):
@@ -104,7 +104,7 @@ class DeviceRates:
     def __init__(
         self,
         devices: Sequence[jax.Device],
-        sizes: Sizes = SIZES,
+        sizes: ProgramSizes = SIZES,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._devices, self._sizes, self._clock = devices, sizes, clock
@@ -112,7 +112,7 @@ class DeviceRates:
         seeds = np.arange(len(devices), dtype=np.uint32)
         self._seeds = jax.device_put(seeds, split(devices))
 
-    def __call__(self) -> Measured:
+    def __call__(self) -> MeasuredRates:
         """Measures all devices; first waits until they have computed what is dispatched.
 
         Raises:
@@ -133,7 +133,7 @@ class DeviceRates:
             )
             cost_s = self._clock() - began + max(matmul_s)
         flop, moved = 2 * sizes.side**3 * sizes.matmuls, 2 * sizes.copied_bytes * sizes.copies
-        return Measured(
+        return MeasuredRates(
             [Rates(flop / a, moved / b) for a, b in zip(matmul_s, copy_s, strict=True)], cost_s
         )
 
@@ -166,7 +166,7 @@ def seconds_per_device(
     return [took[device] for device in devices]
 
 
-def programs(devices: Sequence[jax.Device], sizes: Sizes) -> tuple[Compiled, Compiled]:
+def programs(devices: Sequence[jax.Device], sizes: ProgramSizes) -> tuple[Compiled, Compiled]:
     """Compiles the matmuls and the copies; each takes an uint32 for each device.
 
     Each is one program for all devices, with cuBLAS's own choice of an algorithm: XLA's autotuner

@@ -31,7 +31,7 @@ _SLOW = 0.6  # of the median of the others: a host or a link below it is slow
 Pair = tuple[int, int]
 
 
-class Sizes(NamedTuple):
+class ExchangeSizes(NamedTuple):
     """The sizes of an exchange, and how often its time is taken; the shortest one counts.
 
     Attributes:
@@ -61,7 +61,7 @@ class SlowLink(NamedTuple):
     others: float
 
 
-class Measured(NamedTuple):
+class LinkSeconds(NamedTuple):
     """One measurement.
 
     Attributes:
@@ -97,7 +97,7 @@ class LinkRates:
         self,
         devices: Sequence[jax.Device],
         hosts: Sequence[str],
-        sizes: Sizes,
+        sizes: ExchangeSizes,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._devices, self._sizes, self._clock = devices, sizes, clock
@@ -128,7 +128,7 @@ class LinkRates:
         buffers = [jnp.zeros(self._sizes.sent // 2, device=device) for device in self._own]
         jax.block_until_ready(buffers)
 
-    def __call__(self) -> Measured:
+    def __call__(self) -> LinkSeconds:
         """Measures all links; first waits until the devices have computed what is dispatched.
 
         Raises:
@@ -147,7 +147,7 @@ class LinkRates:
                 if turn == 0:
                     first_s = max(seconds[0])
         cost_s = self._clock() - began + first_s
-        return Measured([list(own) for own in zip(*seconds, strict=True)], cost_s)
+        return LinkSeconds([list(own) for own in zip(*seconds, strict=True)], cost_s)
 
     def _seconds(self, program: Compiled, pool: concurrent.futures.Executor) -> list[float]:
         run = lambda: program(self._seeds)  # noqa: E731
@@ -239,7 +239,9 @@ def swaps(of_host: Sequence[Sequence[int]], pairs: Sequence[Pair]) -> list[Pair]
     ]
 
 
-def exchange(devices: Sequence[jax.Device], permutation: Sequence[Pair], sizes: Sizes) -> Compiled:
+def exchange(
+    devices: Sequence[jax.Device], permutation: Sequence[Pair], sizes: ExchangeSizes
+) -> Compiled:
     """Compiles the exchanges between devices; takes a float32 for each device.
 
     The data is made inside, so that no memory is held between two calls.

@@ -32,7 +32,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
 from jaxtrain.training import device_rates, link_rates
-from jaxtrain.training.device_rates import DeviceRates, Measured, Rates
+from jaxtrain.training.device_rates import DeviceRates, MeasuredRates, Rates
 from jaxtrain.training.link_rates import LinkRates, SlowLink
 
 # What is slow: a device or a link, and at what.
@@ -50,8 +50,8 @@ _BUDGET = 0.01
 # programs delayed the quickest of two exchanges between CPUs by up to 32 ms, of four by up to 7 ms
 # (load 15 to 20, two cores). GPUs exchange data without the CPU, which only takes the time.
 _SIZES = {
-    "gpu": link_rates.Sizes(2**24, 4, 4, least_s=0.001),
-    "cpu": link_rates.Sizes(2**18, 2, 2, least_s=_LEAST_S),
+    "gpu": link_rates.ExchangeSizes(2**24, 4, 4, least_s=0.001),
+    "cpu": link_rates.ExchangeSizes(2**18, 2, 2, least_s=_LEAST_S),
 }
 
 INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
@@ -274,7 +274,7 @@ class SlowProcesses:
         self,
         mesh: Mesh,
         say: Callable[[str], None],
-        build: Callable[[Mesh], Callable[[], Measured] | None] = _of_gpus,
+        build: Callable[[Mesh], Callable[[], MeasuredRates] | None] = _of_gpus,
         clock: Callable[[], float] = time.monotonic,
         throttled: Callable[[], float] = worker_count.throttled_s,
         links: Callable[[Mesh, Sequence[str]], LinkRates | None] = between_hosts,
@@ -283,7 +283,7 @@ class SlowProcesses:
         self._throttled, self._throttled_s = throttled, throttled()
         self._on_cpu = mesh.devices.flat[0].platform == "cpu"
         self._mesh, self._say, self._build, self._build_links = mesh, say, build, links
-        self._measure: Callable[[], Measured] | None = None
+        self._measure: Callable[[], MeasuredRates] | None = None
         self._links: LinkRates | None = None
         self._named: set[tuple[int, str]] = set()
         # Devices: their index, and at what they are slow.
@@ -380,7 +380,7 @@ class SlowProcesses:
             self._measure = None
             self._say(f"slow devices will not be named: {first_line(error)}")
 
-    def _exchanged(self) -> link_rates.Measured | None:
+    def _exchanged(self) -> link_rates.LinkSeconds | None:
         """Exchanges data with other hosts; None, and never again, if a process cannot.
 
         A process that fails inside of an exchange leaves its partner waiting. So all first agree

@@ -3,12 +3,12 @@
 import pytest
 
 from jaxtrain.data import estimate
-from jaxtrain.data.estimate import Measured
+from jaxtrain.data.estimate import MeasuredFile
 from jaxtrain.errors import BadExample
 
 
-def measured(size: int, seconds: float, written: float) -> Measured:
-    return Measured(size=size, seconds=seconds, written=written)
+def measured(size: int, seconds: float, written: float) -> MeasuredFile:
+    return MeasuredFile(size=size, seconds=seconds, written=written)
 
 
 def test_a_sample_is_spread_over_the_sizes() -> None:
@@ -26,7 +26,7 @@ def test_time_and_bytes_are_in_proportion_to_size() -> None:
 
 
 def test_a_dropped_file_takes_its_part_of_the_result() -> None:
-    broken = Measured(size=10, seconds=0.5, written=0, dropped=BadExample("b", "broken"))
+    broken = MeasuredFile(size=10, seconds=0.5, written=0, dropped=BadExample("b", "broken"))
     found = estimate.from_sample([measured(10, 1, 30), broken], 4, 40)
     assert (found.seconds, found.out_bytes) == (3, 60)
     assert [str(one) for one in found.dropped] == ["b: broken"]

@@ -10,7 +10,7 @@ from examined import all_ok, only_problem, only_warning, subject
 
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import collective
-from jaxtrain.training.link_rates import LinkRates, Measured, Sizes
+from jaxtrain.training.link_rates import ExchangeSizes, LinkRates, LinkSeconds
 
 
 def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,15 +103,15 @@ class TwoProcesses(KeyValueStore):
 class ThreeHosts(LinkRates):
     """Measures the eight devices of the tests as those of three hosts; the third one is slow."""
 
-    def __init__(self, devices: list[jax.Device], hosts: list[str], sizes: Sizes) -> None:
+    def __init__(self, devices: list[jax.Device], hosts: list[str], sizes: ExchangeSizes) -> None:
         assert hosts == ["n1"] * 8
-        super().__init__(devices, [*["n1"] * 2, *["n2"] * 3, *["n3"] * 3], Sizes(64, 1, 1))
+        super().__init__(devices, [*["n1"] * 2, *["n2"] * 3, *["n3"] * 3], ExchangeSizes(64, 1, 1))
         self._sizes = sizes
 
-    def __call__(self) -> Measured:
+    def __call__(self) -> LinkSeconds:
         seconds = [[0.001] * 3] * 5 + [[0.005] * 3, [0.004] * 3, [math.nan] * 3]
         assert len(super().__call__().seconds) == len(seconds)
-        return Measured(seconds, 0.1)
+        return LinkSeconds(seconds, 0.1)
 
 
 def test_the_devices_of_pairs_of_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ def _write_calibration(path: Path) -> None:
             calibration.Sample(kind=kind, flops=1e9 * step_s, moved=1e6, calls=2.0, seconds=step_s)
             for kind in ("matmul bf16", "elementwise")
         )
-        measured = calibration.Measured(
+        measured = calibration.MeasuredStep(
             config=f"demo --seed {1 / step_s:.0f}",
             step_s=2.1 * step_s,
             samples=samples,

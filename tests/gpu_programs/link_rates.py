@@ -13,7 +13,7 @@ def test_a_gpu_only_sends_and_receives() -> None:
         topology="1x3x2",
     )
     permutation = link_rates.swaps([[0, 1], [2, 3], [4, 5]], [(0, 2)])
-    sizes = link_rates.Sizes(sent=2**24, exchanges=4, times=2)
+    sizes = link_rates.ExchangeSizes(sent=2**24, exchanges=4, times=2)
     swap = link_rates.exchange(found.devices, permutation, sizes)
     text = swap.as_text()
     (line,) = [line for line in text.splitlines() if " collective-permute-start(" in line]

@@ -12,8 +12,8 @@ from jaxtrain.inference import compare
 from jaxtrain.inference import video as autoencoding
 
 
-def measured(video: str, *values: float) -> compare.Measured:
-    return compare.Measured(
+def measured(video: str, *values: float) -> compare.ClipMetrics:
+    return compare.ClipMetrics(
         video=video, place=0.5, values=tuple({"psnr": value} for value in values)
     )
 

@@ -10,13 +10,13 @@ import pytest
 
 from jaxtrain.errors import InputError
 from jaxtrain.planning import calibration
-from jaxtrain.planning.calibration import Calibration, Measured, Sample
+from jaxtrain.planning.calibration import Calibration, MeasuredStep, Sample
 
 # Seconds per FLOP, per byte and per call, for each class.
 RATES = {"matmul f32": (1e-11, 2e-10, 3e-6), "elementwise": (0.0, 3e-10, 1e-6)}
 
 
-def step(name: str, seed: int, ratio: float = 1.0) -> Measured:
+def step(name: str, seed: int, ratio: float = 1.0) -> MeasuredStep:
     """Returns a step whose samples follow RATES, and which takes ``ratio`` times their sum."""
     rng = np.random.default_rng(seed)
     samples = []
@@ -34,7 +34,7 @@ def step(name: str, seed: int, ratio: float = 1.0) -> Measured:
                 )
             )
     total = sum(one.seconds for one in samples)
-    return Measured(
+    return MeasuredStep(
         config=name, step_s=ratio * total, samples=tuple(samples), versions={"jax": "0"}
     )
 

@@ -127,7 +127,7 @@ def test_best_time_is_at_most_the_worst_and_at_least_each_peak(seed: int) -> Non
 def test_measured_rates_replace_the_peaks_and_communication_is_added() -> None:
     """The measured matmuls run at 1 FLOP/ns, and steps take 1.5 times their operations."""
     sample = calibration.Sample(kind="matmul bf16", flops=1e9, moved=0, calls=1, seconds=1.0)
-    step = calibration.Measured(config="x", step_s=1.5, samples=(sample,), versions={})
+    step = calibration.MeasuredStep(config="x", step_s=1.5, samples=(sample,), versions={})
     rates = calibration.Calibration(H100.name, [step])
     time = prediction.time(findings(), H100, 16, "bfloat16", rates)
     busy, error = 1.5e6, prediction.LEAST_ERROR  # 1e15 FLOPs; the collectives have links' rates

@@ -9,8 +9,8 @@ from jaxtrain.training.device_rates import (
     COMPUTE,
     COPIES,
     DeviceRates,
+    ProgramSizes,
     Rates,
-    Sizes,
     SlowDevice,
     slow_devices,
 )
@@ -40,7 +40,7 @@ def test_devices_without_a_measurement_are_ignored() -> None:
 
 def test_each_device_of_the_process_is_measured() -> None:
     devices = jax.devices()[2:6]
-    sizes = Sizes(side=64, matmuls=3, copied_bytes=2**12, copies=5, times=2)
+    sizes = ProgramSizes(side=64, matmuls=3, copied_bytes=2**12, copies=5, times=2)
     found = DeviceRates(devices, sizes)()
     assert len(found.rates) == 4
     assert all(rate > 0 for rates in found.rates for rate in rates)
@@ -58,7 +58,7 @@ class Clock:
 
 
 def test_rates_are_work_per_second() -> None:
-    sizes = Sizes(side=64, matmuls=3, copied_bytes=2**12, copies=5, times=2)
+    sizes = ProgramSizes(side=64, matmuls=3, copied_bytes=2**12, copies=5, times=2)
     found = DeviceRates(jax.devices()[:1], sizes, Clock())()
     assert found.rates == [Rates(2 * 64**3 * 3, 2 * 2**12 * 5)]
     # Two measurements of both programs read the clock twice each, and the first one took a second.

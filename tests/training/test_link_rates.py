@@ -11,9 +11,9 @@ import pytest
 
 from jaxtrain.storage import lock
 from jaxtrain.training import link_rates
-from jaxtrain.training.link_rates import LinkRates, Sizes, SlowLink, slow_links
+from jaxtrain.training.link_rates import ExchangeSizes, LinkRates, SlowLink, slow_links
 
-SIZES = Sizes(sent=2**12, exchanges=3, times=2)
+SIZES = ExchangeSizes(sent=2**12, exchanges=3, times=2)
 HOSTS = ["n1", "n1", "n2", "n2", "n2", "n3", "n3", "n3"]
 
 

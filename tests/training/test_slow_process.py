@@ -12,8 +12,8 @@ from program import CHECKOUT, TINY_MLM, two_processes, write_corpus
 from jaxtrain import config
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import link_rates
-from jaxtrain.training.device_rates import Measured, Rates
-from jaxtrain.training.link_rates import LinkRates, Sizes
+from jaxtrain.training.device_rates import MeasuredRates, Rates
+from jaxtrain.training.link_rates import ExchangeSizes, LinkRates
 from jaxtrain.training.slow_process import (
     Seconds,
     Slow,
@@ -112,11 +112,11 @@ class OneProcess:
         )
         self._slow.started()
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> MeasuredRates:
         self.measured.append(self._clock.now)
         if isinstance(self.rates, Exception):
             raise self.rates
-        return Measured(self.rates, COST_S)
+        return MeasuredRates(self.rates, COST_S)
 
     def log(self, slow: dict[int, Rates] | None = None, steps: int = 10) -> list[str]:
         """Makes steps until one is logged, and one more; returns what was printed."""
@@ -206,7 +206,7 @@ class Links(LinkRates):
 
     def __init__(self) -> None:
         hosts = ["n1"] * 2 + ["n2"] * 2 + ["n3"] * 2
-        super().__init__(jax.devices()[:6], hosts, Sizes(10**9, 1, 1, least_s=0.2))
+        super().__init__(jax.devices()[:6], hosts, ExchangeSizes(10**9, 1, 1, least_s=0.2))
         self.seconds: list[list[float]] = []
         self.measured = 0
         self.usual()
@@ -219,11 +219,11 @@ class Links(LinkRates):
         if self.full is not None:
             raise self.full
 
-    def __call__(self) -> link_rates.Measured:
+    def __call__(self) -> link_rates.LinkSeconds:
         self.measured += 1
         if self.error is not None:
             raise self.error
-        return link_rates.Measured(self.seconds, COST_S)
+        return link_rates.LinkSeconds(self.seconds, COST_S)
 
 
 def test_a_slow_link_is_named_after_a_second_measurement() -> None:
@@ -399,12 +399,12 @@ def later():
     while "jaxtrain.training.session" not in sys.modules:
         time.sleep(0.01)
     time.sleep(0.5)
-    from jaxtrain.training.device_rates import Measured, Rates
+    from jaxtrain.training.device_rates import MeasuredRates, Rates
     from jaxtrain.training.slow_process import SlowProcesses
     real = SlowProcesses.__init__
     def measured(mesh):
         rates = [Rates(7e14, 1e12 if one.process_index else 3e12) for one in mesh.local_devices]
-        return lambda: Measured(rates, 1e-4)
+        return lambda: MeasuredRates(rates, 1e-4)
     SlowProcesses.__init__ = lambda self, mesh, say: real(self, mesh, say, measured)
 threading.Thread(target=later, daemon=True).start()
 """
@@ -437,7 +437,7 @@ def later():
             if jax.process_index():
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
     def build(mesh, hosts):
-        sizes = link_rates.Sizes(2**10, 1, 1)
+        sizes = link_rates.ExchangeSizes(2**10, 1, 1)
         return Links(list(mesh.devices.flat), ["n1", "n2"], sizes)
     SlowProcesses.__init__ = lambda self, mesh, say: real(self, mesh, say, links=build)
 threading.Thread(target=later, daemon=True).start()

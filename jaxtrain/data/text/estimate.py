@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxtrain.data import cache
 from jaxtrain.data.engine import KILLS, Engine
-from jaxtrain.data.estimate import SAMPLE, Estimate, Measured, Stopwatch, from_sample, spread
+from jaxtrain.data.estimate import SAMPLE, Estimate, MeasuredFile, Stopwatch, from_sample, spread
 from jaxtrain.data.quarantine import too_many
 from jaxtrain.data.text import (
     documents,
@@ -101,7 +101,7 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
     # The fractions of it that are read and counted to train a tokenizer.
     read, counted = (share, times / scale) if times else (0, 0)
     measured = [
-        Measured(
+        MeasuredFile(
             size=one.scanned.size,
             seconds=one.scan_s * unread
             + (one.text_s * left + one.read_s * read + one.count_s * counted) * one.rest * used,

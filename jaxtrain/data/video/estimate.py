@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import cache
-from jaxtrain.data.estimate import SAMPLE, Estimate, Measured, from_sample, spread
+from jaxtrain.data.estimate import SAMPLE, Estimate, MeasuredFile, from_sample, spread
 from jaxtrain.data.video import demo_videos, files, index, latents
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.config import Config
@@ -86,7 +86,7 @@ def estimate(
     windows = [0 if why else clips.windows(one) for one, why in zip(entries, reasons, strict=True)]
     found = from_sample(
         [
-            Measured(
+            MeasuredFile(
                 size=max(0, entry.size),
                 seconds=verified_s * entry.size / size + count / batch_size * seconds / batches,
                 written=count * math.prod(target.shape) * 2 + (_HEADER if count else 0),

@@ -34,7 +34,7 @@ from jaxtrain.data.engine import KILLS, Engine
 from jaxtrain.data.estimate import (
     SAMPLE,
     Estimate,
-    Measured,
+    MeasuredFile,
     Stopwatch,
     from_sample,
     spread,
@@ -332,7 +332,7 @@ def _size(found: Found) -> int:
     return 0 if identity is None else int(identity[-1] if found.span else identity[0])
 
 
-def _try(job: _Job, settings: Settings) -> Measured:
+def _try(job: _Job, settings: Settings) -> MeasuredFile:
     """Cuts a video in a temporary folder."""
     watch, reason = Stopwatch(), None
     with tempfile.TemporaryDirectory() as folder:
@@ -350,13 +350,13 @@ def _try(job: _Job, settings: Settings) -> Measured:
     return _tried(job, watch.seconds(), written, reason)
 
 
-def _try_died(job: _Job) -> Measured:
+def _try_died(job: _Job) -> MeasuredFile:
     return _tried(job, 0.0, 0, KILLS)
 
 
-def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> Measured:
+def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> MeasuredFile:
     dropped = None if reason is None else BadExample(job.found.name, reason)
-    return Measured(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
+    return MeasuredFile(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
 
 
 class _Destination(Protocol):
