@@ -20,6 +20,7 @@ import importlib.util
 import itertools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +43,9 @@ _CONNECT_S, _SILENT_S, _REQUEST_S = "10s", "120s", "900s"
 _WAITS_S = (5.0, 30.0)
 # S3 allows 10,000 parts: those of files above 150 GB, such as tokens, are larger.
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 2**24, 9_000, 4
+# Of all files that are copied at the same time. A file has one more than those of its requests:
+# the part that is read from the disk or written to it.
+_PARTS_IN_MEMORY = 20
 _MOST_IN_MEMORY = 2**26
 _KEYS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for temporary ones also "
@@ -162,6 +166,7 @@ class Bucket:
     def __init__(self, url: str, store: Any = None, waits_s: tuple[float, ...] = _WAITS_S) -> None:
         self.url = url
         self._waits_s = waits_s
+        self._room = _Room(_PARTS_IN_MEMORY * _PART_BYTES)
         check_installed(url)
         import obstore
 
@@ -207,7 +212,7 @@ class Bucket:
 
         content = pieces(data) if isinstance(data, Path) and size > part else data
         try:
-            with self._explained(f"write {name}"):
+            with self._copying(data, size, part), self._explained(f"write {name}"):
                 self._obstore.put(
                     self._store, name, content, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
@@ -307,9 +312,10 @@ class Bucket:
                 file.seek(0)
                 while chunk := file.read(_PART_BYTES):
                     pieces.add(chunk)
-            for part in self._parts(name, pieces.bytes, *about):
-                file.write(part)
-                pieces.add(part)
+            with self._copying(path, about[0] - pieces.bytes, _PART_BYTES):
+                for part in self._parts(name, pieces.bytes, *about):
+                    file.write(part)
+                    pieces.add(part)
             file.flush()
             os.fsync(file.fileno())
         return pieces.digests()
@@ -333,6 +339,14 @@ class Bucket:
                 raise _Absent
             return True
         return False
+
+    def _copying(
+        self, data: bytes | Path, size: int, part: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Waits until there is room in memory for the parts of a file."""
+        if isinstance(data, bytes):  # it has its memory already
+            return contextlib.nullcontext()
+        return self._room.taken(min(size, (_PARTS_AT_ONCE + 1) * part))
 
     def _parts(self, name: str, begin: int, end: int, tag: str) -> Iterator[Any]:
         """Yields the parts of an object, a few of which are read at once.
@@ -511,6 +525,34 @@ class Bucket:
         if _MACHINE_ROLE.search(text):
             return Unavailable(f"{self.url}: cannot {what} (no credentials were found): {keys}")
         return Busy(f"{self.url}: cannot {what} ({why}): check the network and the store")
+
+
+class _Room:
+    """Limits the host memory of everything that is copied at the same time.
+
+    Measured for eight files of 100 MiB at a time, in an upload: 642 MiB without a limit.
+
+    Args:
+        count: in bytes. What asks for more waits for all of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = self._left = count
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, count: int) -> Iterator[None]:
+        """Waits until this many bytes are left, and takes them while the block runs."""
+        count = max(0, min(count, self._count))
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= count)
+            self._left -= count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += count
+                self._changed.notify_all()
 
 
 class _Pieces:

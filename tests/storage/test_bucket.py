@@ -4,7 +4,9 @@ import contextlib
 import errno
 import hashlib
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -222,6 +224,40 @@ def test_a_download_continues_where_the_connection_broke(
     assert (tmp_path / "other").read_bytes() == data
     assert bucket.download("file", tmp_path / "other", 32, version=version) == digests  # complete
     assert sorted(broken.starts) == list(range(50, 100, 10))
+
+
+@pytest.mark.parametrize(("way", "most"), [("put", 2), ("get", 8)])
+def test_all_files_together_have_few_parts_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, most: int
+) -> None:
+    """Of a file, five parts are in memory: those of four requests, and that of the disk."""
+    monkeypatch.setattr(buckets, "_PART_BYTES", 10)
+    monkeypatch.setattr(buckets, "_PARTS_IN_MEMORY", 10)
+    bucket, real = Bucket(URL, MemoryStore()), {"put": obstore.put, "get": obstore.get}[way]
+    changed, now, seen = threading.Lock(), [0], [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        with changed:
+            now[0] += 1
+            seen[0] = max(seen[0], now[0])
+        time.sleep(0.02)
+        try:
+            return real(*arguments, **options)
+        finally:
+            with changed:
+                now[0] -= 1
+
+    monkeypatch.setattr(obstore, way, counted)
+    files = [tmp_path / str(number) for number in range(8)]
+    for path in files:
+        path.write_bytes(path.name.encode() * 95)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda path: bucket.put(path.name, path), files))
+        list(pool.map(lambda path: bucket.download(path.name, path.with_suffix(".got")), files))
+    assert all(path.with_suffix(".got").read_bytes() == path.read_bytes() for path in files)
+    assert 1 < seen[0] <= most
+    with buckets._Room(10).taken(50):  # parts of a file of terabytes
+        pass
 
 
 def test_parts_of_two_objects_are_not_joined(
