@@ -106,6 +106,7 @@ class Progress:
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
+        self._first_origin: tuple[int, str] | None = None  # (completed steps, where a NaN began)
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(
             mesh, mean=hardware.MEAN, largest=(*hardware.LARGEST, GPU_MEMORY)
@@ -261,6 +262,7 @@ class Progress:
         origin = self._origin(pending, values)
         if origin:
             what = f"{what}; {origin}"
+            self._first_origin = self._done, origin
         self._log.emit(
             BadStep(self._done, pending.position, str(loss), str(norm), pending.ids, origin)
         )
@@ -269,12 +271,26 @@ class Progress:
             self._report_bad_count()
             raise InputError(
                 f"{what}; see bad_steps.jsonl: resume from the newest checkpoint with --resume "
-                "latest and a lower --optim.peak_lr, or find the cause with --loop.find_nan True"
+                f"latest; {self.advice(shown=origin)}"
             )
         if self.bad_in_a_row == 1:
             self.say(f"{what}: skipped; see bad_steps.jsonl")
         else:
             self._unreported += 1
+
+    def advice(self, shown: str | None = None) -> str:
+        """Returns what to do about many bad steps.
+
+        Args:
+            shown: the origin that the message already has.
+        """
+        lower = "lower --optim.peak_lr"
+        if self._find_nan is None:
+            return f"{lower}, or find the cause with --loop.find_nan True"
+        if shown or self._first_origin is None:
+            return lower
+        done, origin = self._first_origin
+        return f"{lower}, or fix what made step {done + 1} bad: {origin}"
 
     def _origin(self, pending: "_Pending", values: Mapping[str, float]) -> str | None:
         """Returns where the NaN/Inf of a bad step began; None if that is not known."""

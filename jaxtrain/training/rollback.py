@@ -25,15 +25,21 @@ class Rollback:
         every: steps between checkpoints.
         target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
+        advice: returns what to do if rollbacks do not help.
     """
 
     def __init__(
-        self, directory: Path, every: int, target: State, say: Callable[[str], None]
+        self,
+        directory: Path,
+        every: int,
+        target: State,
+        say: Callable[[str], None],
+        advice: Callable[[], str],
     ) -> None:
         self._directory = directory
         self._every = every
         self._target = target
-        self._say = say
+        self._say, self._advice = say, advice
         self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
 
     def __call__(self, state: State) -> tuple[State, Position]:
@@ -47,19 +53,16 @@ class Rollback:
         """
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
-        trouble = f"{bad} steps in a row after step {done} are bad (see bad_steps.jsonl)"
+        trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
-            raise InputError(
-                f"{trouble}, and there is no checkpoint to restore: lower --optim.peak_lr, or find "
-                "the cause with --loop.find_nan True"
-            )
+            raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MOST:
             raise InputError(
-                f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: lower "
-                "--optim.peak_lr, or find the cause with --loop.find_nan True"
+                f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: "
+                f"{self._advice()}"
             )
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")

@@ -41,7 +41,7 @@ FILES = {
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
     "ends",
     "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
-    "began",
+    "began; `step` is the number of completed steps before it: 2 for what the console calls step 3",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",

@@ -532,7 +532,9 @@ def open_training(
             evaluator=evaluator,
             progress=progress,
             saver=saver,
-            rollback=Rollback(directory, run.checkpoint.every, step_setup.saved, say),
+            rollback=Rollback(
+                directory, run.checkpoint.every, step_setup.saved, say, progress.advice
+            ),
             replay=replays,
             find_nan=find_nan,
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),

@@ -93,12 +93,14 @@ def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
         *["--checkpoint.every", "1"],
     )
     assert ended.returncode == 2
-    assert "2 steps in a row after step" in ended.stderr
-    assert "times: lower --optim.peak_lr" in ended.stderr
+    assert "2 bad steps in a row at step" in ended.stderr
+    assert "times: lower --optim.peak_lr, or fix what made step" in ended.stderr
     assert ended.stderr.count("\n") == 1
     origins = [line["origin"] for line in lines(place / "hopeless" / "bad_steps.jsonl")]
     assert [origin is None for origin in origins] == [False] + [True] * (len(origins) - 1)
     assert f"); {origins[0]}: skipped" in ended.stdout
+    assert f"bad: {origins[0]}" in ended.stderr
+    assert "--loop.find_nan True" not in ended.stderr
 
 
 @pytest.mark.long

@@ -77,7 +77,9 @@ class Story:
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
-    def begin(self, *, waits: bool = False, faster: str = "", **optim: Any) -> Progress:
+    def begin(
+        self, *, waits: bool = False, faster: str = "", find_nan: Any = None, **optim: Any
+    ) -> Progress:
         """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
@@ -90,6 +92,7 @@ class Story:
             toy.mesh_of(1, 8),
             waits=waits,
             faster=faster,
+            find_nan=find_nan,
         )
         return self.progress
 
@@ -222,6 +225,26 @@ def test_too_many_bad_steps_in_a_row_stop_a_run_that_skips(story: Story) -> None
         story.step(gradient=math.nan)
     with pytest.raises(InputError, match="step 2 is bad"):
         story.progress.flush()
+
+
+def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
+    assert story.begin().advice() == (
+        "lower --optim.peak_lr, or find the cause with --loop.find_nan True"
+    )
+    origins = ["NaN begins in the forward pass at model.py:12 (div)", None, None]
+    story.begin(bad_updates="skip", bad_in_a_row=3, find_nan=lambda done, seen, ids: origins.pop(0))
+    assert story.progress.advice() == "lower --optim.peak_lr"
+    story.step()
+    for _ in range(3):
+        story.step(gradient=math.nan)
+    wanted = (
+        r"step 2 is bad: .*; see bad_steps\.jsonl: resume from the newest checkpoint with --resume "
+        r"latest; lower --optim\.peak_lr, or fix what made step 2 bad: NaN begins in the forward "
+        r"pass at model\.py:12 \(div\)$"
+    )
+    with pytest.raises(InputError, match=wanted):
+        story.progress.flush()
+    assert not origins
 
 
 def test_the_last_step_may_be_bad(story: Story) -> None:

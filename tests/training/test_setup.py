@@ -128,7 +128,7 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     where = jax.tree.map(lambda leaf: leaf.sharding, (resumed, found.target))
     assert where[0] == where[1]
     changed = dataclasses.replace(state, extras={n: a + 1 for n, a in state.extras.items()})
-    back = rollback.Rollback(tmp_path, 2, made.saved, lambda line: None)
+    back = rollback.Rollback(tmp_path, 2, made.saved, lambda line: None, str)
     restored, _ = back(dataclasses.replace(changed, params={}))
     same(restored, dataclasses.replace(changed, params=state.params))
     with pytest.raises(
@@ -143,5 +143,5 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     same(first(folder, older, 2)[1], state)
     with pytest.raises(InputError, match=r"was trained with other values of teacher_network\.enc"):
         first(other, older)
-    again, _ = rollback.Rollback(tmp_path / "older", 2, made.saved, lambda line: None)(changed)
+    again, _ = rollback.Rollback(tmp_path / "older", 2, made.saved, lambda line: None, str)(changed)
     same(again, dataclasses.replace(changed, params=state.params))
