@@ -45,7 +45,7 @@ from jaxtrain.checkpoint.layout import (
     others,
 )
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lock
+from jaxtrain.storage import listing, lock
 from jaxtrain.storage.atomic import parse_json, read_json
 from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
 from jaxtrain.storage.disks import check_room, cure_of, disk_trouble, reason
@@ -241,7 +241,7 @@ class BucketCheckpoints:
             if content["step"] != step or named is None or int(named[1]) != step:
                 raise ValueError("it is of another step")
             for path, entry in listed.items():
-                if not manifest.is_inside(path) or not manifest.is_entry(entry):
+                if not listing.is_inside(path) or not manifest.is_entry(entry):
                     raise ValueError(f"its entry for {path!a} is damaged")
             entries = {path: (one["bytes"], one["sha256"]) for path, one in listed.items()}
             return Stored(step, str(saved), data, Layout.of(content["layout"]), entries)
@@ -655,7 +655,7 @@ def run_to_read(
     url = normalized(text, "RUN")
     found = BucketCheckpoints(Bucket(url), say)
     with _reading(url, cache_root, say) as local, _of_disk(url):
-        sizes = {name: n for name, n in found.bucket.sizes().items() if manifest.is_inside(name)}
+        sizes = {name: n for name, n in found.bucket.sizes().items() if listing.is_inside(name)}
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
         names = [

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
+from jaxtrain.storage import listing
 from jaxtrain.storage.atomic import read_json, sync, write_whole
 
 NAME = "manifest.json"
@@ -140,7 +141,7 @@ def parsed(content: dict[str, Any]) -> Manifest:
     if not _is_count(step) or not isinstance(saved, str) or not isinstance(files, dict):
         raise Unusable(f"{NAME} is damaged: its step, time, or list of files is missing")
     for name, entry in files.items():
-        if not is_inside(name):
+        if not listing.is_inside(name):
             raise Unusable(f"{NAME} is damaged: it lists {name!a}, which is outside this folder")
         if not is_entry(entry):
             raise Unusable(
@@ -153,15 +154,6 @@ def parsed(content: dict[str, Any]) -> Manifest:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def is_inside(name: str) -> bool:
-    """Whether a listed name is a normalized path inside the checkpoint.
-
-    Object stores refuse names with a backslash or control characters, and no checkpoint has them.
-    """
-    plain = name.isprintable() and "\\" not in name
-    return plain and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def is_entry(entry: object) -> bool:

@@ -17,11 +17,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, lock
+from jaxtrain.storage import addresses, listing, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import TooLarge, is_bucket, normalized
 from jaxtrain.storage.bucket_output import BucketOutput
@@ -348,13 +348,14 @@ def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] 
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     sizes[MANIFEST] = len(found.data)
+    if not listing.can_be_files([*sizes, _FETCHING]):
+        return None
     listed = output.bucket.versions(name)
     there = {one: listed.get(f"{name}/{one}") for one in sizes}
-    outside = any(PurePosixPath(one).is_absolute() or ".." in one.split("/") for one in sizes)
     complete = {
         one: found for one, found in there.items() if found is not None and found[0] == sizes[one]
     }
-    return complete if len(complete) == len(sizes) and not outside else None
+    return complete if len(complete) == len(sizes) else None
 
 
 def _fetch(
@@ -376,7 +377,7 @@ def _fetch(
     if (there := _complete_in(output, name)) is None:
         shutil.rmtree(work, ignore_errors=True)
         return None
-    record, described = work / _FETCHING, json.dumps({"boot": lock.boot(), "files": there})
+    record, described = work / _FETCHING, json.dumps({"boot": lock.machine(), "files": there})
     keep = alone
     try:
         with _explained(folder.parent):

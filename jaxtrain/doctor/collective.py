@@ -18,6 +18,7 @@ from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted
 from jaxtrain.planning.cards import CARDS
 from jaxtrain.sharding import AXES, batch_sharding, make_mesh
+from jaxtrain.storage import lock
 from jaxtrain.training import link_rates
 from jaxtrain.training.link_rates import LinkRates, Pair
 
@@ -148,7 +149,7 @@ def links(devices: list[jax.Device], store: KeyValueStore, host: str) -> Iterato
         host: the name of this one.
     """
     hosts = store.gather("host of a link", host, ANSWER_S)
-    machines = store.gather("machine of a link", link_rates.machine(), ANSWER_S)
+    machines = store.gather("machine of a link", lock.machine(), ANSWER_S)
     names = link_rates.machine_names(hosts, machines)
     if len(set(names)) == 1:
         return

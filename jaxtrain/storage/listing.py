@@ -1,8 +1,8 @@
-"""Finds the files of a folder, in the same way for every data source."""
+"""Finds the files of a folder, in the same way for every data source, and checks listed names."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path, PurePosixPath
 
 from jaxtrain.errors import InputError
 
@@ -43,3 +43,18 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
             f"skipped {links} to folders that are read already, such as {skipped[0]} -> "
             f"{os.path.realpath(skipped[0])}"
         )
+
+
+def is_inside(name: str) -> bool:
+    """Whether a listed name is a normalized path inside a folder.
+
+    Object stores refuse names with a backslash or control characters, and jaxtrain writes none.
+    """
+    plain = name.isprintable() and "\\" not in name
+    return plain and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def can_be_files(names: Collection[str]) -> bool:
+    """Whether listed names are files inside one folder, none of which is the folder of another."""
+    folders = {str(one) for name in names for one in PurePosixPath(name).parents}
+    return all(map(is_inside, names)) and folders.isdisjoint(names)

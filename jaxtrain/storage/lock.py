@@ -170,6 +170,17 @@ def boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+def machine() -> str:
+    """Returns an identifier of this boot of the machine, the same in all of its containers.
+
+    It is the host name where the boot is unknown: not on Linux, or in some sandboxes.
+    """
+    try:
+        return boot()
+    except OSError:
+        return socket.gethostname()
+
+
 def holder(directory: Path) -> str:
     """Describes the process that has locked a run directory; "" if none has.
 

@@ -7,7 +7,6 @@ data, each host with up to three others in turn. ``doctor`` does this before a r
 
 import concurrent.futures
 import itertools
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from jaxtrain.storage import lock
 from jaxtrain.training import device_rates
 
 COMMUNICATION = "communication"
@@ -187,14 +185,6 @@ class LinkRates:
             for one in slow_links(rates)
             if moved / one.own - moved / one.others >= self._sizes.least_s
         }
-
-
-def machine() -> str:
-    """Returns an identifier of this machine, the same in all of its containers."""
-    try:
-        return lock.boot()
-    except OSError:  # not Linux
-        return socket.gethostname()
 
 
 def machine_names(hosts: Sequence[str], machines: Sequence[str]) -> list[str]:

@@ -43,7 +43,7 @@ from jaxtrain.data import cache
 from jaxtrain.distributed import key_value, process_group
 from jaxtrain.errors import InputError, Problem, RunAgain
 from jaxtrain.storage import bucket as buckets
-from jaxtrain.storage import lease
+from jaxtrain.storage import lease, listing
 from jaxtrain.storage.atomic import expanded, parse_json, write_whole
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
@@ -918,7 +918,7 @@ class Mirror:
     def _fetch_files(self) -> None:
         """Fetches metrics, samples, lists and logs, which the run continues."""
         for name, version in self._bucket.versions().items():
-            if not self._is_file_of_run(name) or not manifest.is_inside(name):
+            if not self._is_file_of_run(name) or not listing.is_inside(name):
                 continue
             path = self.directory / name
             for folder in path.relative_to(self.directory).parents:

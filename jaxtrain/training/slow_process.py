@@ -31,6 +31,7 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
+from jaxtrain.storage import lock
 from jaxtrain.training import device_rates, link_rates
 from jaxtrain.training.device_rates import DeviceRates, MeasuredRates, Rates
 from jaxtrain.training.link_rates import LinkRates, SlowLink
@@ -299,7 +300,7 @@ class SlowProcesses:
         self._gather = jax.jit(lambda values: values, out_shardings=replicated(mesh))
         self._of_all = process_group.Exchange(mesh, largest=("failed",))
         self._hosts = process_group.gather("host of a process", socket.gethostname())
-        machines = process_group.gather("machine of a process", link_rates.machine())
+        machines = process_group.gather("machine of a process", lock.machine())
         self._machines = link_rates.machine_names(self._hosts, machines)
 
     def started(self) -> None:

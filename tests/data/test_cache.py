@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -439,6 +440,42 @@ def test_a_file_that_is_deleted_before_its_fetch_is_absent(
     cache.fetch_file(file, cache.bucket_of("s3://bucket/cache"), 9, said.append)
     assert file.read_bytes() == b"abc"
     assert not said
+
+
+@pytest.mark.parametrize("name", ["file/name", "manifest.json/name", ".fetching.json/name", "a\0"])
+def test_a_folder_with_names_that_no_disk_has_is_incomplete(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before, they ended in FileExistsError, NotADirectoryError or ValueError."""
+    built: list[int] = []
+    made_in([], built)
+    manifest = json.dumps({"number": 7, "files": {"file": 3, name: 3}}).encode()
+    bucket.put("text/key/manifest.json", manifest)
+    real = Bucket.versions
+
+    def versions(self: Bucket, folder: str = "") -> Any:
+        return real(self, folder) | {f"text/key/{name}": (3, "")}
+
+    monkeypatch.setattr(Bucket, "versions", versions)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    made_in([], built)
+    assert len(built) == 2
+
+
+def test_a_cache_is_fetched_where_the_boot_is_unknown(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a sandbox without /proc/sys/kernel/random/boot_id."""
+
+    def unknown() -> str:
+        raise FileNotFoundError
+
+    built: list[int] = []
+    made_in([], built)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    monkeypatch.setattr(lock, "boot", unknown)
+    made_in([], built)
+    assert len(built) == 1
 
 
 def test_one_process_of_a_machine_fetches(

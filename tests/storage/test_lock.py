@@ -168,3 +168,13 @@ def test_a_shared_lock_excludes_only_those_that_do_not_share(
             lock.hold(tmp_path, print, shared=False)
         lock.hold(tmp_path, print, shared=True)
         assert tmp_path in lock._held
+
+
+def test_a_machine_is_known_by_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lock.machine() == lock.boot()
+
+    def unknown() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(lock, "boot", unknown)
+    assert lock.machine() == socket.gethostname()

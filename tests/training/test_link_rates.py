@@ -1,7 +1,6 @@
 """The rates of links between hosts, and which of them are slow."""
 
 import itertools
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import jax
 import pytest
 
-from jaxtrain.storage import lock
 from jaxtrain.training import link_rates
 from jaxtrain.training.link_rates import ExchangeSizes, LinkRates, SlowLink, slow_links
 
@@ -142,13 +140,3 @@ def test_containers_on_one_machine_are_one_host() -> None:
     assert link_rates.machine_names(hosts, machines) == [
         *("pod-0, pod-1", "pod-0, pod-1", "pod-2", "pod-0")
     ]
-
-
-def test_a_machine_is_known_by_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert link_rates.machine() == lock.boot()
-
-    def unknown() -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(lock, "boot", unknown)
-    assert link_rates.machine() == socket.gethostname()
