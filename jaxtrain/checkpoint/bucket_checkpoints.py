@@ -455,7 +455,7 @@ class BucketCheckpoints:
                 check_room(
                     local,
                     sum(left.values()),
-                    f"what is to be fetched of checkpoint {found.step} of {self.bucket.url}",
+                    f"checkpoint {found.step} of {self.bucket.url}",
                     "free space there",
                 )
                 for _ in pool.map(
@@ -667,7 +667,7 @@ def run_to_read(
         here = [local / name for name in names if (local / name).is_file()]
         need = sum(sizes[name] for name in names) - sum(path.stat().st_size for path in here)
         cure = "free space there, or set $JAXTRAIN_CACHE to another folder"
-        check_room(local, need, f"what is to be fetched of {url}", cure)
+        check_room(local, need, url, cure)
         for name in names:
             (local / name).parent.mkdir(parents=True, exist_ok=True)
             found.bucket.download(name, local / name)

@@ -388,7 +388,7 @@ def _fetch(
             left = sum(size for size, _ in there.values()) - sum(
                 (work / one).stat().st_size for one in there if (work / one).exists()
             )
-            check_room(work, left, f"what is to be fetched of {url}", CURE)
+            check_room(work, left, url, CURE)
             say(f"fetching {left / 1e6:,.1f} MB from {url}")
             for one, version in there.items():
                 path = work / one
@@ -397,7 +397,7 @@ def _fetch(
                     f"{name}/{one}", path, most=version[0], version=version
                 )
                 if found is None:
-                    raise RunAgain(f"{url}/{one} was deleted meanwhile: start again")
+                    raise RunAgain(f"{url}/{one} was deleted while it was fetched: start again")
             record.unlink()
             keep = False
             manifest = read_manifest(work)

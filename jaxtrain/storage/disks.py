@@ -45,12 +45,12 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path, need: int, what: str, cure: str) -> None:
-    """Checks that a folder's disk has room for what is about to be written.
+    """Checks that a folder's disk has room for what is about to be fetched.
 
     Args:
         folder: exists.
         need: in bytes.
-        what: needs it, for the message.
+        what: is fetched, for the message.
         cure: the fix.
 
     Raises:
@@ -58,7 +58,11 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
     """
     free = free_bytes(folder)
     if need > free:
-        raise RunAgain(f"{what} has {need:,} bytes, but only {free:,} are free in {folder}: {cure}")
+        are = "is" if free == 1 else "are"
+        raise RunAgain(
+            f"fetching {what} needs {need:,} bytes, but only {free:,} {are} free in {folder}: "
+            f"{cure}"
+        )
 
 
 def is_full(error: OSError) -> bool:

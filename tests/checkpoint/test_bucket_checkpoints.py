@@ -420,7 +420,7 @@ def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     stored.bucket.put("log.txt", b"1" * 100)
     free = [99]
     monkeypatch.setattr(disks, "free_bytes", lambda folder: free[0])
-    with pytest.raises(RunAgain, match="has 100 bytes, but only 99 are free"):
+    with pytest.raises(RunAgain, match="needs 100 bytes, but only 99 are free"):
         bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
     free[0] = 100
     place = bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
@@ -469,7 +469,7 @@ def test_a_fetch_continues_on_a_disk_that_just_fits(
     if damage:  # the rest of the checkpoint is used again, which needs no space
         (path / "meta" / "metadata").write_bytes(b"")
         capacity[0] = size - 1
-        with pytest.raises(RunAgain, match=r"what is to be fetched of checkpoint 4 of s3:.* has"):
+        with pytest.raises(RunAgain, match=r"fetching checkpoint 4 of s3:.* needs"):
             get(store, 4, tmp_path)
         capacity[0] = size
         assert manifest.verify(get(store, 4, tmp_path)) == ""

@@ -175,7 +175,7 @@ class LatentStore:
             disks.check_room(
                 self.folder,
                 sum(listed[self._name(entry)] for entry in wanted),
-                f"what is to be fetched of {output.url}/{folder}",
+                f"{output.url}/{folder}",
                 cache.CURE,
             )
             say(f"fetching latents of {len(wanted):,} videos from {output.url}/{folder} (once)")

@@ -631,7 +631,7 @@ def test_latents_that_do_not_fit_are_not_fetched(
     need = sum(len(content) for name, content in _in(bucket).items() if name.endswith(".npy"))
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
     monkeypatch.setattr(disks, "free_bytes", lambda folder: need - 1)
-    words = rf"has {need:,} bytes, but only {need - 1:,} are free in {tmp_path}/second/.*: free"
+    words = rf"needs {need:,} bytes, but only {need - 1:,} are free in {tmp_path}/second/.*: free"
     with pytest.raises(RunAgain, match=words):
         _open(data, URL, TAUGHT)
     assert not list((tmp_path / "second").rglob("*.npy"))
