@@ -323,7 +323,8 @@ def _table(found: list[Finding]) -> str:
             one.path,
             one.saved or "?",
             "?" if one.examples_seen is None else str(one.examples_seen),
-            f"{one.bytes / _MIB:.1f} MiB",
+            # A damaged one in a bucket is not fetched.
+            f"{one.bytes / _MIB:.1f} MiB" if one.bytes else "?",
             _shown(one) + (f": {one.why}" if one.why else ""),
         )
         for one in found
