@@ -108,6 +108,7 @@ def same_as_local(place: Path, server: Server, name: str) -> None:
             )
             for path in top.rglob("*")
             if path.is_file() and path.name not in (".lock", "claims", "token")
+            if path.parent.name != ".shares"  # the lease of a killed command
         }
         for top in (copy, place / "clips")
     }
@@ -210,6 +211,7 @@ def test_tasks_share_the_videos_and_one_is_killed(
     assert "this is task 1 (SLURM_PROCID)" in said
     assert "dropped 1 video" in said
     shutil.rmtree(place / "cache/scratch")  # of the killed one
+    assert sum(name.startswith(".shares/") for name in server.sizes("shared")) == 1  # its lease
     same_as_local(place, server, "shared")
 
 
