@@ -165,7 +165,11 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
 
 
 def _report(made: "latents.Made", where: str, then: str) -> int:
-    """Prints which latents exist, and which do not; returns 1 if a video lacks some."""
+    """Prints which latents exist, and which do not; returns 1 if no video has any.
+
+    If a few videos lack latents, training skips them. A failure would make a cluster start the job
+    again, with the same result.
+    """
     for one in made.bad[:5]:
         terminal.say(str(one))
     if len(made.bad) > 5:
@@ -174,7 +178,7 @@ def _report(made: "latents.Made", where: str, then: str) -> int:
         f"latents of {made.videos - made.without:,} videos in {where}, {made.fresh:,} of them new "
         f"({made.windows:,} clips); {then}"
     )
-    return 1 if made.bad else 0
+    return 1 if made.bad and made.without == made.videos else 0
 
 
 def _silent(message: str) -> None:

@@ -63,13 +63,15 @@ def _main(*arguments: Any) -> int:
 def test_each_video_without_latents_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     bad = [latents.Lacking(f"{n}.mp4", "decoding fails", 6 if n else 2, 6) for n in range(7)]
     made = latents.Made(20, 13, 82, tuple(bad))
-    assert prepare_latents._report(made, "/cache", "train with it") == 1
+    assert prepare_latents._report(made, "/cache", "train with it") == 0
+    none = made._replace(videos=made.without, fresh=0, windows=0)
     assert capsys.readouterr().out.splitlines() == [
         "no latents for 2 of 6 clips of 0.mp4: decoding fails",
         *[f"no latents for 6 of 6 clips of {n}.mp4: decoding fails" for n in range(1, 5)],
         "no latents for clips of 2 more videos",
         "latents of 14 videos in /cache, 13 of them new (82 clips); train with it",
     ]
+    assert prepare_latents._report(none, "/cache", "train with it") == 1
     assert prepare_latents._report(latents.Made(4, 4, 24, ()), "/cache", "train with it") == 0
 
 
