@@ -22,7 +22,7 @@ import sizes
 
 from jaxtrain.bench.request import BenchRequest
 from jaxtrain.planning import calibration, cards, prediction
-from jaxtrain.planning.calibration import Calibration, Measured
+from jaxtrain.planning.calibration import Calibration, MeasuredStep
 from jaxtrain.planning.planner import Planner
 from jaxtrain.telemetry.hardware import GIB
 
@@ -115,7 +115,7 @@ def _on_cpu(seconds: float) -> Iterator[tuple[str, str]]:
     )
 
 
-def _error(rates: Calibration, step: Measured) -> float:
+def _error(rates: Calibration, step: MeasuredStep) -> float:
     predicted = rates.predict(calibration.total_work(step.samples)).seconds
     return predicted / step.step_s - 1
 

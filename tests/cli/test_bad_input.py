@@ -31,7 +31,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 
 # The error on stderr; None if the command succeeds.
 NO_VIDEO = {
-    "gone.mp4": "gone.mp4: No such file or directory: pass an intact video file",
+    "gone.mp4": "gone.mp4: no such file or folder; pass a video",
     "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty: pass an intact video file",
     "none.mp4": "none.mp4: has no video",

@@ -224,7 +224,7 @@ def test_a_model_without_an_export_format_is_refused(
     assert "the model mlm cannot be exported because it has no to_weights" in printed
     assert "export can write gpt, llama, video_ae" in printed
     printed = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
-    assert "clip.mp4: No such file" in printed
+    assert "clip.mp4: no such file or folder" in printed
 
 
 def test_a_model_that_was_trained_with_an_adversary_loads(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
 
 def _prepare(path: object, cache_dir: object, **more: Any) -> tuple[Any, list[str]]:
     said: list[str] = []
-    data = text_config.Masked(path=str(path), batch_size=2, cache_dir=str(cache_dir))
+    data = text_config.Masked(
+        path=str(path), batch_size=2, cache_dir=str(cache_dir), max_bad_share=0.3
+    )
     return data.prepare(60, "sentences", said.append, **{"uploads": True, **more}), said
 
 
@@ -148,7 +150,7 @@ def test_training_fetches_and_uploads_nothing(
 ) -> None:
     model = mlm.Config.tiny()
     model = dataclasses.replace(model, vocab_size=60)
-    data = text_config.Masked(path=str(texts), batch_size=2, cache_dir=CACHE)
+    data = text_config.Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
     silent = list[str]().append
     data.open(model, seed=0, say=silent)
     assert not _cached().sizes()
