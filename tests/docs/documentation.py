@@ -29,7 +29,9 @@ PLACEHOLDER = re.compile(r"NAME|COMMAND|\.\.\.|[A-Z]")
 # The flag that launchers take themselves.
 LAUNCHERS_DOCTOR = "--doctor"
 # In front of flags that are not the program's.
-OTHER_PROGRAMS = ("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git")
+OTHER_PROGRAMS = (
+    *("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git", "ray "),
+)
 # What was measured or changed once: its commands and paths were right at the time.
 HISTORY = ("RESULTS.md", "LOG.md", "CHANGELOG.md")
 # A heading that is an error message, word for word: no instruction.
