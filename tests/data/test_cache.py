@@ -183,8 +183,7 @@ sys.exit(main.main(sys.argv[1:]))
         ),
         (
             ["prepare", "clips", "~/videos", "~/out"],
-            "error: the cache folder ~/.cache/jaxtrain needs a home folder, and none was found: "
-            "set HOME or $JAXTRAIN_CACHE, or pass a folder with --data.cache_dir",
+            "error: ~/out: the home folder for ~ is unknown",
         ),
         (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder for ~ is unknown"),
         (
