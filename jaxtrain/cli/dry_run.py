@@ -68,41 +68,36 @@ def report(
         say: prints a line.
     """
     if found.files:
-        _report_sizes(found, out, things, results, room, worker, say)
+        say(
+            f"estimated from {found.sampled} of {found.files:,} {things}"
+            f"{_times(found, room, worker)}; {formats.size(found.out_bytes)} of {results} from "
+            f"{formats.size(found.in_bytes)} of {things}"
+        )
+        for one in found.dropped:
+            say(f"would be dropped: {one}")
+        if not is_bucket(str(out)):
+            _check_free(Path(out), found.out_bytes, say)
     else:
         say(f"nothing to do: {out} already has the {results}")
     if found.refused is not None:
         say(f"without --dry-run, this command would end with an error: {found.refused}")
 
 
-def _report_sizes(
-    found: Estimate,
-    out: Path | str,
-    things: str,
-    results: str,
-    room: tuple[int, int],
-    worker: str,
-    say: Callable[[str], None],
-) -> None:
+def _times(found: Estimate, room: tuple[int, int], worker: str) -> str:
     workers, nodes = min(room[0], found.files), room[1]
     spread = "" if found.error is None else f" (plus or minus {2 * found.error:.0%})"
-    times = [f"{formats.seconds(found.serial + found.seconds)} on one {worker}"]
+    text = f"{spread}: {formats.seconds(found.serial + found.seconds)} on one {worker}"
     if workers > 1:
         of = f" of {nodes} machines" if nodes > 1 else ""
         parallel = formats.seconds(found.serial + found.seconds / workers)
-        times.append(f"{parallel} on {workers:,} {worker}s{of}")
-    say(
-        f"estimated from {found.sampled} of {found.files:,} {things}{spread}: {', '.join(times)}; "
-        f"{formats.size(found.out_bytes)} of {results} from {formats.size(found.in_bytes)} of "
-        f"{things}"
-    )
-    for one in found.dropped:
-        say(f"would be dropped: {one}")
-    if is_bucket(str(out)):
-        return
-    there = Path(out).absolute()
+        text += f", {parallel} on {workers:,} {worker}s{of}"
+    return text
+
+
+def _check_free(out: Path, needed: float, say: Callable[[str], None]) -> None:
+    there = out.absolute()
     free = disks.free_bytes(next(path for path in (there, *there.parents) if path.exists()))
-    if found.out_bytes > free:
+    if needed > free:
         say(
             f"warning: {out} has only {formats.size(free)} of free space: free space there, or "
             "choose another folder"

@@ -576,7 +576,7 @@ class _Wait:
 
 
 def _nothing() -> None:
-    """Is a task."""
+    """Does nothing: a task that only asks the autoscaler for room."""
 
 
 def _nodes(ray: Any) -> list[dict[str, float]]:
