@@ -4,6 +4,9 @@ import dataclasses
 import itertools
 import math
 import re
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
 
 KINDS = (
     "all-gather",
@@ -388,17 +391,19 @@ class Stacks:
         self._frames = {number: _fields(line) for number, line in table("StackFrames").items()}
 
     def line(self, stack: int, inside: str) -> str | None:
-        """Returns the innermost line in a file whose path contains ``inside``.
+        """Returns the innermost line in a folder of jaxtrain, such as "models/mlm.py:167".
 
-        An example is "models/mlm.py:167". None if there is none.
+        None if there is none. The program may be from another machine, so a file is recognized by
+        its path inside the package: "jaxtrain/" alone may be the checkout, which also has tests.
         """
         seen = set()
         while stack in self._frames and stack not in seen:
             seen.add(stack)
             frame = self._frames[stack]
             path, line = self._locations[frame["file_location_id"]]
-            if inside in path:
-                return f"{path.rpartition('jaxtrain/')[2]}:{line}"
+            _, found, ours = path.rpartition("jaxtrain/")
+            if found and ours.startswith(inside) and (_PACKAGE / ours).is_file():
+                return f"{ours}:{line}"
             stack = frame["parent_frame_id"] - 1  # XLA counts from 1, and 1 means no parent
         return None
 
@@ -411,7 +416,7 @@ class Stacks:
             stack: number of the stack frame.
             op_name: of the instruction.
         """
-        line = self.line(stack, "jaxtrain/models/") or self.line(stack, "jaxtrain/")
+        line = self.line(stack, "models/") or self.line(stack, "")
         if line is None:
             return None
         if "rematted_computation" in op_name:

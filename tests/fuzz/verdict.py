@@ -89,9 +89,12 @@ def _usual(event: dict[str, str], usual: Collection[str]) -> bool:
 
 
 def _trace(content: bytes, mark: bytes) -> str:
-    """Returns the mark, the innermost line of jaxtrain, and the error."""
+    """Returns the mark, the innermost line of the package, and the error.
+
+    The checkout may also be called jaxtrain; tests and environments in it are not the package.
+    """
     text = content[content.index(mark) :].decode(errors="replace")
-    ours = re.findall(r'File "[^"]*/(jaxtrain/[^"]+)", line (\d+)', text)
+    ours = re.findall(r'File "[^"]*/(jaxtrain/(?!tests/|\.)[^"]+)", line (\d+)', text)
     where = f" at {ours[-1][0]}:{ours[-1][1]}" if ours else ""
     errors = re.findall(
         r"^(?:[\w.]+(?:Error|Exception|Warning|Bomb|Exit|Interrupt))\b.*", text, re.MULTILINE

@@ -8,8 +8,9 @@ PROGRAM = """\
 HloModule jit_train_step
 
 FileNames
-1 "/x/jaxtrain/step.py"
-2 "/x/jaxtrain/models/mlm.py"
+1 "/x/jaxtrain/jaxtrain/training/step.py"
+2 "/x/jaxtrain/jaxtrain/models/mlm.py"
+3 "/x/jaxtrain/tests/toy.py"
 
 FunctionNames
 1 "step"
@@ -17,15 +18,17 @@ FunctionNames
 FileLocations
 1 {file_name_id=1 function_name_id=1 line=19 end_line=19 column=0 end_column=0}
 2 {file_name_id=2 function_name_id=1 line=166 end_line=166 column=0 end_column=0}
+3 {file_name_id=3 function_name_id=1 line=7 end_line=7 column=0 end_column=0}
 
 StackFrames
 1 {file_location_id=1 parent_frame_id=1}
 2 {file_location_id=2 parent_frame_id=2}
+3 {file_location_id=3 parent_frame_id=2}
 
 ENTRY %main {
   %conv.1 = (bf16[8,4]{1,0}, u8[0]{0}) custom-call(%p), metadata={op_name="jit(s)/jvp()/conv" stack_frame_id=2}
   %dot.2 = f32[64]{0} dot(%a, %b), metadata={op_name="jit(s)/transpose(jvp())/dot" stack_frame_id=2}
-  %norm = f32[8]{0} fusion(%a), metadata={op_name="jit(s)/sqrt" stack_frame_id=1}
+  %norm = f32[8]{0} fusion(%a), metadata={op_name="jit(s)/sqrt" stack_frame_id=3}
   ROOT %again = f32[8]{0} fusion(%a), metadata={op_name="x/rematted_computation/add" stack_frame_id=2}
 }
 """  # noqa: E501
@@ -54,7 +57,7 @@ def test_slots_are_sorted_by_size_and_list_the_lines_that_fill_them() -> None:
     assert shared.made_by == ("models/mlm.py:166 (forward)", "models/mlm.py:166 (backward)")
     assert unknown.made_by == ()
     assert again.made_by == ("models/mlm.py:166 (recomputed)",)
-    assert norm.made_by == ("step.py:19 (forward)",)
+    assert norm.made_by == ("training/step.py:19 (forward)",)
 
 
 def test_dumps_of_newer_compilers_are_parsed() -> None:
