@@ -39,7 +39,7 @@ count_restart() { # fails with a message after too many restarts without a new c
     local file=$directory/.pod-restarts before=none in_vain=0 newest delay_s
     newest=$(newest_checkpoint "$directory")
     if ((restarts)); then
-        [[ ! -e $file ]] || read -r before in_vain <"$file" || before=none in_vain=0 # cut short
+        [[ ! -e $file ]] || read_restarts "$file"
         ! is_newer "$newest" "$before" || in_vain=0
         in_vain=$((in_vain + 1))
         if ((in_vain > MAX_RESTARTS)); then

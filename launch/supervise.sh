@@ -179,10 +179,19 @@ make_directory() { # make_directory DIR: sets made
     mapfile -t made < <(missing_directories "$1")
     reason=$(mkdir -p -- "$1" 2>&1) ||
         refuse "cannot create the run directory ($reason): pass another --output-dir"
-    local file # in an untrusted run directory these could point outside it
-    for file in "$1"/*.txt "$1/.pod-restarts"; do
-        [[ ! -L $file ]] || refuse "$file is a symbolic link: remove it, or pass another --output-dir"
+    local file # in an untrusted run directory these could point outside it, or never open
+    for file in "$1"/*.txt "$1"/.*-restarts; do
+        [[ ! -L $file && ! -p $file ]] ||
+            refuse "$file is a symbolic link or a pipe: remove it, or pass another --output-dir"
     done
+}
+
+# Bash runs a command in a text with which it computes, and the run directory may be a stranger's.
+read_restarts() { # read_restarts FILE: sets before and in_vain, unless the file has something else
+    local found count
+    if read -r found count <"$1" && [[ "$found $count" =~ ^[[:alnum:]]+\ [0-9]{1,9}$ ]]; then
+        before=$found in_vain=$((10#$count))
+    fi
 }
 
 free_port() {

@@ -62,10 +62,13 @@ FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of 
 _OWN = re.compile(
     r"checkpoints|best|superseded|damaged|uncertified|samples|tensorboard|profile|trackers|wandb"
     r"|report\.html|certified\.txt|\.lock"
-    r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
+    r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
-_HERE = (lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, bucket_checkpoints.FETCHING)
+_HERE = (
+    *(lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, bucket_checkpoints.FETCHING),
+    *(".pod-restarts", ".slurm-restarts"),  # of launchers
+)
 _REPORT = "report.html"
 _WRITTEN_WHOLE = ("tensorboard", "samples", "profile")  # folders with files of write_whole
 _FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)

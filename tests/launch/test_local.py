@@ -99,7 +99,7 @@ def test_a_link_in_place_of_a_log_is_rejected(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { echo out; }")
     code, out, err = stubs.run("local.sh", "2", *RUN)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run/log.1.txt is a symbolic link: remove it" in err
+    assert "run/log.1.txt is a symbolic link or a pipe: remove it" in err
     assert mine.read_text() == "as it was"
 
 

@@ -344,6 +344,7 @@ def test_folders_made_above_a_run_are_reported(
     [
         *("checkpoints", "best", "damaged", "superseded", "samples", "tensorboard", "profile"),
         *("log.txt", "log.1.txt", "doctor.1.txt", "hang-0.txt", ".lock", ".pod-restarts"),
+        ".slurm-restarts",
         *(".uploading", ".files-due", ".fetching", ".fetching/data-9-0123456789ab"),
         *("metrics.jsonl", "quarantine.3.jsonl", "config.json", "report.html"),
         *("checkpoints/9", "best/9", "damaged/checkpoints", "superseded/best", "profile/plugins"),

@@ -27,7 +27,9 @@ def test_files_of_a_run_are_its_own(name: str) -> None:
     assert run_files.is_own(name)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "my.log.txt", "checkpoints/4/part.json", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "my.log.txt", "checkpoints/4/part.json", ".lock", ".pod-restarts"]
+)
 def test_other_files_are_not_its_own(name: str) -> None:
     assert not run_files.is_own(name)
 
