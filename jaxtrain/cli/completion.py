@@ -30,8 +30,9 @@ and run directories.
 SCRIPTS = {
     "bash": """\
 _jaxtrain() {
-    local IFS=$'\\n'
-    COMPREPLY=($(jaxtrain completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    mapfile -t COMPREPLY < <(jaxtrain completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    # Quotes the names of folders, which may contain $(...).
+    [[ ${COMPREPLY[*]} != */* ]] || compopt -o filenames
 }
 complete -o default -F _jaxtrain jaxtrain
 """,

@@ -1,6 +1,8 @@
 """Completion of the command line, in a real bash."""
 
+import contextlib
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -70,19 +72,24 @@ def test_every_command_has_completed_flags() -> None:
     assert "--crf" in completion.candidates(["decode", "--"])
 
 
-def test_it_works_in_bash(tmp_path: Path) -> None:
+def with_command(tmp_path: Path, before: str = "") -> dict[str, str]:
+    """Makes a command ``jaxtrain`` and returns variables with which a shell finds it."""
     shim = tmp_path / "bin/jaxtrain"
     shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jaxtrain "$@"\n')
+    shim.write_text(f'#!/bin/sh\n{before}exec {shlex.quote(sys.executable)} -m jaxtrain "$@"\n')
     shim.chmod(0o755)
+    variables = program.environment(tmp_path)
+    return variables | {"PATH": f"{shim.parent}{os.pathsep}{variables['PATH']}"}
+
+
+def test_it_works_in_bash(tmp_path: Path) -> None:
     typed = """
         source <(jaxtrain completion bash)
         COMP_WORDS=(jaxtrain train demo_); COMP_CWORD=2; _jaxtrain
         printf "%s\n" "${COMPREPLY[@]}"
         complete -p jaxtrain
     """
-    variables = program.environment(tmp_path)
-    variables["PATH"] = f"{shim.parent}{os.pathsep}{variables['PATH']}"
+    variables = with_command(tmp_path)
     found = subprocess.run(
         ["bash", "-c", typed], env=variables, capture_output=True, text=True, check=True
     )
@@ -91,6 +98,34 @@ def test_it_works_in_bash(tmp_path: Path) -> None:
         "demo_mlm",
         "complete -o default -F _jaxtrain jaxtrain",
     ]
+
+
+@pytest.mark.parametrize("name", ["a$(touch ran)", "it's; touch ran", "my run"])
+def test_the_name_of_a_folder_stays_one_word_in_bash(name: str, tmp_path: Path) -> None:
+    (tmp_path / "output" / name).mkdir(parents=True)
+    (tmp_path / "output" / name / "config.json").write_text("{}")
+    # Completes with the program; otherwise it records its last argument.
+    shows = '[ "$1" = completion ] || { printf %s "$2" >got; exit; }\n'
+    variables = with_command(tmp_path, shows) | {"INPUTRC": "/dev/null"}
+    typed = b"source <(jaxtrain completion bash)\njaxtrain report out\t\nexit\n"
+    terminal, inside = pty.openpty()
+    with subprocess.Popen(
+        ["timeout", "--foreground", "-s", "KILL", "20", "bash", "--norc", "--noprofile", "-i"],
+        env=variables,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    ) as shell:
+        os.close(inside)
+        os.write(terminal, typed)
+        with contextlib.suppress(OSError):  # at the end
+            while os.read(terminal, 4096):
+                pass
+        shell.wait(timeout=60)
+    os.close(terminal)
+    assert (tmp_path / "got").read_text() == f"output/{name}/"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
