@@ -5,6 +5,7 @@ a failed save can corrupt a checkpoint manager's view (maxtext#5260), but not th
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ def certified_step(run: Path) -> int | None:
         OSError: the disk does not respond.
     """
     try:
-        with (run / CERTIFIED).open("rb") as file:
+        with open(atomic.open_own(run / CERTIFIED, os.O_RDONLY), "rb") as file:
             text = file.read(_LONGEST_NUMBER).strip()
     except FileNotFoundError:
         return None

@@ -238,7 +238,12 @@ class _MetricsFile:
         files: Sequence[Path] = ()
         if any(name.startswith("val/") for name in values):
             found = (self._directory / samples.FOLDER).glob(f"*_{step}.*")
-            files = sorted(path for path in found if samples.step_of(path) == step)
+            # In a run directory from someone else, a link could send any file of yours.
+            files = sorted(
+                path
+                for path in found
+                if samples.step_of(path) == step and path.is_file() and not path.is_symlink()
+            )
         return Row(step, when, values, files)
 
 

@@ -108,10 +108,8 @@ def links(directory: Path) -> Iterator[Path]:
             continue
         below: list[Path] = []
         if entry.is_dir(follow_symlinks=False):
-            if entry.name in (
-                UPLOADING,
-                bucket_checkpoints.FETCHING,
-            ):  # a run writes at any depth there
+            # A run writes at any depth there.
+            if entry.name in (UPLOADING, bucket_checkpoints.FETCHING, "profile"):
                 below = list(Path(entry.path).rglob("*"))
             else:
                 below = [

@@ -266,3 +266,12 @@ def test_listing_checkpoints_tolerates_any_content(
         resign(one)
         assert main.main(["checkpoints", str(run)]) == 1
         assert re.search(r"^checkpoints/8 .* \? .*verified$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_pipe_is_not_read_as_the_certified_step(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "certified.txt")
+    pipe = os.open(tmp_path / "certified.txt", os.O_RDWR)  # otherwise a reader would wait forever
+    os.write(pipe, b"7" * 20)
+    with pytest.raises(OSError, match="not a regular file"):
+        layout.certified_step(tmp_path)
+    os.close(pipe)

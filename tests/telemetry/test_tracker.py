@@ -1,6 +1,7 @@
 """Trackers, with a fake MLflow; real_trackers.py tests the real packages."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -185,6 +186,19 @@ def test_a_run_is_sent_with_its_config_and_samples(tmp_path: Path, fake: Path) -
     assert stored(fake, "end") == [["FINISHED"]]
     assert "mlflow: run demo/run (1) at fake" in messages(tmp_path / "run")
     assert not run.lines, "nothing is wrong"
+
+
+def test_a_link_among_the_samples_is_not_sent(tmp_path: Path, fake: Path) -> None:
+    """In a run directory from someone else, it could lead to any file."""
+    run = Run(tmp_path / "run")
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "run" / "samples").mkdir()
+    (tmp_path / "run" / "samples" / "key_1.txt").symlink_to(tmp_path / "key")
+    os.mkfifo(tmp_path / "run" / "samples" / "pipe_1.txt")
+    run.log.emit(Sample(1, "text", "words"))
+    run.log.emit(Metrics(1, {"val/loss": 1.0}))
+    run.end()
+    assert stored(fake, "file") == [["text_1.txt"]]
 
 
 def test_resumes_and_rollbacks_belong_to_one_run(tmp_path: Path, fake: Path) -> None:

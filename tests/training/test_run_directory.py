@@ -344,7 +344,7 @@ def test_folders_made_above_a_run_are_reported(
     [
         *("checkpoints", "best", "damaged", "superseded", "samples", "tensorboard", "profile"),
         *("log.txt", "log.1.txt", "doctor.1.txt", "hang-0.txt", ".lock", ".pod-restarts"),
-        ".slurm-restarts",
+        *(".slurm-restarts", "profile/plugins/profile"),
         *(".uploading", ".files-due", ".fetching", ".fetching/data-9-0123456789ab"),
         *("metrics.jsonl", "quarantine.3.jsonl", "config.json", "report.html"),
         *("checkpoints/9", "best/9", "damaged/checkpoints", "superseded/best", "profile/plugins"),
@@ -355,7 +355,7 @@ def test_a_directory_with_links_is_rejected(name: str, root: Path, tmp_path: Pat
     saved = fake_checkpoint(run, 7)
     mine.mkdir()
     link = run / name
-    link.parent.mkdir(exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
     if name == "checkpoints":
         mine = link.rename(mine / name)
     link.symlink_to(mine)
