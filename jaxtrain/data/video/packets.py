@@ -24,10 +24,19 @@ _ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[
 MAX_PIXELS = 139_264 * 256
 """Largest number of pixels per frame: the limit of H.264 (table A-1), HEVC and AV1 up to level 6.2,
 somewhat above 8K (7680x4320). A few kilobytes of PNG can declare billions."""
+FORMATS = (
+    *("asf", "avi", "flv", "live_flv", "matroska", "mov", "mpeg", "mpegts", "mxf", "ogg"),
+    *("dv", "gif", "h264", "hevc", "ivf", "m4v", "mpegvideo", "yuv4mpegpipe"),
+    *("jpeg_pipe", "png_pipe", "webp_pipe"),  # one image
+)
+"""FFmpeg's names of the formats that are read, whatever the suffix; none refers to other files."""
 OPTIONS = {
     # Without it, decoders would decode frames of any size to guess a stream's parameters.
     "max_pixels": str(MAX_PIXELS),
-    # A file may be a playlist, which must not open a connection. subfile reads a part of a file.
+    # A file of another format, such as a playlist (ffconcat), could open other files. 220 kB can
+    # name one of them 20,000 times, whose scan takes minutes.
+    "format_whitelist": ",".join(FORMATS),
+    # subfile reads a part of a file.
     "protocol_whitelist": "file,subfile",
     # While a file is opened, each video stream has a decoder, which holds three frames of the
     # largest size (measured: 80 MiB for a PNG stream). Movies have up to about 30 streams,
@@ -156,6 +165,9 @@ def scan(path: str, span: Span | None = None) -> Scan:
     except MemoryError as error:  # FFmpeg also raises it for too many streams
         streams = OPTIONS["max_streams"]
         text = f"cannot be read: it has more than {streams} streams, or needs too much memory"
+        raise BadExample(path, text) from error
+    except av.ArgumentError as error:  # of FFmpeg, for a format that is not in FORMATS
+        text = "cannot be read: its format is damaged or not supported: convert it to .mp4"
         raise BadExample(path, text) from error
     except (av.FFmpegError, OSError) as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error

@@ -172,6 +172,19 @@ def test_a_playlist_opens_no_connection(tmp_path: Path, text: str) -> None:
             server.accept()
 
 
+def test_a_playlist_reads_no_other_file(tmp_path: Path) -> None:
+    sample.write(tmp_path / "b.mp4", 3)
+    path = tmp_path / "a.mp4"
+    for name in ("b.mp4", "a.mp4"):  # itself: until no more files can be opened
+        path.write_text(f"ffconcat version 1.0\nfile {name}\n")
+        with pytest.raises(BadExample, match="its format is damaged or not supported"):
+            packets.scan(str(path))
+
+
+def test_ffmpeg_knows_the_formats() -> None:
+    assert not set(packets.FORMATS) - set(av.formats_available)
+
+
 SCANS = """
 import sys
 from jaxtrain.data.video import pieces, decode as video_decode, packets as video_packets
