@@ -45,10 +45,14 @@ arguments=()      # for jaxtrain
 made=()           # folders that make_directory has created, the deepest first
 checks=0          # how often await_disk has checked again
 
-say() { printf '%s: %s\n' "$launcher" "$*" >&2; }
+say() { # say MESSAGE: in one line, without control characters, which names of files may contain
+    local message=$*
+    printf '%s: %s\n' "$launcher" "${message//[[:cntrl:]]/?}" >&2
+}
 
 refuse() { # refuse MESSAGE: wrong use
-    printf 'error: %s\n' "$*" >&2
+    local launcher=error
+    say "$@"
     exit 2
 }
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxtrain import versions
 from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_path
 
-# Flags that commands for later runs do not repeat.
-_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
+# Flags that commands for later runs do not repeat. No run records --on-end: one in the history of a
+# run would be a stranger's command.
+_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug", "--on-end")
 
 PROGRAM = "JAXTRAIN_PROGRAM"
 """Environment variable that passes what the user typed on to subprocesses."""

@@ -9,13 +9,13 @@ from typing import Any
 from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.errors import shortest_folder
-from jaxtrain.reporting import facts
+from jaxtrain.reporting import facts, run_files
 from jaxtrain.reporting.markup import Html, element
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.sections import named, section
 
 _LENGTHS = ("steps", "epochs", "tokens_per_param")
-_MOST_CHARACTERS = 2000
+_MOST_CHARACTERS, _LONGEST_NAME = 2000, 100
 
 
 def next_commands(runs: Sequence[RecordedRun]) -> Html:
@@ -79,7 +79,9 @@ def _names_of(model: str) -> dict[str, str]:
     """
     package = importlib.resources.files("jaxtrain.models")
     places = (
-        (package / f"{model}.py", package / model / "config.py") if model.isidentifier() else ()
+        (package / f"{model}.py", package / model / "config.py")
+        if model.isidentifier() and len(model) < _LONGEST_NAME
+        else ()
     )
     for path in places:
         if not path.is_file():
@@ -98,7 +100,7 @@ def _names_of(model: str) -> dict[str, str]:
 def _twice_as_long(loop: Mapping[str, Any]) -> dict[str, str]:
     """Returns the override that doubles the length of the run; {} if it is unknown."""
     for name in _LENGTHS:
-        length = loop.get(name)
-        if isinstance(length, int | float) and not isinstance(length, bool):
+        length: Any = loop.get(name)
+        if run_files.is_number(length):
             return {f"--loop.{name}": f"{2 * length}"}
     return {}

@@ -177,10 +177,11 @@ def _is_count(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return _is_number(value) and 0 <= value < _MAX_TIME_S  # type: ignore[operator]
+    return is_number(value) and 0 <= value < _MAX_TIME_S  # type: ignore[operator]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Returns whether a value is a number with which the page computes."""
     return type(value) in (int, float) and abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
 
 
@@ -233,7 +234,7 @@ def _record(line: bytes) -> dict[str, Any]:
     if not _is_count(record.get("step")) or not _is_time(record.get("time")):
         raise ValueError("no valid step or time")
     for name, value in record.items():
-        finite = _is_number(value) or value is None
+        finite = is_number(value) or value is None
         if not finite and not (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError("a value is not a number")
         if not _is_text(name):
@@ -266,8 +267,8 @@ def _is_texts(value: object) -> bool:
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("name", "from", "host", "device_kind", "platform", "driver", "why"), _is_text),
     **dict.fromkeys(("from_step", "seen", "total", "devices", "processes", "params"), _is_count),
-    **dict.fromkeys(("seconds", "waited_s", "planned_gib", "state_gib"), _is_number),
-    **dict.fromkeys(("flops_per_step", "moved_bytes", "peak_flops", "bandwidth"), _is_number),
+    **dict.fromkeys(("seconds", "waited_s", "planned_gib", "state_gib"), is_number),
+    **dict.fromkeys(("flops_per_step", "moved_bytes", "peak_flops", "bandwidth"), is_number),
     "began": _is_time,
     "code": lambda value: type(value) is int and abs(value) < _MAX_INTEGER,
     "versions": _is_texts,

@@ -90,16 +90,18 @@ def test_a_token_with_spaces_is_rejected_and_not_shown(tmp_path: Path) -> None:
     assert "my own" not in err
 
 
-def test_a_link_in_place_of_a_log_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["log.1.txt", "\x1b[2J.txt"])
+def test_a_link_in_place_of_a_log_is_rejected(tmp_path: Path, name: str) -> None:
     """In an untrusted run directory it could point to one of the user's files."""
     mine = tmp_path / "mine"
     mine.write_text("as it was")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/log.1.txt").symlink_to(mine)
+    (tmp_path / "run" / name).symlink_to(mine)
     stubs = Stubs(tmp_path, "play() { echo out; }")
     code, out, err = stubs.run("local.sh", "2", *RUN)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run/log.1.txt is a symbolic link or a pipe: remove it" in err
+    shown = name.replace("\x1b", "?")
+    assert f"run/{shown} is a symbolic link or a pipe: remove it" in err
     assert mine.read_text() == "as it was"
 
 

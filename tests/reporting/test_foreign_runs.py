@@ -19,7 +19,7 @@ from jaxtrain.telemetry import line_files
 
 ODD: tuple[Any, ...] = (
     *(None, True, "abc", "", [], [[1]], {}, {"a": {"b": 1}}, 0, -1, 0.5, 10**30, 1e300, 1e308),
-    *(-1e300, math.nan, math.inf, "</script><b>", "\x1b[2J"),
+    *(-1e300, math.nan, math.inf, "</script><b>", "\x1b[2J", "x" * 5000, int("9" * 4300)),
 )
 FEW = (None, True, "abc", [[1]], {"a": {"b": 1}}, -1, 1e300, math.nan)
 BEGAN = written_run.BEGAN
