@@ -24,6 +24,7 @@ from jaxtrain.interop import hub
 from jaxtrain.models import wan_vae
 from jaxtrain.models.video_ae import network
 from jaxtrain.sharding import batch_sharding, make_mesh, replicated
+from jaxtrain.storage import tensor_files
 from jaxtrain.storage.atomic import read_json
 
 _COGVIDEOX = "AutoencoderKLCogVideoX"
@@ -126,16 +127,19 @@ class Diffusers:
                 f"--teacher {folder} holds the class {kind[:60]}; use {', '.join(others)}, or "
                 f"{last}"
             )
-        held = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+        held = sorted(folder.glob("*.safetensors"))
         if not held:
             raise InputError(
                 f"--teacher {folder} has no weights: it lacks {wan_vae.ARRAYS}; download the "
-                "complete folder"
+                "complete folder (pickled files, such as .bin, are not read)"
             )
+        index = folder / f"{wan_vae.ARRAYS}{tensor_files.INDEX}"
+        if index.is_file():  # diffusers would also unpickle files that it lists
+            tensor_files.parts(index)
         self._torch, self._seed, self._folder, self._kind = torch, sample_seed, folder, kind
         try:
             model, loaded = classes[kind].from_pretrained(
-                folder, local_files_only=True, output_loading_info=True
+                folder, local_files_only=True, output_loading_info=True, use_safetensors=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error

@@ -7,6 +7,7 @@ Run by name, because PyTorch and diffusers are optional extras:
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_a_number_of_frames_that_does_not_fit_is_refused(hunyuan: Path) -> None:
     ):
         _load(hunyuan, model=chunked)
     _load(hunyuan, model=dataclasses.replace(MODEL, trim="h3", frames=8))
+
+
+def test_pickles_are_not_read(
+    cogvideox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """jaxtrain does not check them, and a file of a kilobyte can take any amount of memory."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it unpickles a file"))
+    shutil.copy(cogvideox / "config.json", tmp_path)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "diffusion_pytorch_model.bin")
+    with pytest.raises(InputError, match=r"has no weights.*pickled files.* are not read"):
+        _load(tmp_path)
+    weights = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(1)}, weights, {"format": "pt"})
+    with pytest.raises(InputError, match=r"cannot be loaded"):
+        _load(tmp_path)
+    index = tmp_path / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "diffusion_pytorch_model.bin"}}))
+    with pytest.raises(InputError, match=r"lists 'diffusion_pytorch_model.bin', but only"):
+        _load(tmp_path)
 
 
 def test_incomplete_folders_are_input_errors(cogvideox: Path, tmp_path: Path) -> None:
