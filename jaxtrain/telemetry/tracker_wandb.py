@@ -7,6 +7,7 @@ the number of the row, and ours is the metric ``step``, the x axis of all others
 import html
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class WandB:
             self.arrived = 1 + max((number for number, _ in rows(folder, info.id)), default=-1)
             self.where = (
                 f"{advice}recording offline, as run {info.id}; upload with: "
-                f"wandb sync {folder}/offline-run-*"
+                f"wandb sync {shlex.quote(str(folder))}/offline-run-*"
             )
         else:
             self.arrived = self._run.step
