@@ -7,6 +7,7 @@ Run by name, because the package datasets is an optional extra:
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,38 @@ def test_splits_and_columns_are_selected_by_name(folders: Path, tmp_path: Path) 
             hub_datasets.fetch(
                 f"hf:{folders / 'hub'}", "", tmp_path, field, None, lambda line: None
             )
+
+
+@pytest.mark.parametrize("named", ["{}/mine.txt", "../mine.txt", "file://{}/mine.txt"])
+def test_a_dataset_cannot_read_other_files(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "mine.txt").write_text("my key")
+    (tmp_path / "theirs").mkdir()
+    lists = f"configs:\n- config_name: default\n  data_files: {named.format(tmp_path)}\n"
+    (tmp_path / "theirs/README.md").write_text(f"---\n{lists}---\n")
+    with pytest.raises(InputError, match=r"mine.txt', which is not one of its own files"):
+        fetch(f"hf:{tmp_path}/theirs", tmp_path / "cache")
+
+
+def test_a_saved_dataset_cannot_read_another_one(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "saved", tmp_path / "theirs")
+    state = json.loads((tmp_path / "theirs/state.json").read_text())
+    (file,) = state["_data_files"]
+    file["filename"] = str(folders / "saved" / file["filename"])
+    (tmp_path / "theirs/state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"arrow', which is not one of its own files"):
+        fetch(f"hf:{tmp_path}/theirs", tmp_path / "cache")
+
+
+def test_a_link_to_a_dataset_is_followed(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "link").symlink_to(folders)
+    for form in ("saved", "hub", "lines"):
+        assert fetch(f"hf:{tmp_path}/../{tmp_path.name}/link/{form}", tmp_path, 30) == TEXTS[:30]
 
 
 def test_a_changed_folder_is_fetched_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from jaxtrain import versions
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.text import documents
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, shown
 from jaxtrain.storage import hub_errors, listing, lock
 from jaxtrain.storage.atomic import appearing, expanded
 from jaxtrain.storage.disks import disk_trouble
@@ -195,18 +195,50 @@ def _opened(named: _Named, revision: str) -> Any:
             loaded = datasets.load_from_disk(str(folder / named.config))
             if isinstance(loaded, datasets.DatasetDict):
                 loaded = _chosen(named, loaded)
+            files = [one["filename"] for one in loaded.cache_files]
+            check_own(named.flag, files, folder, revision)
             return loaded.to_iterable_dataset()
-        loaded = datasets.load_dataset(
+        found = datasets.load_dataset_builder(
             str(folder or named.name),
             named.config or None,
-            streaming=True,
             revision=None if folder else revision,
         )
-        return _chosen(named, loaded)
+        for files in (found.config.data_files or {}).values():
+            check_own(named.flag, map(str, files), folder, revision)
+        return _chosen(named, found.as_streaming_dataset())
     except (InputError, RunAgain):
         raise
     except Exception as error:  # from several libraries
         _fail(named, error)
+
+
+def check_own(flag: str, files: Iterable[str], folder: Path | None, revision: str) -> None:
+    """Checks that a dataset consists of its own files.
+
+    The README.md or state.json of a stranger's dataset can name any file of this machine, which
+    would become training data, or a URL.
+
+    Args:
+        flag: the flag and its value, for messages.
+        files: as the package ``datasets`` names them.
+        folder: of the dataset; None for one on the Hub.
+        revision: the commit on the Hub.
+
+    Raises:
+        InputError: a file is elsewhere.
+    """
+    if folder is None:
+        own = re.compile(rf"hf://datasets/[^@:]+@{re.escape(revision)}/")
+    else:
+        tops = {os.path.normpath(folder), os.path.realpath(folder)}
+        own = re.compile(f"({'|'.join(map(re.escape, tops))})/")
+    for file in files:
+        name = file if folder is None else os.path.normpath(file)
+        if not own.match(name) or ".." in name.split("/"):
+            raise InputError(
+                f"{flag}: the dataset lists {shown(file, 300)}, which is not one of its own files: "
+                "pass another dataset"
+            )
 
 
 def _saved_to_disk(folder: Path) -> bool:

@@ -32,6 +32,27 @@ def test_dataset_names_are_distinguished_from_paths() -> None:
     assert not hub_datasets.is_named("texts/hf:imdb")
 
 
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        ("hf://datasets/org/name@abc/data/train.parquet", True),
+        ("hf://datasets/squad@abc/train.json", True),
+        ("hf://datasets/org/name@other/train.json", False),
+        ("hf://datasets/org/name@abc/../../mine/private@abc/a.json", False),
+        ("/home/me/key.txt", False),
+        ("https://example.com/a.json", False),
+        ("zip://a.json::/home/me/a.zip", False),
+        ("zip://hf://datasets/org/name@abc/a.json::/home/me/a.zip", False),
+    ],
+)
+def test_a_dataset_on_the_hub_has_only_files_of_its_commit(file: str, own: bool) -> None:
+    if own:
+        hub_datasets.check_own("hf:org/name", [file], None, "abc")
+        return
+    with pytest.raises(InputError, match="which is not one of its own files: pass another"):
+        hub_datasets.check_own("hf:org/name", [file], None, "abc")
+
+
 class Rows:
     """A streamed dataset of the Hub: one row at a time, starting at any row."""
 
