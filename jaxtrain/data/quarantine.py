@@ -128,7 +128,7 @@ def _path_of(line: bytes) -> str | None:
     """Returns the input that a line names, or None if a full disk truncated the line."""
     try:
         return str(json.loads(line)["path"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

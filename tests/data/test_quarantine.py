@@ -19,6 +19,12 @@ def test_an_unwritable_quarantine_does_not_stop_training(
     assert gone.size() == 0
 
 
+def test_lines_of_others_are_ignored(tmp_path: Path) -> None:
+    lines = (b"[" * 10**5, b"\xff", b"[]", b"{}", b'{"path": 7}', b"9" * 10**5)
+    (tmp_path / "quarantine.jsonl").write_bytes(b"\n".join([*lines, b""]))
+    assert Quarantine(tmp_path / "quarantine.jsonl").found() == {"7"}
+
+
 def test_a_truncated_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "quarantine.jsonl")
     quarantine.add(BadExample("file-1", "broken"), found="training")
