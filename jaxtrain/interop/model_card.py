@@ -110,10 +110,7 @@ def _text(
         f"Exported with {versions.line()}.",
         "",
     ]
-    trained = meta.get("versions")
-    if isinstance(trained, Mapping) and trained:
-        packages = one_line(", ".join(f"{name} {number}" for name, number in trained.items()))
-        lines += [f"Trained with {packages}.", ""]
+    lines += _trained_with(meta.get("versions"))
     if not license_name:
         lines += ["## License", "", "The author has not named a license.", ""]
     return "\n".join(lines)
@@ -154,11 +151,11 @@ def _usage(model: Any, architecture: str, task: str, repository: str | None) -> 
 
 
 def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str]) -> list[str]:
-    shown = ", ".join(f"`{_public(path)}`" for path in paths) or "synthetic, made by jaxtrain"
+    shown = ", ".join(_code(_public(path)) for path in paths) or "synthetic, made by jaxtrain"
     return [
         "| | |",
         "|---|---|",
-        f"| config | `{_public(str(run.get('name')))}` |",
+        f"| config | {_code(_public(str(run.get('name'))))} |",
         f"| data | {shown} |",
         f"| steps | {meta['step']:,} |",
         f"| examples seen | {meta['examples_seen']:,} |",
@@ -192,6 +189,18 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
         "|---|---|",
         *(f"| {name} | {value:.5g} |" for name, value in found.items()),
     ]
+
+
+def _trained_with(recorded: object) -> list[str]:
+    if not isinstance(recorded, Mapping) or not recorded:
+        return []
+    packages = ", ".join(_code(f"{name} {number}") for name, number in recorded.items())
+    return [f"Trained with {packages}.", ""]
+
+
+def _code(text: str) -> str:
+    """Returns recorded text as code, which a stranger's checkpoint cannot end to add markup."""
+    return f"`{re.sub('[`|]', '?', one_line(text))}`"
 
 
 def _is_metric(name: str, value: object) -> bool:

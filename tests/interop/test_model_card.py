@@ -45,3 +45,12 @@ def test_a_metrics_name_cannot_become_markup(tmp_path: Path) -> None:
     text = metrics(tmp_path, json.dumps(hostile))
     assert "money" not in text
     assert "| val/psnr | 2 |" in text
+
+
+def test_the_config_and_the_versions_cannot_become_markup() -> None:
+    evil = "a` ![b](c) |\n# d"
+    lines = model_card._training({"step": 4, "examples_seen": 8}, {"name": evil}, [evil])
+    assert "| config | `a? ![b](c) ?\\n# d` |" in lines
+    assert "| data | `a? ![b](c) ?\\n# d` |" in lines
+    assert model_card._trained_with({"jax": evil}) == ["Trained with `jax a? ![b](c) ?\\n# d`.", ""]
+    assert model_card._trained_with([evil]) == []
