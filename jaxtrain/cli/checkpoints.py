@@ -177,7 +177,8 @@ def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, st
 
     if (link := next(run_files.links(run), None)) is not None:
         shown = link.relative_to(run).as_posix()
-        return None, f"--resume latest would be refused: {shown} is a symbolic link: remove it"
+        kind = "a symbolic link" if link.is_symlink() else "a pipe"
+        return None, f"--resume latest would be refused: {shown} is {kind}: remove it"
     try:
         latest = resume.latest_of(run, _every(run), verify)
     except _Unknown as unknown:

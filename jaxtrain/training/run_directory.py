@@ -378,9 +378,14 @@ def _refuse_links(directory: Path) -> None:
     """Rejects symbolic links: in another person's run directory they could point to your files.
 
     Raises:
-        InputError: a link has the name of a file or folder that the run would write.
+        InputError: a link or a pipe has the name of a file or folder that the run would write.
     """
     for one in run_files.links(directory):
+        if not one.is_symlink():
+            raise InputError(
+                f"the run directory {directory} contains a pipe, {one.relative_to(directory)}, for "
+                "which a run would wait: remove it"
+            )
         raise InputError(
             f"the run directory {directory} contains a symbolic link, "
             f"{one.relative_to(directory)}, and a run must not write outside "

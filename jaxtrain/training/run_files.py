@@ -102,7 +102,7 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
 
 
 def links(directory: Path) -> Iterator[Path]:
-    """Yields the symbolic links with the name of a file or folder that a run would write."""
+    """Yields the symbolic links and pipes with the name of a file or folder that a run writes."""
     for entry in entries(directory):
         if not (_OWN.fullmatch(entry.name) or entry.name in _HERE):
             continue
@@ -115,7 +115,7 @@ def links(directory: Path) -> Iterator[Path]:
                 below = [
                     Path(one) for one in entries(Path(entry)) if _OWN_BELOW.fullmatch(one.name)
                 ]
-        yield from (one for one in (Path(entry), *below) if one.is_symlink())
+        yield from (one for one in (Path(entry), *below) if one.is_symlink() or one.is_fifo())
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:

@@ -369,6 +369,16 @@ def test_a_directory_with_links_is_rejected(name: str, root: Path, tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == there
 
 
+@pytest.mark.parametrize("name", ["certified.txt", "quarantine.3.jsonl", ".uncertified-due"])
+def test_a_directory_with_pipes_is_rejected(name: str, root: Path) -> None:
+    """A run would wait for one until another program writes to it."""
+    run = root / "demo" / "run"
+    fake_checkpoint(run, 7)
+    os.mkfifo(run / name)
+    with pytest.raises(InputError, match=rf"{run} contains a pipe, {name}, for which a run would"):
+        run_directory.start_from("demo", "latest", str(run), root)
+
+
 def test_other_links_are_allowed(root: Path, tmp_path: Path) -> None:
     run = root / "demo" / "run"
     saved = fake_checkpoint(run, 7)
