@@ -7,13 +7,17 @@ import dataclasses
 import os
 import secrets
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.atomic import create_whole
 
 _FIX = ": use a folder that all nodes share under the same path"
+# An NFS client remembers for up to 60 s that there is no such file (acdirmax).
+_APPEARS_S = 180.0
+_POLL_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +82,23 @@ def check_seen(result: Any) -> None:
     """
     if isinstance(result, Unseen) and os.path.exists(result.path):
         raise not_seen(result.path, result.host)
+
+
+def await_seen(path: Path) -> None:
+    """Waits until this host sees a file or folder that another host has written.
+
+    Raises:
+        RunAgain: it does not appear for minutes.
+    """
+    end = time.monotonic() + _APPEARS_S
+    while not path.exists():
+        if time.monotonic() > end:
+            raise RunAgain(
+                f"{path} was written {_APPEARS_S:.0f} s ago, but does not exist on "
+                f"{socket.gethostname()}: check that its disk responds, and start again; finished "
+                "work is kept"
+            )
+        time.sleep(_POLL_S)
 
 
 def not_seen(path: str | Path, host: str | None = None) -> InputError:

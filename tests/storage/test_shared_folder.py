@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import shared_folder
 
 
@@ -30,3 +30,13 @@ def test_a_file_that_only_this_host_sees_is_an_error(tmp_path: Path) -> None:
     assert shared_folder.unseen(path) is None
     with pytest.raises(InputError, match=rf"{path} does not exist on {missing.host}"):
         shared_folder.check_seen(missing)
+
+
+def test_a_file_that_never_appears_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
+    monkeypatch.setattr(shared_folder, "_APPEARS_S", 0.02)
+    shared_folder.await_seen(tmp_path)
+    with pytest.raises(RunAgain, match=rf"{tmp_path}/a was written 0 s ago, but does not exist on"):
+        shared_folder.await_seen(tmp_path / "a")

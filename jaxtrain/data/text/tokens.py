@@ -346,6 +346,8 @@ def _encoded_by(
     ]
     order = iter(todo.items())
     appended: list[Path] = []
+    # Not those that exist: without a second look, NFS may say for a minute that one does not.
+    ready = todo.keys() - {at for at, _, _ in missing}
     at, (skip, after) = next(order, (-1, (0, 0)))
     finished = engine.as_finished(
         _encode_file,
@@ -356,8 +358,12 @@ def _encoded_by(
         digest,
         died=lambda item: died_reading(item[2]),
     )
-    for _ in itertools.chain([None], finished):
-        while at >= 0 and (part := _part(folder, at, skip)).is_dir():
+    for found in itertools.chain([None], finished):
+        if found is not None:
+            ready.add(found[0][0])
+        while at in ready:
+            part = _part(folder, at, skip)
+            shared_folder.await_seen(part)
             yield after, _read_parts(part, how[1])
             appended.append(part)
             if streams.kept == after:

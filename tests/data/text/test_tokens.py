@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxtrain.data.text.specials import SEP, Form
 from jaxtrain.data.text.splitting import TRAIN, VAL, assign
 from jaxtrain.data.text.tokens import Corpus
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import shared_folder
 from jaxtrain.telemetry import progress_bar
 
 
@@ -212,6 +214,32 @@ def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
     folder, _ = tokens.prepare(what, **where, engine=Resumes())
     assert not list(folder.glob(".*"))
     assert [item[:2] for item in done[-1]] == [(3, 0)]  # only the file that was not tokenized
+    assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
+
+
+def test_parts_that_this_host_sees_late_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, whose client remembers for a while that a file did not exist."""
+
+    class Late(_Backwards):
+        def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
+            for item, result in super().as_finished(work, items, *fixed, died=died):
+                if item[0] == 1:
+                    part = tokens._part(fixed[1], item[0], item[1])
+                    away = part.rename(part.with_name(".away"))
+                    threading.Timer(0.2, os.rename, [away, part]).start()
+                yield item, result
+
+    what = corpus(make(tmp_path / "in"), tmp_path / "cache")
+    words = trained(what, tmp_path / "cache")
+    alone, facts = prepare(what, tmp_path / "cache")
+    expected = {path.name: path.read_bytes() for path in alone.glob("*.*s")}
+    shutil.rmtree(alone)
+    monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
+    where = {"tokenizer_path": words, "folder": tmp_path / "cache", "say": silent}
+    folder, found = tokens.prepare(what, **where, engine=Late())
+    assert found["splits"] == facts["splits"]
     assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
 
 
