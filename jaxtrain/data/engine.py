@@ -30,7 +30,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NAMES = ("local", "ray")
-KILLS = "kills the worker that processes it"
+KILLS = (
+    "kills the worker that processes it: if it lacks memory, use fewer workers or larger machines"
+)
 """Why an item has no result: its worker died each time."""
 # A task whose worker dies is repeated, because its node may be lost. After that, the item is at
 # fault.

@@ -456,7 +456,7 @@ def test_a_file_that_kills_its_worker_costs_only_itself(tmp_path: Path, cluster:
         at_once=2,
         say=print,
     )
-    reason = f"{texts}/3.txt kills the worker that processes it"
+    reason = f"{texts}/3.txt {engine.KILLS}"
     assert found == folder.Outcome(7, 0, {"3.txt": reason})
     assert {path.stem for path in out.glob("*.up")} == set("0124567")
 

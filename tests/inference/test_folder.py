@@ -19,6 +19,7 @@ import sample_videos
 import small_autoencoder
 from cluster_here import ClusterHere
 
+from jaxtrain.data import engine
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.inference import folder
 from jaxtrain.storage import shared_folder
@@ -232,7 +233,7 @@ def test_a_file_that_kills_its_worker_or_is_gone_costs_only_itself(tmp_path: Pat
     assert (found.done, found.failed) == (
         3,
         {
-            "a/3.txt": f"{source}/a/3.txt kills the worker that processes it",
+            "a/3.txt": f"{source}/a/3.txt {engine.KILLS}",
             "b/4.txt": f"{source}/b/4.txt cannot be read: No such file or directory",
         },
     )

@@ -73,7 +73,11 @@ _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
+_CHANGED = "changed while it was cut"
+_DENIED = os.strerror(errno.EACCES)
+
 Record = dict[str, Any]
+_Identity = list[int | str] | None
 
 
 def run(
@@ -121,7 +125,10 @@ def run(
         lock.hold(out / WORK, say, shared=not alone, shown=out)
         _keep_settings(out, settings)
         _remove_half_done(out, alone)
-        return _run(jobs, _FolderDestination(out), settings, engine, say, share)
+        try:
+            return _run(jobs, _FolderDestination(out), settings, engine, say, share)
+        finally:
+            _remove_half_done(out, alone)  # of lost nodes, and on a full disk
     except OSError as error:
         raise disk_trouble(
             error,
@@ -129,8 +136,6 @@ def run(
             "choose another folder, and start again"
             + ("; finished videos are kept" if _has_records(out) else ""),
         ) from error
-    finally:
-        _remove_half_done(out, alone)  # of lost nodes, and on a full disk
 
 
 def _has_records(out: Path) -> bool:
@@ -396,16 +401,21 @@ def _run(
     say: Say,
     share: str | None,
 ) -> Record:
-    tally, todo, skipped = _Tally(), [], 0
+    tally, todo, again, skipped = _Tally(), [], [], 0
     for job, record in zip(jobs, destination.done(jobs), strict=True):
         if record is None:
             todo.append(job)
+        elif record["dropped"] == KILLS and share is None:  # perhaps there is more memory now
+            again.append(job)
         else:
             tally.add(record)
     if tally.done:
         say(f"{tally.done:,} of {len(jobs):,} videos are already done")
     if share is not None:
         todo.sort(key=lambda job: lock.order(share, job.digest))
+    if again:
+        say(f"trying {_videos(len(again))} again, which killed workers before, after all others")
+        todo += again  # at the end, because what is cut at the same time may be cut twice
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
         busy: list[_Job] = []
         while todo:
@@ -422,6 +432,11 @@ def _run(
                 show(tally.done, len(tally.dropped))
             # Without the engine, whose start takes seconds.
             todo = []
+            if busy:
+                say(
+                    f"waiting for {_videos(len(busy))} that other commands are cutting, such as "
+                    f"{busy[0].found.path}"
+                )
             while busy and not todo:
                 time.sleep(lock.POLL_S)
                 waiting, busy = busy, []
@@ -435,15 +450,18 @@ def _run(
         say(f"skipped: {skipped - _NAMED:,} more, all in {REPORT}")
     gone = destination.gone(jobs)
     if gone:
-        videos = "video" if len(gone) == 1 else "videos"
         say(
-            f"{destination.where} also contains clips of {len(gone):,} {videos} not in SOURCE "
+            f"{destination.where} also contains clips of {_videos(len(gone))} not in SOURCE "
             f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
             f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
     report = _report(tally, gone, settings)
     destination.write_report(json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _videos(count: int) -> str:
+    return f"{count:,} video{'' if count == 1 else 's'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,7 +484,7 @@ class _FolderDestination:
         for job, result in engine.as_finished(_cut_here, jobs, settings, mark, shared, died=_died):
             if isinstance(result, Unseen):
                 shared_folder.check_seen(result)
-                result = _dropped(job, _MISSING)
+                result = _dropped(job, _MISSING, None)
             yield job, result
 
     def is_free(self, job: _Job) -> bool:
@@ -537,15 +555,15 @@ class _BucketDestination:
         ):
             if isinstance(result, Unseen):
                 shared_folder.check_seen(result)
-                result = self._lost(job, _MISSING)
+                result = self._lost(job, _MISSING, None)
             self.output.check()
             yield job, result
 
     def _died(self, job: _Job) -> Record:
-        return self._lost(job, KILLS)
+        return self._lost(job, KILLS, _identity(job.found))
 
-    def _lost(self, job: _Job, why: str) -> Record:
-        record = _record(job, dropped=why)
+    def _lost(self, job: _Job, why: str, video: _Identity) -> Record:
+        record = _record(job, video, dropped=why)
         self.output.replace(record["folder"], [])  # clips of an earlier version of the video
         self.output.put(job.record_name, json.dumps(record).encode())
         return record
@@ -657,7 +675,7 @@ def _claimed(out: Path, name: str) -> contextlib.AbstractContextManager[bool | N
 
 
 def _died(job: _Job) -> Record:
-    return _dropped(job, KILLS)
+    return _dropped(job, KILLS, _identity(job.found))
 
 
 def _cut(job: _Job, settings: Settings) -> Record:
@@ -683,8 +701,11 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
         work: an empty folder in OUT for its pieces.
         settings: settings of the pieces.
     """
+    video = _identity(job.found)
     try:
         made = pieces.cut(found.path, found.span, work, settings)
+        if _identity(job.found) != video:
+            raise BadExample(found.path, _CHANGED)
         sizes = _sizes(work)
         for path in (*work.iterdir(), work):
             sync(path)
@@ -692,16 +713,18 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
         _publish(work, job.folder, job.out)
         sync(job.folder.parent)
     except BadExample as bad:
-        if disks.cure_of(bad.reason):  # the disk is at fault, so the next command tries it again
-            return _record(job, dropped=bad.reason)
-        return _dropped(job, bad.reason)
+        reason = bad.reason if _identity(job.found) == video else _CHANGED
+        # Not the video is at fault, so the next command tries it again.
+        if reason == _CHANGED or _DENIED in reason or disks.cure_of(reason):
+            return _record(job, video, dropped=reason)
+        return _dropped(job, reason, video)
     except Exception as error:  # from FFmpeg's filters and encoder, or unexpected
         # Reading a broken video raises BadExample. Other OSErrors come from the output disk, and
         # end the command.
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
-        return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
-    record = _record(job, pieces=list(made.pieces), left_out=made.left_out)
+        return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}", video)
+    record = _record(job, video, pieces=list(made.pieces), left_out=made.left_out)
     return _finish(job, {**record, "bytes": sizes})
 
 
@@ -735,17 +758,22 @@ def _discard(folder: Path, out: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _dropped(job: _Job, why: str) -> Record:
+def _dropped(job: _Job, why: str, video: _Identity) -> Record:
     _discard(job.folder, job.out)  # pieces of an earlier version of the video
-    return _finish(job, _record(job, dropped=why))
+    return _finish(job, _record(job, video, dropped=why))
 
 
 def _record(
-    job: _Job, *, pieces: Sequence[int] = (), left_out: int = 0, dropped: str | None = None
+    job: _Job,
+    video: _Identity,
+    *,
+    pieces: Sequence[int] = (),
+    left_out: int = 0,
+    dropped: str | None = None,
 ) -> Record:
     return {
         "source": job.found.name,
-        "video": _identity(job.found),
+        "video": video,
         "folder": folder_of(job.found.name),
         "pieces": list(pieces),
         "left_out": left_out,
@@ -812,7 +840,7 @@ def _sizes(folder: str | Path) -> list[int]:
     return [size for _, size in found]
 
 
-def _identity(found: Found) -> list[int | str] | None:
+def _identity(found: Found) -> _Identity:
     """Returns what changes when a video does; None if it is gone.
 
     These are its size, modification time, and place in a tar; in a bucket, its size and ETag.

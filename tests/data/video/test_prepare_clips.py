@@ -53,9 +53,13 @@ def _numbers(path: Path) -> list[int]:
         return [sample.number_of(f.to_ndarray(format="rgb24")) for f in container.decode(video=0)]
 
 
-def _run(source: Path, out: Path, settings: Settings = SMALL) -> tuple[Any, list[str]]:
+def _run(
+    source: Path, out: Path, settings: Settings = SMALL, share: str | None = None
+) -> tuple[Any, list[str]]:
     said: list[str] = []
-    report = prepare_clips.run(str(source), out, settings, engine=engine.Local(1), say=said.append)
+    report = prepare_clips.run(
+        str(source), out, settings, engine=engine.Local(1), say=said.append, share=share
+    )
     return report, said
 
 
@@ -450,26 +454,60 @@ def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(
     assert lines[-1] == "skipped: 4 more, all in report.json"
 
 
-def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ESTALE, "Stale file handle"), (errno.EACCES, "Permission denied")]
+)
+def test_a_video_that_cannot_be_read_now_is_tried_again_by_the_next_command(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     real = packets.open_input
 
     def fail(path: str, *rest: Any) -> Any:
         if path.endswith("1.mp4"):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise OSError(number, words)
         return real(path, *rest)
 
     monkeypatch.setattr(packets, "open_input", fail)
     report, said = _run(source, tmp_path / "out")
     assert (report["cut"], len(report["dropped"])) == (2, 2)
-    assert any("1.mp4: cannot be read: Stale file handle" in line for line in said)
+    assert any(f"1.mp4: cannot be read: {words}" in line for line in said)
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     report, said = _run(source, tmp_path / "out")
     assert said[0] == "3 of 4 videos are already done"
     assert (report["cut"], len(report["dropped"])) == (3, 1)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.9])
+def test_a_video_that_is_copied_while_it_is_cut_is_cut_again_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float
+) -> None:
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    path = sample.write(tmp_path / "in/a.mkv", 40)
+    _run(path.parent, tmp_path / "expected")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * fraction)])
+
+    def cut(*arguments: Any) -> pieces.Cut:
+        try:
+            return _real_pieces(*arguments)
+        finally:
+            path.write_bytes(content)
+
+    monkeypatch.setattr(pieces, "cut", cut)
+    report, _ = _run(path.parent, tmp_path / "out")
+    assert report["dropped"] == [{"source": "a.mkv", "reason": "changed while it was cut"}]
+    assert not list((tmp_path / "out").glob("*.pieces"))
+    monkeypatch.setattr(pieces, "cut", _real_pieces)
+    _, said = _run(path.parent, tmp_path / "out")
+    assert not any("already done" in line for line in said)
+    found, expected = (_pieces_in(tmp_path / name) for name in ("out", "expected"))
+    assert found == expected
+
+
+def _pieces_in(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("*.pieces/*")}
 
 
 def test_a_video_that_kills_its_worker_is_skipped(
@@ -482,9 +520,16 @@ def test_a_video_that_kills_its_worker_is_skipped(
     report, _ = _run(source, tmp_path / "out")
     assert not earlier.exists()
     assert (report["cut"], len(report["dropped"])) == (2, 2)
-    assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
-        "kills the worker that processes it"
-    )
+    reasons = {one["source"]: one["reason"] for one in report["dropped"]}
+    assert reasons["sub/1.mp4"] == engine.KILLS
+    # Perhaps for lack of memory, so the next command tries it again, unless many commands would.
+    report, said = _run(source, tmp_path / "out", share="a")
+    assert (report["cut"], said[0]) == (2, "4 of 4 videos are already done")
+    monkeypatch.setattr(prepare_clips, "_cut_here", _real_cut)
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    report, said = _run(source, tmp_path / "out")
+    assert (report["cut"], said[0]) == (3, "3 of 4 videos are already done")
+    assert said[1] == "trying 1 video again, which killed workers before, after all others"
 
 
 def test_a_worker_that_dies_while_another_record_is_processed(
@@ -516,7 +561,7 @@ def test_a_worker_that_dies_while_another_record_is_processed(
     report = prepare_clips.run(str(source), out, SMALL, engine=engine.Local(2), say=say)
     assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
     dropped = {one["source"]: one["reason"] for one in report["dropped"]}
-    assert dropped.pop("sub/0.mp4") == "kills the worker that processes it"
+    assert dropped.pop("sub/0.mp4") == engine.KILLS
     assert list(dropped) == ["broken.mp4"]
 
 
@@ -616,7 +661,7 @@ engine._pool = pool
 lock.POLL_S = 0.05
 report = prepare_clips.run(
     sys.argv[1], Path(sys.argv[2]), Settings(**eval(sys.argv[4])), engine=engine.Local(1),
-    say=lambda line: None, share=sys.argv[3],
+    say=print, share=sys.argv[3],
 )
 print("done", report["cut"], flush=True)
 """
@@ -664,6 +709,8 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     assert said.splitlines()[-1] == "done 6"
     assert f"cut {source}/sub/2.mp4" in said
     assert said.splitlines().count("pool") == 2  # not again and again while it waits
+    waits = f"waiting for 1 video that other commands are cutting, such as {source}/sub/2.mp4"
+    assert said.splitlines().count(waits) == 1
     assert _files(out) == _files(tmp_path / "alone")
 
 
