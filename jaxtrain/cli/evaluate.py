@@ -11,7 +11,6 @@ model, run jaxtrain evaluate SOURCE --help.
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,8 +129,8 @@ def main(arguments: list[str]) -> int:
 
 def _check_present(arguments: list[str]) -> None:
     """Refuses ``--data`` that does not exist; whether it fits depends on the model."""
-    for flag, value in itertools.pairwise(arguments):
-        if flag == "--data" and files.is_absent(value):
+    for value in command_line.values_of("--data", arguments):
+        if files.is_absent(value):
             raise InputError(
                 f"--data {value}: no such file or folder; pass a folder of videos, a video, or a "
                 "list of them; for a language model, a text file"

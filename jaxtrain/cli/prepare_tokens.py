@@ -7,7 +7,6 @@ stop, repeat the command.
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -75,11 +74,11 @@ def _check_present(name: str, overrides: list[str]) -> None:
     from jaxtrain.data.text import documents, hub_datasets
 
     files.find(name)
-    for flag, value in itertools.pairwise(overrides):
-        if flag != "--data.path" or value.startswith("--") or value == "None":
+    for value in command_line.values_of("--data.path", overrides):
+        if value.startswith("--") or value == "None":
             continue
         if not hub_datasets.is_named(value) and documents.is_absent(value):
-            raise InputError(documents.absent(flag, value))
+            raise InputError(documents.absent("--data.path", value))
 
 
 def _prepare(

@@ -267,6 +267,7 @@ class Ray:
     workers: int | None = None
     gpus: float | None = None
     say: Callable[[str], None] = terminal.say
+    _said: list[str] = dataclasses.field(default_factory=list, init=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -319,7 +320,9 @@ class Ray:
             "local": "starting Ray on this machine",
             "auto": "joining the Ray cluster of this machine",
         }
-        self.say(begins.get(self.address, f"joining the Ray cluster {self.address}"))
+        if not self._said:  # a command connects for each step of its work
+            self._said.append(begins.get(self.address, f"joining the Ray cluster {self.address}"))
+            self.say(self._said[0])
         ray = _connected(self.address)
         try:
             yield from run(ray, *arguments)

@@ -234,6 +234,9 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         ([*[source] * 4, *data], "evaluate: 4 sources given; use at most 3"),
         ([source, "--data", tmp_path / "gone"], "gone: no such file or folder"),
         ([tmp_path / "gone", *data, *SIZE], "gone does not exist"),
+        # Before the model is read.
+        ([tmp_path / "a", "--data", tmp_path / "b"], "--data .*/b: no such file or folder; pass a"),
+        ([tmp_path / "a", f"--data={tmp_path}/b"], "--data .*/b: no such file or folder; pass a"),
         ([source, *data, *SIZE, "--width", 20], "must be multiples of 8, for"),
         ([source, *data, *SIZE, "--height", 8], "use at least 16 for each"),
         ([source, *data, "--frames", 0], "--frames 0: use at least 1"),

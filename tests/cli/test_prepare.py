@@ -403,12 +403,13 @@ def test_an_estimate_is_printed_and_nothing_is_written(
     assert warning in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("given", [("--data.path", "gone"), ("--data.path=gone",)])
 def test_absent_text_is_reported_before_jax_is_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ) -> None:
     """The model of a config imports it; on a busy machine, that took a minute."""
     monkeypatch.setattr(config, "load", lambda *_: pytest.fail("the config was loaded"))
-    assert _main("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone") == 2
+    assert _main("prepare", "tokens", "--config", "demo_mlm", *given) == 2
     assert "--data.path gone: no such file or folder" in capsys.readouterr().err
 
 

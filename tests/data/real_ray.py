@@ -307,6 +307,7 @@ def test_an_estimate_is_for_the_cpus_of_all_nodes(
 ) -> None:
     flags = ("--dry-run", *on(cluster))
     said = output(run("prepare", "clips", short / "videos", tmp_path / "out", *SIZE, *flags))
+    assert said.count("joining the Ray cluster") == 1
     assert f"estimated from 16 of {SHORT + 1} videos" in said
     assert " on one core, " in said
     assert " on 3 cores of 3 machines; " in said

@@ -117,6 +117,18 @@ def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
     assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
 
 
+def test_where_the_work_runs_is_printed_once() -> None:
+    """Commands connect for each step of their work."""
+    said: list[str] = []
+    ray = mock.MagicMock()
+    ray.exceptions.RayError = Exception
+    ray.nodes.return_value = [{"Alive": True, "Resources": {"CPU": 2}}]
+    with mock.patch.dict(sys.modules, {"ray": ray}):
+        cluster = engine.Ray("auto", say=said.append)
+        assert cluster.room() == cluster.room() == (2, 1)
+    assert said == ["joining the Ray cluster of this machine"]
+
+
 def test_ray_does_not_handle_sigterm() -> None:
     before = signal.getsignal(signal.SIGTERM)
     ray = mock.MagicMock()

@@ -187,8 +187,9 @@ def _find(source: str, say: Say) -> list[Found]:
     found = files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
     if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, found)):
         raise InputError(
-            f"SOURCE {source}: none of its {len(found):,} entries exists, such as "
-            f"{found[0].path[:_SHOWN]}: is it a list of videos?"
+            f"SOURCE {source}: none of its {len(found):,} entries exists on this machine, such as "
+            f"{found[0].path[:_SHOWN]}: is it a list of videos? With --engine ray, this "
+            "machine must see them, too"
         )
     return found
 

@@ -439,7 +439,8 @@ def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(
     prose = tmp_path / "prose.txt"
     prose.write_text("".join(f"Sentence {number}.\n" for number in range(1458)))
     message = (
-        r"prose.txt: none of its 1,458 entries exists, such as .*Sentence 0\.: is it a list of"
+        r"prose.txt: none of its 1,458 entries exists on this machine, such as .*Sentence 0\.: "
+        r"is it a list of videos\? With --engine ray, this machine must see them, too"
     )
     with pytest.raises(InputError, match=message):
         _run(prose, tmp_path / "out")
