@@ -86,8 +86,9 @@ def _command(name: str, arguments: list[str]) -> int:
         from jaxtrain.storage import disks
 
         where = error.filename or "a file"
-        cure = "; free space there, or write to another disk" if disks.is_full(error) else ""
-        text = f"{name}: {where} cannot be read or written: {error.strerror}{cure}"
+        text = f"{name}: {where} cannot be read or written: {error.strerror}"
+        if disks.is_full(error):
+            raise RunAgain(f"{text}; free space there, or write to another disk") from error
         raise InputError(text) from error
     return code
 

@@ -159,7 +159,7 @@ def run(
 
     Raises:
         InputError: OUT has results with other settings.
-        RunAgain: another process is using OUT.
+        RunAgain: another process is using OUT, or its disk is full.
     """
     lock.hold(out, say, shared=share is not None)
     path = out / MANIFEST

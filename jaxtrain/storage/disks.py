@@ -38,6 +38,21 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     return RunAgain(message) if first else InputError(message)
 
 
+def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
+    """Returns the exception for an output file that cannot be written.
+
+    It is RunAgain if the disk is full, so that a command with many outputs ends: the others would
+    fail, too.
+
+    Args:
+        path: the file.
+        words: the system's message.
+    """
+    if cure_of(words or "") == FREE_SPACE:
+        return RunAgain(f"{path} cannot be written ({words}): {FREE_SPACE}, and start again")
+    return InputError(f"{path} cannot be written: {words}")
+
+
 def free_bytes(folder: Path) -> int:
     """Returns the bytes that this user may still write to the disk of a folder."""
     found = os.statvfs(folder)

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxtrain.errors import InputError
-from jaxtrain.storage import atomic, tensor_files
+from jaxtrain.storage import atomic, disks, tensor_files
 
 DTYPES: dict[str, tuple[str, np.dtype]] = {
     "float32": ("F32", np.dtype(np.float32)),
@@ -98,6 +98,7 @@ def writing(
 
     Raises:
         InputError: the file cannot be written.
+        RunAgain: the disk is full.
     """
     try:
         with atomic.appearing(path) as beside, open(beside, "wb") as file:
@@ -105,7 +106,7 @@ def writing(
             yield rows
             rows.close(about)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+        raise disks.unwritable(path, error.strerror) from error
 
 
 def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndarray]]:

@@ -1,7 +1,10 @@
 """``jaxtrain encode`` and ``decode``: a video to a file of latents, and back."""
 
+import errno
 import json
+import os
 import re
+import shutil
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +23,7 @@ from cluster_here import ClusterHere
 from jaxtrain import main
 from jaxtrain.cli import decode, encode
 from jaxtrain.data import engine
-from jaxtrain.data.video import reading
+from jaxtrain.data.video import reading, writing
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
 from jaxtrain.storage import tensor_stream
@@ -489,6 +492,35 @@ def test_latents_that_h3_did_not_make_are_refused(place: Path, tmp_path: Path) -
     typed = (weights, place / "z.safetensors", tmp_path / "o.mp4")
     with pytest.raises(InputError, match=r"z\.safetensors: 4 latents: .* nearest is 2 or 7"):
         decode.main([*map(str, typed)])
+
+
+def test_a_full_disk_ends_the_command(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise it would process all other files in vain."""
+    tried: list[object] = []
+
+    def full(self: object, *_: object) -> None:
+        tried.append(self)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    films, latents = tmp_path / "films", tmp_path / "latents"
+    for folder, name in ((films, "clip.mp4"), (latents, "z.safetensors")):
+        folder.mkdir()
+        for number in range(3):
+            shutil.copy(place / name, folder / f"{number}{Path(name).suffix}")
+    monkeypatch.setattr(tensor_stream.Rows, "add", full)
+    monkeypatch.setattr(writing.Writer, "add", full)
+    for command, folder, first in (
+        ("encode", films, "0.safetensors"),
+        ("decode", latents, "0.mp4"),
+    ):
+        out = tmp_path / command
+        assert run(command, place / "weights.safetensors", folder, out, "--workers", 1) == 75
+        assert len(tried) == 1
+        tried.clear()
+        problem = f"{out / first} cannot be written (No space left on device): free space on that"
+        assert f"error: {problem} disk, and start again" in capsys.readouterr().err
 
 
 def test_too_many_files_at_once_for_a_device_name_the_fix(

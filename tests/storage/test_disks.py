@@ -1,7 +1,14 @@
 """Tests the reasons given for disk errors, for example when saving a checkpoint."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
+from jaxtrain import main
+from jaxtrain.cli import configs
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import disks
 
 # TensorStore 0.1's message for a full disk; the notes at its end come in either order.
@@ -27,3 +34,26 @@ def test_other_reasons_have_one_line() -> None:
     assert disks.reason(OSError(5, "Input/output error")) == "Input/output error"
     assert disks.reason(ValueError("bad\nworse")) == "ValueError: bad"
     assert disks.reason(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"), [(errno.ENOSPC, RunAgain, 75), (errno.EACCES, InputError, 2)]
+)
+def test_only_a_full_disk_is_temporary(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    kind: type[Exception],
+    code: int,
+) -> None:
+    words = os.strerror(number)
+    found = disks.unwritable(Path("x/y"), words)
+    assert type(found) is kind
+    assert str(found).startswith("x/y cannot be written")
+
+    def fail(arguments: list[str]) -> int:
+        raise OSError(number, words, "out.json")
+
+    monkeypatch.setattr(configs, "main", fail)  # any command
+    assert main.main(["configs", "list"]) == code
+    assert f"configs: out.json cannot be read or written: {words}" in capsys.readouterr().err

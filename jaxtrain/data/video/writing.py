@@ -13,7 +13,7 @@ from av.video.reformatter import ColorRange, Colorspace
 from jaxtrain.data.video import frames, packets
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
-from jaxtrain.storage import atomic
+from jaxtrain.storage import atomic, disks
 
 ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
 # By default, x264 chooses instructions, which round differently, by a frame's memory address: 18 of
@@ -132,6 +132,7 @@ def writing(
 
     Raises:
         InputError: the file format does not support the audio codec, or writing fails.
+        RunAgain: the disk is full.
     """
     with contextlib.ExitStack() as stack:
         sound: list[AudioStream] = []
@@ -153,7 +154,7 @@ def writing(
             yield writer
             writer.finish()
         except (av.FFmpegError, OSError) as error:
-            raise InputError(f"{path} cannot be written: {packets.reason(error)}") from error
+            raise disks.unwritable(path, packets.reason(error)) from error
 
 
 def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
