@@ -544,16 +544,23 @@ def prepare(
         encoder = Encoder(teacher, target, batch_size, threads)
         made = Made(everything, 0, 0, ())
         about = _About(target, teacher.about, everything > len(todo))
+        waits = False
         with progress_bar.counted("encoding", "clips", total, 0, say) as show:
             while todo:
                 busy: list[tuple[Windows, Entry]] = []
-                with contextlib.ExitStack() as held:
-                    mine = todo if share is None else _claimed(todo, target, busy, held)
-                    for part in encoder.videos(mine):
+                with _Claims(target, busy) as claims:
+                    mine = todo if share is None else claims.of(todo)
+                    for part in encoder.videos(mine, claims.release):
                         about.write_after(part)
                         made = made.plus(part)
                         show(*made.tried)
                 todo = busy
+                if todo and not waits:
+                    waits = True
+                    say(
+                        f"waiting for {len(todo):,} video{'s'[: len(todo) != 1]} that other "
+                        f"commands are encoding, such as {todo[0][1].path}"
+                    )
                 if todo:
                     time.sleep(lock.POLL_S)
         return made.plus(known)
@@ -741,8 +748,17 @@ class Encoder:
         self._teacher, self._target = teacher, target
         self._batch_size, self._threads = batch_size, threads
 
-    def videos(self, todo: Iterable[tuple[Windows, Entry]]) -> Iterator[Made]:
-        """Yields what each batch adds."""
+    def videos(
+        self,
+        todo: Iterable[tuple[Windows, Entry]],
+        finished: Callable[[Entry], None] = lambda entry: None,
+    ) -> Iterator[Made]:
+        """Yields what each batch adds.
+
+        Args:
+            todo: the videos.
+            finished: called with each video after its latents are stored, or cannot be.
+        """
         target, size = self._target, self._batch_size
         decoded = _decode(todo, target.shape, self._threads, size + self._threads)
         while batch := list(itertools.islice(decoded, size)):
@@ -768,35 +784,55 @@ class Encoder:
                 if not any(disks.cure_of(bad.reason) for bad in job.bad):
                     target.save(job.entry, job.latents, without)
                     fresh += without is None or without.windows < without.of
+                finished(job.entry)
             yield Made(0, fresh, len(clips), tuple(lacking))
 
 
-def _claimed(
-    todo: Iterable[tuple[Windows, Entry]],
-    target: LatentStore,
-    busy: list[tuple[Windows, Entry]],
-    held: contextlib.ExitStack,
-) -> Iterator[tuple[Windows, Entry]]:
-    """Yields the videos without latents that this process could claim.
+class _Claims(contextlib.AbstractContextManager["_Claims"]):
+    """Claims videos that this process is working on, while the block runs.
 
     In a bucket, nothing is claimed: a few videos are encoded twice, with the same result.
 
     Args:
-        todo: videos without latents a while ago.
         target: stores the latents.
         busy: receives the videos that another process is working on.
-        held: holds the claims, one byte of a lock each.
     """
-    for split, entry in todo:
-        if target.finished(entry, split.windows(entry)):
-            continue
-        if target.bucket is not None:
-            yield split, entry
-            continue
-        if held.enter_context(target.claimed(target.file(entry).name)) is False:
-            busy.append((split, entry))
-        elif not target.has(entry, split.windows(entry)):  # not finished just before the claim
-            yield split, entry
+
+    def __init__(self, target: LatentStore, busy: list[tuple[Windows, Entry]]) -> None:
+        self._target, self._busy = target, busy
+        # With every claim, the next one takes longer: with 40,000 of them, 12 ms (measured).
+        self._held: dict[Path, contextlib.ExitStack] = {}
+
+    def __exit__(self, *_: object) -> None:
+        for claim in self._held.values():
+            claim.close()
+
+    def of(self, todo: Iterable[tuple[Windows, Entry]]) -> Iterator[tuple[Windows, Entry]]:
+        """Yields the videos without latents that this process could claim.
+
+        Args:
+            todo: videos without latents a while ago.
+        """
+        target = self._target
+        for split, entry in todo:
+            if target.finished(entry, split.windows(entry)):
+                continue
+            if target.bucket is not None:
+                yield split, entry
+                continue
+            file = target.file(entry)
+            claim = self._held[file] = contextlib.ExitStack()
+            if claim.enter_context(target.claimed(file.name)) is False:
+                self._busy.append((split, entry))
+            elif not target.has(entry, split.windows(entry)):  # not finished just before the claim
+                yield split, entry
+                continue
+            self.release(entry)
+
+    def release(self, entry: Entry) -> None:
+        """Ends the claim of a video, if there is one."""
+        if (claim := self._held.pop(self._target.file(entry), None)) is not None:
+            claim.close()
 
 
 def _decode(

@@ -1,5 +1,6 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +166,35 @@ def test_commands_share_the_videos(
             other.wait()
 
         monkeypatch.setattr(latents.time, "sleep", sleep)
-        made = _prepare(sources, tmp_path, share="1")
+        said: list[str] = []
+        made = _prepare(sources, tmp_path, share="1", say=said.append)
+    waits = "waiting for 1 video that other commands are encoding, such as "
+    assert [line for line in said if "waiting" in line] == [waits + entries[2].path]
     assert there == [[True, True, False, True]]
     assert (made.videos, made.fresh, made.windows) == (4, 4, 9)
     assert [store.file(entry).read_bytes() for entry in entries] == expected
+
+
+def test_a_claim_ends_with_its_video(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one that is held makes the next one slower, by the number of videos."""
+    held: list[str] = []
+    most: list[int] = []
+    real = latents.LatentStore.claimed
+
+    @contextlib.contextmanager
+    def claimed(store: latents.LatentStore, name: str) -> Iterator[bool | None]:
+        with real(store, name) as mine:
+            held.append(name)
+            most.append(len(held))
+            yield mine
+            held.remove(name)
+
+    monkeypatch.setattr(latents.LatentStore, "claimed", claimed)
+    made = _prepare(_open(data, tmp_path), tmp_path, share="1", batch_size=1, threads=1)
+    assert (made.fresh, held) == (4, [])
+    assert max(most) == 2
 
 
 def test_what_killed_commands_left_is_removed(data: Path, tmp_path: Path, checkout: Path) -> None:
