@@ -17,6 +17,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -65,6 +66,7 @@ WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
 _SETTINGS = "settings.json"  # in WORK
 _RECORDS = f"{WORK}/records"
 _READERS = 32  # threads that read records from a bucket
+_READ_AHEAD = 1000  # records in memory: those of a million videos take gigabytes
 _LONGEST_KEY = 1024  # bytes of the name of an object; the limit of S3 and Google Cloud Storage
 _PUBLISH_TRIES = 10
 _NAMED = 20  # skipped videos that the console lists
@@ -530,19 +532,18 @@ class _BucketDestination:
         """Bytes of all objects at the start."""
         return self.output.bucket.sizes()
 
-    @functools.cached_property
-    def _records(self) -> dict[str, Record | None]:
-        """All records at the start."""
-        names = [name for name in self._sizes if name.startswith(f"{_RECORDS}/")]
+    def _records(self, names: Iterable[str]) -> Iterator[Record | None]:
+        """Yields records in order; None for one that did not exist at the start, or is damaged."""
+        coming = iter(names)
         with ThreadPoolExecutor(_READERS) as pool:
-            return dict(zip(names, pool.map(self._read, names), strict=True))
+            while some := list(itertools.islice(coming, _READ_AHEAD)):
+                yield from pool.map(self._read, some)
 
     def _read(self, name: str) -> Record | None:
-        return _record_in(self.output, name)
+        return _record_in(self.output, name) if name in self._sizes else None
 
     def done(self, jobs: Sequence[_Job]) -> Iterator[Record | None]:
-        for job in jobs:
-            record = self._records.get(job.record_name)
+        for job, record in zip(jobs, self._records(job.record_name for job in jobs), strict=True):
             if record is None or record["video"] != _identity(job.found):
                 yield None
             else:
@@ -575,8 +576,10 @@ class _BucketDestination:
     def gone(self, jobs: Sequence[_Job]) -> list[Record]:
         known = {job.record_name for job in jobs}
         there = {name.rpartition("/")[0] for name in self._sizes}
-        others = (record for name, record in self._records.items() if name not in known)
-        return _gone(jobs, others, lambda folder: folder in there)
+        others = (
+            name for name in self._sizes if name.startswith(f"{_RECORDS}/") and name not in known
+        )
+        return _gone(jobs, self._records(others), lambda folder: folder in there)
 
     def write_report(self, text: str) -> None:
         self.output.put(REPORT, text.encode())

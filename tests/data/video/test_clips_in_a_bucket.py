@@ -25,6 +25,7 @@ from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import bucket_output, lease
 from jaxtrain.storage.bucket import Bucket, Busy, Unavailable
+from jaxtrain.storage.bucket_output import BucketOutput
 from jaxtrain.storage.lease import Lease
 
 URL = "s3://bucket/clips"
@@ -103,6 +104,25 @@ def test_the_objects_are_the_files_of_a_local_folder(
     again, said = _run(source, f"{URL}/")
     assert again == local
     assert said == ["3 of 3 videos are already done"]
+
+
+def test_few_records_are_in_memory_at_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(source)
+    read: list[str] = []
+    real = prepare_clips._record_in
+
+    def record(output: BucketOutput, name: str) -> Any:
+        read.append(name)
+        return real(output, name)
+
+    monkeypatch.setattr(prepare_clips, "_record_in", record)
+    monkeypatch.setattr(prepare_clips, "_READ_AHEAD", 2)
+    jobs = [prepare_clips._Job(one, Path(URL)) for one in prepare_clips._find(str(source), print)]
+    records = prepare_clips._BucketDestination(BucketOutput(URL)).done(jobs)
+    assert next(records) is not None
+    assert len(read) == 2
+    assert len(list(records)) == 2
+    assert len(read) == 3
 
 
 def _failing(
