@@ -7,6 +7,7 @@ node is lost. Ray is an extra, and is imported only if it is chosen.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -127,52 +128,58 @@ class Local:
     ) -> Iterator[tuple[Item, Result]]:
         """Implements :meth:`Engine.as_finished`.
 
-        If an item kills its worker, the pool is lost. Then the items that were in progress are
-        retried one at a time.
+        Items that kill their workers are retried at the end by a quarter of the workers, and so on
+        to one worker: the system may have killed it for the memory that the others had.
         """
-        waiting = iter(items)
+        waiting, workers, last = iter(items), self.workers, False
         while True:
-            suspects: list[Item] = []
-            yield from self._together(work, waiting, fixed, suspects)
-            if not suspects:
+            killed: list[Item] = []
+            yield from self._by_workers(work, waiting, fixed, workers, killed)
+            if last:
+                yield from ((item, died(item)) for item in killed)
+            if last or not killed:
                 return
-            for item in suspects:
-                with _pool(1, work, fixed) as pool:
-                    try:
-                        result = pool.submit(_call, item).result()
-                    except BrokenProcessPool:
-                        result = died(item)
-                yield item, result
+            waiting, workers = iter(killed), max(1, workers // 4)
+            last = workers == 1
 
-    def _together(
+    def _by_workers(
         self,
         work: Callable[..., Result],
         waiting: Iterator[Item],
         fixed: tuple[Any, ...],
-        suspects: list[Item],
+        workers: int,
+        killed: list[Item],
     ) -> Iterator[tuple[Item, Result]]:
-        """Yields the results from one worker pool, until all items are done or a worker dies.
+        """Yields the results of items that do not kill their workers.
+
+        Each worker has a pool of its own. If one of a pool dies, Python ends the others, too, and
+        what they were processing would be lost.
 
         Args:
             work: the function.
-            waiting: items; every item taken becomes either a result or a suspect.
+            waiting: items.
             fixed: its further arguments.
-            suspects: receives the items that were in progress or being submitted when a worker
-                died.
+            workers: number of processes.
+            killed: receives the items that kill their workers.
         """
-        with _pool(self.workers, work, fixed) as pool:
-            running: dict[concurrent.futures.Future[Result], Item] = {}
+        with contextlib.ExitStack() as stack:
+            idle: list[concurrent.futures.Executor] = []
+            running: dict[
+                concurrent.futures.Future[Result], tuple[Item, concurrent.futures.Executor]
+            ] = {}
+
+            def fresh() -> concurrent.futures.Executor:
+                return stack.enter_context(_pool(1, work, fixed))
 
             def fill() -> None:
-                while not suspects and len(running) < self.workers:
-                    for item in itertools.islice(waiting, 1):
-                        try:
-                            running[pool.submit(_call, item)] = item
-                        except BrokenProcessPool:  # a worker died in the meantime
-                            suspects.append(item)
-                        break
-                    else:
-                        return
+                for item in itertools.islice(waiting, workers - len(running)):
+                    pool = idle.pop() if idle else fresh()
+                    try:
+                        future = pool.submit(_call, item)
+                    except BrokenProcessPool:  # it died after its last item
+                        pool = fresh()
+                        future = pool.submit(_call, item)
+                    running[future] = item, pool
 
             fill()
             while running:
@@ -180,12 +187,14 @@ class Local:
                     running, return_when=concurrent.futures.FIRST_COMPLETED
                 )
                 for future in done:
-                    item = running.pop(future)
+                    item, pool = running.pop(future)
                     try:
                         result = future.result()
                     except BrokenProcessPool:
-                        suspects.append(item)
+                        killed.append(item)
+                        fill()
                         continue
+                    idle.append(pool)
                     yield item, result
                     fill()
 

@@ -36,9 +36,52 @@ def wait_and_fail(number: int, folder: Path) -> int:
     return number
 
 
+def wait_or_die(number: int, folder: Path) -> int:
+    """Item 1 kills its worker while item 0 is in progress."""
+    with open(folder / "tried", "a") as file:
+        file.write(f"{number}\n")
+    if number == 1:
+        (folder / "dying").touch()
+        os._exit(9)
+    while not (folder / "dying").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    return number
+
+
 def test_an_item_that_kills_its_worker_costs_only_itself() -> None:
-    found = dict(engine.Local(2).as_finished(square, range(6), 7, died=lambda number: -number))
-    assert found == {0: 7, 1: 8, 2: 11, 3: -3, 4: 23, 5: 32}
+    found = dict(engine.Local(1).as_finished(square, range(5), 7, died=lambda number: -number))
+    assert found == {0: 7, 1: 8, 2: 11, 3: -3, 4: 23}
+
+
+def test_other_items_than_the_one_that_kills_are_processed_once(tmp_path: Path) -> None:
+    """Else a death on a machine with 64 workers would cost what all of them had done."""
+    found = list(engine.Local(2).as_finished(wait_or_die, range(4), tmp_path, died=lambda n: -n))
+    assert sorted(found[:3]) == [(0, 0), (2, 2), (3, 3)]
+    assert found[3:] == [(1, -1)]
+    assert sorted((tmp_path / "tried").read_text().split()) == ["0", "1", "1", "2", "3"]
+
+
+def test_what_killed_its_worker_is_tried_by_ever_fewer_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds: list[tuple[int, list[int]]] = []
+
+    def kill(self: Any, work: Any, waiting: Any, fixed: Any, workers: int, killed: Any) -> Any:
+        rounds.append((workers, list(waiting)))
+        killed += rounds[-1][1][1:]
+        yield rounds[-1][1][0], "done"
+
+    monkeypatch.setattr(engine.Local, "_by_workers", kill)
+    found = list(engine.Local(64).as_finished(square, range(7), 0, died=lambda n: -n))
+    assert rounds == [
+        (64, [*range(7)]),
+        (16, [*range(1, 7)]),
+        (4, [2, 3, 4, 5, 6]),
+        (1, [3, 4, 5, 6]),
+    ]
+    assert found[:4] == [(n, "done") for n in range(4)]
+    assert found[4:] == [(4, -4), (5, -5), (6, -6)]
 
 
 def test_items_are_read_only_as_fast_as_they_are_processed() -> None:

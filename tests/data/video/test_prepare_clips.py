@@ -536,7 +536,7 @@ def test_a_video_that_kills_its_worker_is_skipped(
 def test_a_worker_that_dies_while_another_record_is_processed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two workers waits to die until the record of the other one has arrived."""
+    """The second of two workers waits to die until the record of the first one has arrived."""
     pools: list[Any] = []
     real = engine._pool
 
@@ -553,7 +553,7 @@ def test_a_worker_that_dies_while_another_record_is_processed(
             (out / "die").touch()
             for _ in range(3000):
                 try:
-                    pools[0].submit(int)
+                    pools[1].submit(int)
                 except BrokenProcessPool:
                     return
                 time.sleep(0.02)
