@@ -383,7 +383,7 @@ def _scan_fresh(
     processes = min(most or worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     if engine is None and any(addresses.is_address(one[1]) for one in fresh):
         engine = Local(max(1, processes))  # a file may crash the reader
-    done_mb, kept = 0.0, time.monotonic()
+    done_mb, kept, pause_s = 0.0, time.monotonic(), _KEEP_EVERY_S
     with progress_bar.metered("scanning", total_mb, 0.0, say) as show:
         scanned: Iterable[tuple[Fresh, Scanned]]
         if engine is None:
@@ -400,13 +400,16 @@ def _scan_fresh(
             result[at] = one
             done_mb += one.size / 1e6
             show(done_mb)
-            if time.monotonic() - kept > _KEEP_EVERY_S or count == len(fresh):
-                kept = time.monotonic()
+            if time.monotonic() - kept > pause_s or count == len(fresh):
+                began = time.monotonic()
                 # In lines, because the record of a million files takes more memory than the files.
                 cache.write_lines(
                     record,
                     (json.dumps(dataclasses.asdict(f)) for f in result if f and not f.unread),
                 )
+                kept = time.monotonic()
+                # The record of a million files takes longer than that: 13 s (measured).
+                pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
 
 
 def _crashing(paths: Iterable[str]) -> Iterator[str]:

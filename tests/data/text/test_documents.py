@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -205,6 +206,33 @@ def test_files_that_could_not_be_read_are_tried_again(
         patched.setattr(documents, "read", denied)
         assert run() == [None, "Permission denied"]
     assert run() == [None, None]
+
+
+def test_saving_the_record_takes_a_small_part_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a million files takes longer than the pause after which it is saved again."""
+    for number in range(300):
+        write(tmp_path / f"in/{number}.txt", "text")
+    clock, saved = [0.0], list[int]()
+    real = documents.cache.write_lines
+
+    def saving(path: Path, lines: Iterable[str]) -> None:
+        kept = list(lines)
+        saved.append(len(kept))
+        clock[0] += 12.0
+        real(path, kept)
+
+    def read_in_a_second(path: Path, text_field: str | None) -> object:
+        clock[0] += 1.0
+        return read(path, text_field)
+
+    monkeypatch.setattr(documents.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(documents.cache, "write_lines", saving)
+    monkeypatch.setattr(documents, "read", read_in_a_second)
+    found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
+    assert len(found) == 300
+    assert saved == [11, 132, 253, 300]
 
 
 def test_a_scan_of_another_version_is_repeated(
