@@ -31,6 +31,7 @@ from jaxtrain.storage.atomic import expanded
 
 _FORMAT = 2  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
+_KEEP_EVERY_S = 60.0
 _NAME = "index.jsonl"
 
 
@@ -102,7 +103,8 @@ def build(
     todo = sum(one.name not in old for one in found)
     if todo > 1:
         say(f"indexing {todo:,} videos")
-    reported = time.monotonic()
+    reported = kept = time.monotonic()
+    pause_s = _KEEP_EVERY_S
     entries = []
     workers = worker_count.cores()  # threads suffice, because FFmpeg releases the GIL
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -115,8 +117,13 @@ def build(
             if time.monotonic() - reported > _REPORT_EVERY_S:
                 reported = time.monotonic()
                 say(f"indexing videos: {len(entries):,} of {len(found):,}")
+            if (began := time.monotonic()) - kept > pause_s:
+                # Those of a million videos take hours, which a kill would lose.
+                _save(file, (old | {one.name: one for one in entries}).values())
+                kept = time.monotonic()
+                pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
     if {entry.name: entry for entry in entries} != old:
-        cache.write_file(file, "".join(_to_line(entry) for entry in entries))
+        _save(file, entries)
     for name in markers:  # they are in the index now
         verdict_file(folder, name).unlink(missing_ok=True)
     return entries
@@ -254,12 +261,16 @@ def _offset(span: Span | None) -> int | None:
     return None if span is None else span.offset
 
 
+def _save(file: Path, entries: Iterable[Entry]) -> None:
+    cache.write_lines(file, map(_to_line, entries))
+
+
 def _to_line(entry: Entry) -> str:
     fields = {"format": _FORMAT, **dataclasses.asdict(entry)}
     fields["info"] = entry.info._asdict() if entry.info else None
     fields["verdict"] = entry.verdict._asdict() if entry.verdict else None
     fields["span"] = entry.span._asdict() if entry.span else None
-    return json.dumps(fields) + "\n"
+    return json.dumps(fields)
 
 
 def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:

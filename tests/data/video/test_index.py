@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,32 @@ def test_files_are_scanned_once(data: Path, calls: list[str]) -> None:
     calls.clear()
     assert _build(data) == first
     assert calls == ["s bad.mp4"], "only an unreadable file is scanned again"
+
+
+def test_a_killed_command_has_scanned_what_it_saved(
+    data: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "bad.mp4").unlink()
+    _build(data)
+    os.utime(data / "2.mp4", ns=(1, 1))
+    sample.write(data / "0.mp4", 15)
+    calls.clear()
+    real = index._save
+
+    def save(file: Path, entries: Iterable[index.Entry]) -> None:
+        found = {entry.name: entry for entry in entries}
+        real(file, found.values())
+        if found["0.mp4"].scanned.frames == 15:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "_KEEP_EVERY_S", -1.0)
+        patched.setattr(index, "_save", save)
+        with pytest.raises(KeyboardInterrupt):
+            _build(data)
+    calls.clear()
+    assert [_build(data)[f"{n}.mp4"].scanned.frames for n in range(3)] == [15, 11, 12]
+    assert calls == ["s 2.mp4"]
 
 
 @pytest.mark.parametrize("change", ["size", "mtime"])
