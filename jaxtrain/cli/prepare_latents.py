@@ -77,11 +77,14 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
 
     cluster = engine_flags.cluster(flags)
     from jaxtrain.data import cache, worker_count
-    from jaxtrain.data.video import latents
+    from jaxtrain.data.video import files, latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
     from jaxtrain.storage import bucket_output
 
+    for flag, path in (("--data.path", run.data.path), ("--data.val_path", run.data.val_path)):
+        if path is not None and files.is_absent(path):  # before the teacher, which may be large
+            raise InputError(files.absent(flag, path))
     say = terminal.say
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
     load = functools.partial(

@@ -211,7 +211,7 @@ def run(
     def results() -> Generator[tuple[Record, bool]]:
         pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=start)
         try:
-            left = open_jobs
+            left, waits = open_jobs, False
             while left:
                 waiting = {pool.submit(claimed_one, job): job for job in left}
                 left = []
@@ -224,6 +224,12 @@ def run(
                         left.append(waiting[future])
                         continue
                     yield result
+                if left and not waits:
+                    waits = True
+                    say(
+                        f"waiting for {len(left):,} file{'s'[: len(left) != 1]} that other commands"
+                        f" are processing, such as {left[0].source}"
+                    )
                 if left:
                     time.sleep(lock.POLL_S)
         finally:

@@ -157,6 +157,10 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "is not a video autoencoder",
         ),
         (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
+        (
+            ("prepare", "latents", "--config", "demo", "--teacher", "x", "--data.path", "gone"),
+            "--data.path gone: no such file",
+        ),
     ):
         assert _main(*arguments) == 2
         error = capsys.readouterr().err

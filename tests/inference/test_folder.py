@@ -56,7 +56,12 @@ class Upper:
 
 
 def process(
-    place: Path, work: folder.Work, workers: int = 2, share: str | None = None, **settings: Any
+    place: Path,
+    work: folder.Work,
+    workers: int = 2,
+    share: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    **settings: Any,
 ) -> folder.Outcome:
     todo = folder.jobs(place / "in", place / "out", TEXT, ".up", print)
     return folder.run(
@@ -65,7 +70,7 @@ def process(
         settings or {"mode": 1},
         work,
         workers=workers,
-        say=lambda line: None,
+        say=say,
         share=share,
     )
 
@@ -344,7 +349,11 @@ def test_commands_share_a_folder(
                 part.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"sour')
             return mine(worker, source, target, check)
 
-        found = process(tmp_path, one, 1, share="1", mode=1)
+        said: list[str] = []
+        found = process(tmp_path, one, 1, share="1", say=said.append, mode=1)
+    (line,) = (line for line in said if "waiting" in line)
+    assert line.startswith("waiting for 1 file that other commands are processing, such as ")
+    assert line.endswith("/3.txt")
     assert waits == [{*"01234568"} - {"3"}]
     assert "3.txt" in mine.seen
     assert not theirs & {name[0] for name in mine.seen} - {"7"}
