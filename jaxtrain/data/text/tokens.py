@@ -289,6 +289,7 @@ def _write(
                 encoded = _encoded_by(engine, corpus, streams, work / _PARTS, how)
             for after, parts in encoded:
                 streams.append(after, parts)
+                del parts  # on NFS, a folder with mapped files cannot be removed
                 show(streams.megabytes())
         streams.keep()
         shutil.rmtree(work / _PARTS, ignore_errors=True)

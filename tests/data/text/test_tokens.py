@@ -220,7 +220,17 @@ def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
 def test_parts_that_this_host_sees_late_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS, whose client remembers for a while that a file did not exist."""
+    """As on NFS, whose client remembers for a while that a file did not exist.
+
+    It also keeps a removed file under another name while the file is mapped, so that the folder
+    cannot be removed.
+    """
+    mapped: list[bool] = []
+    remove = shutil.rmtree
+
+    def rmtree(path: Path, **more: Any) -> None:
+        mapped.append(f"{path}/" in Path("/proc/self/maps").read_text())
+        remove(path, **more)
 
     class Late(_Backwards):
         def as_finished(self, work: Any, items: Any, *fixed: Any, died: Any) -> Iterator[Any]:
@@ -237,10 +247,14 @@ def test_parts_that_this_host_sees_late_are_not_lost(
     expected = {path.name: path.read_bytes() for path in alone.glob("*.*s")}
     shutil.rmtree(alone)
     monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
+    monkeypatch.setattr(tokens, "_KEEP_EVERY_S", 0.0)
+    monkeypatch.setattr(tokens.shutil, "rmtree", rmtree)
     where = {"tokenizer_path": words, "folder": tmp_path / "cache", "say": silent}
     folder, found = tokens.prepare(what, **where, engine=Late())
     assert found["splits"] == facts["splits"]
     assert {path.name: path.read_bytes() for path in folder.glob("*.*s")} == expected
+    assert len(mapped) >= 8  # the working folders and the parts of four files, and more
+    assert not any(mapped)
 
 
 def test_the_error_about_a_killed_worker_names_the_file(
