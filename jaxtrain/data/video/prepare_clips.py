@@ -69,6 +69,9 @@ _READERS = 32  # threads that read records from a bucket
 _READ_AHEAD = 1000  # records in memory: those of a million videos take gigabytes
 _LONGEST_KEY = 1024  # bytes of the name of an object; the limit of S3 and Google Cloud Storage
 _PUBLISH_TRIES = 10
+# Before a video is cut that another command no longer cuts: an NFS client may take 60 s (acdirmax)
+# to see its record, and the last video of a job would be cut twice.
+_LATE_S = 75.0
 _NAMED = 20  # skipped videos that the console lists
 _SHOWN = 200  # characters of an entry in an error
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
@@ -434,7 +437,7 @@ def _run(
                         say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
             # Without the engine, whose start takes seconds.
-            todo = []
+            todo, free = [], dict[str, float]()  # since when a video is not being cut
             if busy:
                 say(
                     f"waiting for {_videos(len(busy))} that other commands are cutting, such as "
@@ -447,8 +450,13 @@ def _run(
                     if record is not None:
                         tally.add(record)
                         show(tally.done, len(tally.dropped))
-                        continue
-                    (todo if destination.is_free(job) else busy).append(job)
+                    elif not destination.is_free(job):
+                        free.pop(job.digest, None)
+                        busy.append(job)
+                    else:
+                        now = time.monotonic()
+                        left = now - free.setdefault(job.digest, now) >= _LATE_S
+                        (todo if left else busy).append(job)
     if skipped > _NAMED:
         say(f"skipped: {skipped - _NAMED:,} more, all in {REPORT}")
     gone = destination.gone(jobs)

@@ -660,6 +660,7 @@ def pool(*arguments):
 pieces.cut = slow
 engine._pool = pool
 lock.POLL_S = 0.05
+prepare_clips._LATE_S = 0.5
 report = prepare_clips.run(
     sys.argv[1], Path(sys.argv[2]), Settings(**eval(sys.argv[4])), engine=engine.Local(1),
     say=print, share=sys.argv[3],
@@ -713,6 +714,35 @@ def test_commands_share_a_folder(source: Path, tmp_path: Path, checkout: Path) -
     waits = f"waiting for 1 video that other commands are cutting, such as {source}/sub/2.mp4"
     assert said.splitlines().count(waits) == 1
     assert _files(out) == _files(tmp_path / "alone")
+
+
+class _LateRecords(prepare_clips._FolderDestination):
+    """A folder on NFS: another command has just cut the video, and its record appears later."""
+
+    asked = 0
+
+    def done(self, jobs: Any) -> Any:
+        _LateRecords.asked += 1
+        record = prepare_clips._record(jobs[0], None, pieces=[16])
+        return iter([record if _LateRecords.asked > 4 else None])
+
+    def cut_all(self, jobs: Any, *_: Any) -> Any:
+        return iter([(job, None) for job in jobs])
+
+
+def test_a_record_that_this_host_sees_late_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips.lock, "POLL_S", 0.0)
+    monkeypatch.setattr(_LateRecords, "asked", 0)
+    job = prepare_clips._Job(video_files.Found("a.mp4", "/a.mp4"), tmp_path)
+    (tmp_path / ".prepare").mkdir()
+    said: list[str] = []
+    report = prepare_clips._run(
+        [job], _LateRecords(tmp_path), SMALL, engine.Local(1), said.append, "1"
+    )
+    assert report["cut"] == 1
+    assert said == ["waiting for 1 video that other commands are cutting, such as /a.mp4"]
 
 
 @pytest.mark.parametrize("name", [".prepare", ".prepare/records", "sub"])
