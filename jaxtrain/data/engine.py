@@ -641,7 +641,7 @@ class _Holder:
             begin, fixed = _fetched(shared[0])
             self._process = begin(*fixed)
         except Exception as error:
-            return error
+            return _of_host(error)
         return None
 
     def process(self, item: Any) -> tuple[Any, Exception | None]:
@@ -649,7 +649,7 @@ class _Holder:
         try:
             return self._process(item), None
         except Exception as error:
-            return None, error
+            return None, _of_host(error)
 
 
 def _check_gpu() -> None:
@@ -716,7 +716,17 @@ def _in_task(item: Any, shared: list[Any]) -> tuple[Any, Exception | None]:
         _check_stamp(stamp, _stamp())
         return work(item, *fixed), None
     except Exception as error:
-        return None, error
+        return None, _of_host(error)
+
+
+def _of_host(error: Exception) -> Exception:
+    """Adds this host to an error of its disks or of its network, which other hosts may not have."""
+    host = socket.gethostname()
+    if isinstance(error, OSError) and error.strerror:
+        return OSError(error.errno, f"{error.strerror} on {host}", error.filename)
+    if isinstance(error, RunAgain):
+        error.args = (f"on {host}: {error}",)
+    return error
 
 
 def _check_stamp(wanted: str, found: str) -> None:

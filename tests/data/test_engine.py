@@ -1,7 +1,9 @@
 """Engines run a function over items; commands that share a folder divide the work."""
 
+import errno
 import itertools
 import os
+import pickle
 import re
 import signal
 import sys
@@ -16,6 +18,7 @@ import pytest
 
 from jaxtrain.data import engine
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.bucket import Unavailable
 
 
 def square(number: int, plus: int) -> int:
@@ -158,6 +161,33 @@ def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
         )
     assert found == {0: 0, 1: 1, 2: -2, 3: 3}
     assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RunAgain("the disk is full"), "on node7: the disk is full"),
+        (Unavailable("no answer"), "on node7: no answer"),
+        (InputError("--height 7: use 8"), "--height 7: use 8"),
+        (
+            OSError(errno.ESTALE, "Stale file handle", "/out/a"),
+            "[Errno 116] Stale file handle on node7: '/out/a'",
+        ),
+    ],
+)
+def test_an_error_of_a_node_names_the_node(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(item: int) -> None:
+        raise error
+
+    monkeypatch.setattr(engine.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(engine, "_fetched", lambda reference: (fail, (), engine._stamp()))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    result, found = engine._in_task(1, [None])
+    assert result is None
+    assert type(found) is type(error)
+    assert str(pickle.loads(pickle.dumps(found))) == said
 
 
 def test_where_the_work_runs_is_printed_once() -> None:
