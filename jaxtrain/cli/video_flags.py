@@ -118,7 +118,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
-    """Checks that ``--workers`` and Ray's flags are only given for a folder.
+    """Checks that the flags of :func:`add_workers` are only given for a folder.
 
     Raises:
         InputError: one of them is given for a file.
@@ -127,8 +127,9 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
     for name, value in (("workers", flags.workers), ("engine", cluster)):
         if value is not None:
             raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
-    if flags.dry_run:
-        raise InputError(f"--dry-run is for folders, and {source} is not one: omit it")
+    for flag, given in (("--dry-run", flags.dry_run), ("--share", flags.share)):
+        if given:
+            raise InputError(f"{flag} is for folders, and {source} is not one: omit it")
     engine_flags.cluster(flags)  # refuses Ray's other flags
 
 

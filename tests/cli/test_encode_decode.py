@@ -306,6 +306,7 @@ def test_layouts_of_other_programs_have_the_same_latents(
         (("--engine", "ray"), r"--engine ray is for folders, and .*clip\.mp4 is not one: omit it"),
         (("--ray-gpus", "1"), r"--ray-gpus 1\.0 requires --engine ray"),
         (("--dry-run",), r"--dry-run is for folders, and .*clip\.mp4 is not one: omit it"),
+        (("--share",), r"--share is for folders, and .*clip\.mp4 is not one: omit it"),
     ],
 )
 def test_unusable_flags_of_encode(
