@@ -43,7 +43,7 @@ from jaxtrain.data.estimate import (
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.errors import BadExample, InputError, first_line
+from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import addresses, bucket_output, disks, lock, shared_folder
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage.atomic import (
@@ -74,6 +74,7 @@ _PUBLISH_TRIES = 10
 _LATE_S = 75.0
 _NAMED = 20  # skipped videos that the console lists
 _SHOWN = 200  # characters of an entry in an error
+_UNREAD = 100  # videos in a row: then the disk of SOURCE is gone
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
@@ -113,8 +114,8 @@ def run(
     Raises:
         InputError: there are no videos, or ``out`` cannot be written or has pieces with other
             settings.
-        RunAgain: another process is working in ``out`` and does not share it, or a bucket is
-            unavailable.
+        RunAgain: another process is working in ``out`` and does not share it, or a bucket or the
+            disk of the videos is unavailable.
     """
     url = _url(source, out)
     if url is not None:
@@ -421,7 +422,8 @@ def _run(
         todo.sort(key=lambda job: lock.order(share, job.digest))
     if again:
         say(f"trying {_videos(len(again))} again, which killed workers before, after all others")
-        todo += again  # at the end, because what is cut at the same time may be cut twice
+        todo += again
+    unread = 0  # in a row
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
         busy: list[_Job] = []
         while todo:
@@ -436,6 +438,13 @@ def _run(
                     if skipped <= _NAMED:
                         say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
+                unread = unread + 1 if disks.cure_of(record["dropped"] or "") else 0
+                if unread == _UNREAD:  # else it would drop a million, and end as if all were well
+                    raise RunAgain(
+                        f"the last {unread} videos could not be read, such as {job.found.path}: "
+                        f"{record['dropped']}: {disks.cure_of(record['dropped'])}, and start again;"
+                        " finished videos are kept"
+                    )
             # Without the engine, whose start takes seconds.
             todo, free = [], dict[str, float]()  # since when a video is not being cut
             if busy:

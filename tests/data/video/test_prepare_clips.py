@@ -480,6 +480,28 @@ def test_a_video_that_cannot_be_read_now_is_tried_again_by_the_next_command(
     assert (report["cut"], len(report["dropped"])) == (3, 1)
 
 
+def test_a_disk_that_is_gone_ends_the_command(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would drop all videos that are left, and end with exit code 0."""
+    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+    monkeypatch.setattr(prepare_clips, "_UNREAD", 2)
+
+    def fail(path: str, *rest: Any) -> Any:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packets, "open_input", fail)
+        message = (
+            r"^the last 2 videos could not be read, such as .*0\.mp4: cannot be read: Transport "
+            "endpoint is not connected: bring the disk back, and start again; finished videos are"
+        )
+        with pytest.raises(RunAgain, match=message):
+            _run(source, tmp_path / "out")
+    report, _ = _run(source, tmp_path / "out")
+    assert (report["videos"], report["cut"]) == (4, 3)
+
+
 @pytest.mark.parametrize("fraction", [0.25, 0.9])
 def test_a_video_that_is_copied_while_it_is_cut_is_cut_again_by_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float
