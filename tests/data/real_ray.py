@@ -111,7 +111,7 @@ def run(*arguments: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},  # a driver has once ended with SIGSEGV
     )
 
 

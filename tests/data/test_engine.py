@@ -65,6 +65,21 @@ def test_other_items_than_the_one_that_kills_are_processed_once(tmp_path: Path) 
     assert sorted((tmp_path / "tried").read_text().split()) == ["0", "1", "1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((1024, 4096), [(2048, 4096)]), ((1024, 1500), [(1500, 1500)]), ((4096, -1), [])],
+)
+def test_many_workers_may_open_their_pipes(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: list[tuple[int, int]]
+) -> None:
+    """A machine with 192 cores has the limit of others: 1024."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine.resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(engine.resource, "setrlimit", lambda kind, both: found.append(both))
+    assert list(engine.Local(192).as_finished(square, [], 0, died=int)) == []
+    assert found == raised
+
+
 def test_what_killed_its_worker_is_tried_by_ever_fewer_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
