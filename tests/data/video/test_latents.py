@@ -343,9 +343,7 @@ def test_a_video_that_kills_its_worker_costs_only_itself(data: Path, tmp_path: P
         sources, tmp_path, ClusterHere(lambda group: killer in [entry for _, entry in group])
     )
     assert (made.fresh, made.windows, made.without) == (3, 7, 1)
-    assert [(bad.path, bad.reason) for bad in made.bad] == [
-        (killer.path, "kills the worker that processes it")
-    ]
+    assert [(bad.path, bad.reason) for bad in made.bad] == [(killer.path, latents.engine.KILLS)]
     assert _prepare_on(sources, tmp_path, ClusterHere()).fresh == 1
 
 
