@@ -228,7 +228,8 @@ class Mirror:
     def fetch(self, resume: str | None, mesh: jax.sharding.Mesh, shard: str) -> None:
         """Makes the run directory have the newest complete checkpoint of disk and bucket.
 
-        Also fetches the metrics, samples and lists of a run that is not on this disk.
+        Also fetches the best checkpoint, and the metrics, samples and lists of a run that is not on
+        this disk.
 
         Args:
             resume: ``--resume``: None, ``latest`` or a step; the path or URL of another run is
@@ -257,10 +258,13 @@ class Mirror:
             return
         only = None if resume == "latest" else int(resume)
         if self.own_disk:
-            self._fetch_parts(only, parts.shards, held[self._process])
+            needs = parts.shards, held[self._process]
+            start = self._fetch_parts(only, *needs)
         else:
-            process_group.process_zero_decides(lambda: self._fetch_all(only))
-        self._look_for_missed_best()
+            needs = 0, ()  # all shards
+            start = process_group.process_zero_decides(lambda: self._fetch_all(only))
+        if start:
+            self._fetch_best(self.directory / start, *needs)
         # The files come with the checkpoint, even if a start was interrupted between the two:
         # otherwise the run would upload metrics that begin at its resumed step.
         due = self.directory / _FILES_DUE
@@ -638,23 +642,42 @@ class Mirror:
             self._said.add(line)
             self._say(f"warning: {line}")
 
-    def _look_for_missed_best(self) -> None:
-        """Plans the upload of a best checkpoint on disk that was not uploaded before a kill."""
-        own = ""
-        folder = self.directory / BEST
-        steps = layout.steps(folder) if self._active else []
-        for step in steps[-1:]:
+    def _fetch_best(self, start: Path, shards: int, wanted: tuple[int, ...]) -> None:
+        """Makes the disk have the best checkpoint so far, or plans its upload if only the disk does.
+
+        Without it on disk, the next validation would count as the best, and replace it.
+
+        Args:
+            start: the checkpoint that the run resumes from, which names the best one.
+            shards: see :func:`_parts_of`.
+            wanted: see :func:`_parts_of`.
+        """
+        path, own = None, ""
+        if self._active and (best := layout.read_meta(start)["best"]) is not None:
+            path = self.directory / BEST / str(best["step"])
+            if path.name == start.name and not layout.is_complete(path):
+                files.link(start, path)  # the run was killed before it was linked
             with contextlib.suppress(Incomplete):
-                part = bucket_checkpoints.part_of(folder / str(step))
-                if not self.own_disk or part.number == self._process:
-                    own = f"{step} {part.save}"
+                part = bucket_checkpoints.part_of(path) if layout.is_complete(path) else None
+                if part is not None and (not self.own_disk or part.number == self._process):
+                    own = part.save
         held = process_group.gather("best", own)
-        expected = len(set(held)) == 1 if self.own_disk else bool(held[0])
         stored = process_group.process_zero_decides(
-            lambda: " ".join(map(str, self._remote.steps(BEST)))
+            lambda: "yes" if path and int(path.name) in self._remote.steps(BEST) else ""
         )
-        if own and expected and own.split()[0] not in stored.split():
-            self._missed = {BEST: folder / own.split()[0]}
+        if path is None:
+            return
+        if not stored and own and (not self.own_disk or len(set(held)) == 1):
+            self._missed = {BEST: path}
+        if stored and not layout.is_complete(path):
+            try:
+                found = self._remote.read(BEST, int(path.name))
+                self._get(found, _parts_of(found, shards, wanted, self._process), BEST)
+            except Incomplete as why:
+                if self._first:
+                    self._remote.set_aside(BEST, int(path.name), str(why))
+                else:
+                    self._say(f"warning: {self.url}/{BEST}/{path.name} cannot be used: {why}")
 
     def _refuse_existing(self) -> str:
         if there := self._remote.steps():
@@ -679,20 +702,25 @@ class Mirror:
         return ""
 
     def _fetch_all(self, only: int | None) -> str:
-        """Fetches a complete checkpoint if the bucket has a newer one than the disk. Process 0."""
+        """Fetches a complete checkpoint if the bucket has a newer one than the disk. Process 0.
+
+        Returns:
+            The checkpoint to resume from, as a path in the run directory; "" if there is none.
+        """
         on_disk = self._on_disk(only)
         stored = [(CHECKPOINTS, step) for step in self._remote.steps()[::-1]]
         if only is not None or on_disk is None:
             stored += [(BEST, step) for step in self._remote.steps(BEST)]
         newest = -1 if on_disk is None else int(on_disk.name)
         damaged: list[tuple[str, int, str]] = []
-        fetched = False
+        fetched = ""
         for folder, step in stored:
             if step > newest and only in (None, step):
                 try:
                     found = self._remote.read(folder, step)
+                    (self.directory / _FILES_DUE).touch()
                     self._get(found, found.layout.complete(), folder)
-                    fetched = True
+                    fetched = f"{folder}/{step}"
                     break
                 except Incomplete as why:
                     damaged.append((folder, step, str(why)))
@@ -700,12 +728,11 @@ class Mirror:
             self._refuse_loss(only, damaged)
         for folder, step, wrong in damaged:
             self._remote.set_aside(folder, step, wrong)
-        if fetched:
-            return ""
-        committed = on_disk is not None and (on_disk.parent.name, newest) in stored
-        if on_disk is not None and not committed and on_disk.parent.name == CHECKPOINTS:
+        if fetched or on_disk is None:
+            return fetched
+        if (on_disk.parent.name, newest) not in stored and on_disk.parent.name == CHECKPOINTS:
             self._uploads_first = on_disk
-        return ""
+        return f"{on_disk.parent.name}/{newest}"
 
     def _refuse_loss(self, only: int | None, damaged: list[tuple[str, int, str]]) -> str:
         """Refuses to start fresh if checkpoints exist but none is intact, as a run on disk does.
@@ -749,17 +776,22 @@ class Mirror:
     def _get(self, found: Stored, parts: list[int], folder: str) -> None:
         size = sum(count for count, _ in found.of_parts(parts).values())
         which = "" if len(found.layout.complete()) == 1 else f", parts {', '.join(map(str, parts))}"
+        best = "best " if folder == BEST else ""
         target = self.directory / folder / str(found.step)
         if target.exists() and (wrong := manifest.verify(target)):
             self._say(f"warning: checkpoint {target} is damaged ({wrong}): fetching it again")
         self._say(
-            f"fetching checkpoint {found.step} from {self.url} ({size / 2**20:.1f} MiB{which})"
+            f"fetching {best}checkpoint {found.step} from {self.url} "
+            f"({size / 2**20:.1f} MiB{which})"
         )
-        (self.directory / _FILES_DUE).touch()
         self._remote.fetch(found, parts, self.directory, target)
 
-    def _fetch_parts(self, only: int | None, shards: int, wanted: tuple[int, ...]) -> None:
-        """Makes each process have its part of the same checkpoint, the newest that all can have."""
+    def _fetch_parts(self, only: int | None, shards: int, wanted: tuple[int, ...]) -> str:
+        """Makes each process have its part of the same checkpoint, the newest that all can have.
+
+        Returns:
+            Its path in the run directory; "" if there is none.
+        """
         have, unusable = self._parts_on_disk(shards, wanted)
         gathered = process_group.gather("unusable", json.dumps(unusable))
         damaged: list[tuple[str, int, str]] = []
@@ -778,7 +810,7 @@ class Mirror:
                     functools.partial(self._refuse_loss, only, damaged)
                 )
                 self._start_fresh()
-                return
+                return ""
             how, step = decision.split()
             wrong = self._make_there(how, int(step), have, shards, wanted)
             failed = [one for one in process_group.gather("fetched", wrong) if one]
@@ -799,6 +831,7 @@ class Mirror:
         self._say_unusable(gathered, int(step), only)
         for folder in (CHECKPOINTS, BEST):  # later ones, which other processes lack
             files.supersede(self.directory / folder, int(step), self._say)
+        return f"{CHECKPOINTS}/{step}"
 
     def _start_fresh(self) -> None:
         """Moves aside the first checkpoint that some process lacks, if the bucket has none.
@@ -890,9 +923,8 @@ class Mirror:
             same = part is not None and bucket_checkpoints.data_of(step, part) == found.data
             if same and fits and not manifest.verify(path):
                 return ""
-            needed = wanted if found.layout.shards == shards else range(found.layout.shards)
-            parts = found.layout.parts_with(needed, first=self._process)
-            self._get(found, parts, CHECKPOINTS)
+            (self.directory / _FILES_DUE).touch()
+            self._get(found, _parts_of(found, shards, wanted, self._process), CHECKPOINTS)
             have[step] = bucket_checkpoints.part_of(path), True
             return ""
         except Incomplete as why:
@@ -999,6 +1031,20 @@ def _layout(mesh: jax.sharding.Mesh, shard: str) -> tuple[Layout, list[tuple[int
                 saved[process].add(number)
     found = tuple(tuple(sorted(one)) for one in saved)
     return Layout(mesh.shape["fsdp"], found), [tuple(sorted(one)) for one in held]
+
+
+def _parts_of(found: Stored, shards: int, wanted: tuple[int, ...], process: int) -> list[int]:
+    """Returns the parts of a checkpoint that a process needs.
+
+    Args:
+        found: the checkpoint.
+        shards: number of pieces that this run divides arrays into. If the checkpoint has another
+            number, all its shards are needed.
+        wanted: numbers of those that the process needs.
+        process: its number.
+    """
+    needed = wanted if found.layout.shards == shards else range(found.layout.shards)
+    return found.layout.parts_with(needed, first=process)
 
 
 def _bytes(checkpoint: Path) -> int:

@@ -1,5 +1,6 @@
 """Tests the copy of a run in a bucket, against a store in memory; real_buckets.py has real runs."""
 
+import dataclasses
 import json
 import threading
 import time
@@ -15,7 +16,7 @@ from small_state import make_state, meta_of, save
 from toy import mesh_of
 
 from jaxtrain import config
-from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest
+from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest, resume
 from jaxtrain.checkpoint.resume import set_aside
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.distributed import key_value
@@ -116,6 +117,39 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     assert (second.directory / "metrics.jsonl").read_text() == '{"step": 4}\n'
     assert (second.directory / "samples" / "4.png").read_bytes() == b"png"
     assert any("fetching checkpoint 4 from s3://bucket/run" in line for line in second.said)
+
+
+def with_best(step: int, best: int) -> dict[str, Any]:
+    """Returns the metadata of a step whose best validation so far was at another one."""
+    judged = {"step": best, "metric": "loss", "mode": "min", "value": 1.0, "validations_since": 1}
+    return meta_of(step) | {"best": judged}
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_another_machine_fetches_the_best_checkpoint(
+    runs: Callable[..., Run], damage: bool
+) -> None:
+    first = runs("one", None).begin()
+    assert first.checkpoints is not None
+    first.checkpoints.save(make_state(2), with_best(2, 2), best=True)
+    first.checkpoints.wait()
+    first.finish()
+    first.checkpoints.save(make_state(4), with_best(4, 2))
+    first.checkpoints.wait()
+    first.finish()
+    first.close()
+    if damage:
+        first.bucket.delete([name for name in first.bucket.sizes("data/") if "data/2-" in name])
+    second = runs("two")
+    assert second.on_disk == [4]
+    assert layout.steps(second.directory / "best") == ([] if damage else [2])
+    assert ("damaged/best/2.json" in second.bucket.sizes()) == damage
+    settings = dataclasses.replace(
+        config.load("demo_mlm").checkpoint, best_metric="loss", best_mode="min"
+    )
+    start = second.directory / FOLDER / "4"
+    best = resume.best_so_far(with_best(4, 2)["best"], settings, start, second.directory)
+    assert (best is None) == damage  # otherwise the next validation would replace it
 
 
 def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
@@ -704,9 +738,9 @@ def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) 
     first.finish()
     first.close()
     checkpoints = Checkpoints(first.directory / FOLDER, 2)  # neither is uploaded
-    checkpoints.save(make_state(4), meta_of(4), best=True)
+    checkpoints.save(make_state(4), with_best(4, 4), best=True)
     checkpoints.wait()
-    save(checkpoints, 6)
+    checkpoints.save(make_state(6), with_best(6, 4))
     checkpoints.close()
     again = runs("one").begin()
     again.finish()
