@@ -346,13 +346,14 @@ class BucketCheckpoints:
         whole = content | {"sha256": manifest.checksum(content)}
         self.bucket.put(_manifest(folder, step), json.dumps(whole).encode())
 
-    def supersede(self, step: int) -> None:
+    def supersede(self, step: int, folders: Iterable[str] = (CHECKPOINTS, BEST)) -> None:
         """Moves the manifests of later steps aside, which would count as the newest.
 
         Args:
             step: from which the run continues.
+            folders: to look in.
         """
-        for folder in (CHECKPOINTS, BEST):
+        for folder in folders:
             for later in (one for one in self.steps(folder) if one > step):
                 self._move(folder, later, SUPERSEDED)
                 self.say(f"checkpoint {self.bucket.url}/{folder}/{later} is {SUPERSEDED}")

@@ -594,8 +594,8 @@ class Mirror:
         with self._commits:
             if self._rejected:
                 return
-            if CHECKPOINTS in upload.folders:
-                self._remote.supersede(upload.step)
+            superseded = (CHECKPOINTS, BEST) if CHECKPOINTS in upload.folders else (BEST,)
+            self._remote.supersede(upload.step, superseded)
             self._stored[data] = upload.step
             for folder in upload.folders:
                 self._remote.commit(folder, upload.step, data, part.layout)
@@ -643,7 +643,7 @@ class Mirror:
             self._say(f"warning: {line}")
 
     def _fetch_best(self, start: Path, shards: int, wanted: tuple[int, ...]) -> None:
-        """Makes the disk have the best checkpoint so far, or plans its upload if only the disk does.
+        """Fetches the best checkpoint so far, or plans its upload if the bucket lacks it.
 
         Without it on disk, the next validation would count as the best, and replace it.
 

@@ -16,8 +16,8 @@ from small_state import make_state, meta_of, save
 from toy import mesh_of
 
 from jaxtrain import config
-from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest, resume
-from jaxtrain.checkpoint.resume import set_aside
+from jaxtrain.checkpoint import bucket_checkpoints, layout, manifest
+from jaxtrain.checkpoint.resume import best_so_far, set_aside
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.distributed import key_value
 from jaxtrain.errors import InputError, RunAgain
@@ -148,7 +148,7 @@ def test_another_machine_fetches_the_best_checkpoint(
         config.load("demo_mlm").checkpoint, best_metric="loss", best_mode="min"
     )
     start = second.directory / FOLDER / "4"
-    best = resume.best_so_far(with_best(4, 2)["best"], settings, start, second.directory)
+    best = best_so_far(with_best(4, 2)["best"], settings, start, second.directory)
     assert (best is None) == damage  # otherwise the next validation would replace it
 
 
@@ -772,6 +772,30 @@ def test_the_best_does_not_supersede_later_checkpoints(
     run.finish()
     assert run.stored == [1, 3]
     assert "best/2.json" in run.bucket.sizes()
+
+
+def test_a_best_checkpoint_replaces_a_later_one_that_was_abandoned(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    assert first.checkpoints is not None
+    first.checkpoints.save(make_state(6), with_best(6, 6), best=True)
+    first.checkpoints.wait()
+    first.finish()
+    first.close()
+    second = runs("two", "2").begin()
+    assert second.checkpoints is not None
+    second.checkpoints.save_best(make_state(3), with_best(3, 3))
+    second.checkpoints.wait()
+    second.finish()
+    assert list(second.bucket.sizes("best")) == ["best/3.json"]
+    assert second.stored == [2, 6]  # until a checkpoint is saved
+    second.save(4)
+    second.finish()
+    assert list(second.bucket.sizes("best")) == ["best/3.json"]
+    assert second.stored == [2, 4]
 
 
 HERE, THERE = ("a" * 12, 0, True), ("a" * 12, 1, True)
