@@ -22,7 +22,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -707,45 +707,68 @@ class Mirror:
         Returns:
             The checkpoint to resume from, as a path in the run directory; "" if there is none.
         """
+        for folder in (CHECKPOINTS, BEST):
+            files.give_back(self.directory / folder)
         on_disk = self._on_disk(only)
         stored = [(CHECKPOINTS, step) for step in self._remote.steps()[::-1]]
         if only is not None or on_disk is None:
             stored += [(BEST, step) for step in self._remote.steps(BEST)]
-        newest = -1 if on_disk is None else int(on_disk.name)
-        damaged: list[tuple[str, int, str]] = []
+        damaged: dict[tuple[str, int], str] = {}
         fetched = ""
         for folder, step in stored:
-            if step > newest and only in (None, step):
+            if only in (None, step):
                 try:
                     found = self._remote.read(folder, step)
+                    if on_disk is not None and not self._is_newer(found, on_disk):
+                        break
                     (self.directory / _FILES_DUE).touch()
                     self._get(found, found.layout.complete(), folder)
                     fetched = f"{folder}/{step}"
                     break
                 except Incomplete as why:
-                    damaged.append((folder, step, str(why)))
+                    damaged[folder, step] = str(why)
         if not fetched and on_disk is None:
             self._refuse_loss(only, damaged)
-        for folder, step, wrong in damaged:
+        for (folder, step), wrong in damaged.items():
             self._remote.set_aside(folder, step, wrong)
+        if fetched and on_disk is not None and int(on_disk.name) >= found.step:
+            for folder in (CHECKPOINTS, BEST):
+                files.supersede(self.directory / folder, found.step, self._say)
         if fetched or on_disk is None:
             return fetched
-        if (on_disk.parent.name, newest) not in stored and on_disk.parent.name == CHECKPOINTS:
+        place = on_disk.parent.name, int(on_disk.name)
+        if (place not in stored or place in damaged) and place[0] == CHECKPOINTS:
             self._uploads_first = on_disk
-        return f"{on_disk.parent.name}/{newest}"
+        return f"{on_disk.parent.name}/{on_disk.name}"
 
-    def _refuse_loss(self, only: int | None, damaged: list[tuple[str, int, str]]) -> str:
+    def _is_newer(self, found: Stored, on_disk: Path) -> bool:
+        """Whether a checkpoint in the bucket counts as newer than one on this disk.
+
+        Not only by its step: if another machine has resumed from an earlier one and saved since
+        then, what is on this disk is abandoned.
+        """
+        if found.step > int(on_disk.name):
+            return True
+        newer = found.saved > manifest.read(on_disk).saved
+        if newer:
+            self._say(
+                f"warning: another machine has resumed {self.url} from an earlier step and saved "
+                f"checkpoint {found.step} after {on_disk}, which is not used"
+            )
+        return newer
+
+    def _refuse_loss(self, only: int | None, damaged: Mapping[tuple[str, int], str]) -> str:
         """Refuses to start fresh if checkpoints exist but none is intact, as a run on disk does.
 
         Args:
             only: the step to resume from; None for the newest.
-            damaged: folder, step, and damage of checkpoints in the bucket.
+            damaged: folder and step -> the damage of a checkpoint in the bucket.
 
         Raises:
             InputError: the step is missing, or more steps would be lost than between two saves.
         """
         there = {name: self._remote.steps(name) for name in (CHECKPOINTS, BEST)}
-        wrong = "".join(f" ({folder}/{step}: {why})" for folder, step, why in damaged[:1])
+        wrong = next((f" ({name}/{step}: {why})" for (name, step), why in damaged.items()), "")
         if only is not None:
             raise InputError(
                 f"--resume {only}: {self.url} has no complete checkpoint {only}{wrong}; "
@@ -794,7 +817,7 @@ class Mirror:
         """
         have, unusable = self._parts_on_disk(shards, wanted)
         gathered = process_group.gather("unusable", json.dumps(unusable))
-        damaged: list[tuple[str, int, str]] = []
+        damaged: dict[tuple[str, int], str] = {}
         for _ in range(1000):  # each time, a checkpoint turned out to be damaged
             own = {step: (one.save, one.number, fits) for step, (one, fits) in have.items()}
             everywhere = [
@@ -825,7 +848,7 @@ class Mirror:
             have.pop(int(step), None)
             self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
             if how == "bucket":
-                damaged.append((CHECKPOINTS, int(step), failed[0]))
+                damaged[CHECKPOINTS, int(step)] = failed[0]
             if how == "bucket" and self._first:
                 self._remote.set_aside(CHECKPOINTS, int(step), failed[0])
         self._say_unusable(gathered, int(step), only)
@@ -898,6 +921,11 @@ class Mirror:
         if not able:
             return ""
         step = max(able)
+        kept = max(stored.intersection(able), default=step)
+        with contextlib.suppress(Incomplete, manifest.Unusable):
+            path = self.directory / CHECKPOINTS / str(step)
+            if kept < step and self._is_newer(self._remote.read(CHECKPOINTS, kept), path):
+                step = kept
         if step in stored:
             return f"bucket {step}"
         return f"disk {step}" if step in on_disk else f"upload {step}"

@@ -1,9 +1,11 @@
 """Tests the copy of a run in a bucket, against a store in memory; real_buckets.py has real runs."""
 
 import dataclasses
+import datetime
 import json
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -619,6 +621,49 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[
     assert list(second.bucket.sizes("superseded")) == ["superseded/checkpoints/4.json"]
 
 
+@pytest.mark.parametrize("resume", ["latest", "4"])
+@pytest.mark.parametrize("steps", [(3,), (4,)])
+def test_a_disk_does_not_bring_back_what_another_machine_has_abandoned(
+    runs: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    steps: tuple[int, ...],
+    resume: str,
+) -> None:
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    first.close()
+    second = runs("two", "2").begin()
+    an_hour_later(monkeypatch)
+    second.save(*steps)
+    second.finish()
+    second.close()
+    if resume == "4" and steps == (3,):  # asked for
+        assert runs("one", resume).on_disk == [2, 4]
+        return
+    again = runs("one", resume).begin()
+    assert again.on_disk[-1] == steps[-1]
+    used, saved = (
+        (one.directory / FOLDER / str(steps[-1]) / manifest.NAME).read_text()
+        for one in (again, second)
+    )
+    assert used == saved
+    assert "warning: another machine has resumed s3://bucket/run from an earlier" in str(again.said)
+    again.finish()
+    assert again.stored == [2, *steps]
+
+
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes all later saves seem to be an hour later."""
+
+    def now(zone: datetime.tzinfo) -> datetime.datetime:
+        return datetime.datetime.now(zone) + datetime.timedelta(hours=1)
+
+    clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=now), UTC=datetime.UTC)
+    monkeypatch.setattr(manifest, "datetime", clock)
+
+
 def certified(runs: Callable[..., Run]) -> Run:
     """Returns a run with checkpoints 2, which is certified, and 6."""
     run = runs("one", None).begin(keep=1)
@@ -829,6 +874,23 @@ def test_hosts_agree_on_the_newest_checkpoint_that_all_can_have(
     folder.mkdir()
     (folder / bucket_checkpoints.PART).write_bytes(part.to_json())
     assert run.mirror._decide(everywhere, only) == expected
+
+
+def test_hosts_do_not_agree_on_what_another_has_abandoned(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs("one", None).begin()
+    first.save(2, 4)
+    first.finish()
+    first.close()
+    second = runs("two", "2").begin()
+    an_hour_later(monkeypatch)
+    second.save(3)
+    second.finish()
+    own = bucket_checkpoints.part_of(first.directory / FOLDER / "4").save
+    everywhere = [{4: (own, 0, True)}, {4: (own, 1, True)}]
+    assert first.mirror._decide(everywhere, None) == "bucket 3"
+    assert first.mirror._decide(everywhere, 4) == "disk 4"
 
 
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
