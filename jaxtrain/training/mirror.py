@@ -714,6 +714,7 @@ class Mirror:
         if only is not None or on_disk is None:
             stored += [(BEST, step) for step in self._remote.steps(BEST)]
         damaged: dict[tuple[str, int], str] = {}
+        first: dict[str, tuple[str, int]] = {}  # of those that list the same files
         fetched = ""
         for folder, step in stored:
             if only in (None, step):
@@ -721,6 +722,8 @@ class Mirror:
                     found = self._remote.read(folder, step)
                     if on_disk is not None and not self._is_newer(found, on_disk):
                         break
+                    if (same := first.setdefault(found.data, (folder, step))) in damaged:
+                        raise Incomplete(damaged[same])
                     (self.directory / _FILES_DUE).touch()
                     self._get(found, found.layout.complete(), folder)
                     fetched = f"{folder}/{step}"

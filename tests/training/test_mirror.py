@@ -265,6 +265,25 @@ def runs_again(runs: Callable[..., Run], before: Run) -> list[int]:
     return runs("three").on_disk
 
 
+@pytest.mark.parametrize("resume", ["latest", "2"])
+def test_damaged_files_that_are_also_of_the_best_checkpoint_are_fetched_once(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    first = runs("one", None).begin()
+    assert first.checkpoints is not None
+    first.checkpoints.save(make_state(2), with_best(2, 2), best=True)
+    first.checkpoints.wait()
+    first.finish()
+    first.close()
+    fetches: list[str] = []
+    get = Mirror._get
+    monkeypatch.setattr(Mirror, "_get", lambda *found: fetches.append("") or get(*found))
+    first.bucket.delete([name for name in first.bucket.sizes() if name.endswith("metadata")])
+    with pytest.raises(InputError, match=r"\(checkpoints/2: data/2-\w+/0/meta/metadata is missing"):
+        runs("two", resume)
+    assert len(fetches) == 1
+
+
 def test_a_damaged_file_on_disk_is_fetched_again(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
     first.save(2)
