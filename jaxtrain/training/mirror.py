@@ -18,11 +18,12 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -487,6 +488,7 @@ class Mirror:
                         "latest"
                     )
                 self._changed.wait(0.5)
+        self.check()  # an upload also ends if another run has taken over
 
     def _is_stuck(self) -> bool:
         """Whether the bucket takes nothing new for too long, from any process that this waits for.
@@ -1009,12 +1011,7 @@ class Mirror:
         Raises:
             InputError, RunAgain: the bucket does not take them.
         """
-        try:
-            paths = list(self.directory.rglob("*"))
-        except OSError as error:
-            self._warn(f"files of the run are not uploaded yet: {error}")
-            return
-        for path in paths:
+        for path in self._files_of_run():
             name = path.relative_to(self.directory).as_posix()
             try:
                 if not self._is_file_of_run(name) or path.is_symlink() or not path.is_file():
@@ -1027,6 +1024,20 @@ class Mirror:
                     self._synced[name] = state
             except OSError as error:  # an unreadable file must not stop the uploads of checkpoints
                 self._warn(f"files of the run are not uploaded yet: {error}")
+
+    def _files_of_run(self) -> Iterator[Path]:
+        """Yields the files in the run directory, except below the folders of checkpoints.
+
+        Saves rename and delete folders there at any time.
+        """
+
+        def warn(error: OSError) -> None:
+            self._warn(f"files of the run are not uploaded yet: {error}")
+
+        for folder, inner, names in os.walk(self.directory, onerror=warn):
+            if Path(folder) == self.directory:
+                inner[:] = filter(run_files.is_own, inner)
+            yield from (Path(folder, name) for name in names)
 
     def _is_file_of_run(self, name: str) -> bool:
         """Whether this process copies a file of the run directory."""

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import os
 import threading
 import time
 import types
@@ -625,6 +626,27 @@ def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
     with run.mirror._changed:  # until the thread has dropped the upload
         assert run.mirror._changed.wait_for(lambda: not run.mirror._work, 60)
     assert run.stored == []
+    with pytest.raises(RunAgain, match="another run has taken over"):
+        run.finish()
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_does_not_hold_up_the_files(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None)
+    (run.directory / FOLDER / "2.deleted" / "state").mkdir(parents=True)
+    (run.directory / "metrics.jsonl").write_text("1\n")
+    scandir = os.scandir
+
+    def look(path: Any) -> Any:
+        if "2.deleted" in str(path):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+    run.mirror._upload_files()
+    assert run.bucket.get("metrics.jsonl") is not None
+    assert not run.said
 
 
 def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[..., Run]) -> None:
