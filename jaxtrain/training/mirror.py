@@ -344,7 +344,9 @@ class Mirror:
         folder = target.parent.name
         folders = (folder, BEST) if also_best else (folder,)
         if problem:
-            shutil.rmtree(self._link(target), ignore_errors=True)
+            link = self._link(target)
+            if all(one.source != link for one in self._work):  # an earlier save of the step
+                shutil.rmtree(link, ignore_errors=True)
             self._missed |= dict.fromkeys(folders, target)
             if not self._behind and self._first:
                 self._say(
@@ -465,6 +467,8 @@ class Mirror:
             with self._changed:
                 self._changed.notify_all()
             self._thread.join(_LONGEST_PAUSE_S)
+            with self._commits:  # what is still under way must not complete without the lease
+                self._rejected = True
             if not self._lease.lost:
                 self._sync_files()
         shutil.rmtree(self.directory / _UPLOADING, ignore_errors=True)
@@ -603,9 +607,12 @@ class Mirror:
                 self._remote.commit(folder, upload.step, data, part.layout)
                 kept = (self._keep, self._every, certified) if folder == CHECKPOINTS else (1,)
                 self._remote.delete_oldest(folder, *kept)
-        self._remote.collect([bucket_checkpoints.data_of(one.step, one.part) for one in self._work])
+            uploading = [bucket_checkpoints.data_of(one.step, one.part) for one in self._work]
+            self._remote.collect(uploading)
 
     def _count_sent(self, count: int) -> None:
+        if self._rejected:  # otherwise the process could not exit before its files are sent
+            raise lease.Lost("the upload is abandoned")
         with self._changed:
             self._sent += count
             if self._sent > self._most_sent:
@@ -1001,7 +1008,11 @@ class Mirror:
     def _sync_files(self) -> None:
         """Uploads the files that have changed; failures are tried again the next time."""
         try:
+            if self._first:
+                self._lease.check()
             self._upload_files()
+        except lease.Lost:
+            pass  # the bucket has the files of another run
         except _Failures as error:
             self._warn(f"files of the run are not uploaded yet: {error}")
 

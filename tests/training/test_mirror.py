@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shutil
 import threading
 import time
 import types
@@ -331,18 +332,7 @@ def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs("one", None).begin(keep=1)
-    slow, released = threading.Event(), threading.Event()
-    put = run.bucket.put
-
-    def wait(name: str, data: Any, *more: Any) -> None:
-        if name.startswith("data/1-"):
-            slow.set()
-            released.wait(20)
-        put(name, data, *more)
-
-    monkeypatch.setattr(run.bucket, "put", wait)
-    run.save(1)
-    assert slow.wait(20)
+    released = slow_upload(run, monkeypatch)
     run.save(2, 3)  # which also deletes checkpoint 1 on disk
     assert run.on_disk == [3]
     assert run.stored == []
@@ -630,6 +620,68 @@ def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
         run.finish()
 
 
+def test_a_run_that_was_paused_does_not_overwrite_the_files_of_another(
+    runs: Callable[..., Run],
+) -> None:
+    run = runs("one", None)
+    run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
+    run.bucket.put("metrics.jsonl", b"of the other\n")
+    (run.directory / "metrics.jsonl").write_text("1\n")
+    with run.mirror._lease._lock:
+        run.mirror._lease._renewed_at -= 100
+    run.mirror._sync_files()
+    found = run.bucket.get("metrics.jsonl")
+    assert found is not None
+    assert found.data == b"of the other\n"
+
+
+def slow_upload(run: Run, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Saves step 1, and returns once its upload waits for the returned event."""
+    slow, released = threading.Event(), threading.Event()
+    put = run.bucket.put
+
+    def wait(name: str, data: Any, *more: Any) -> None:
+        if name.startswith("data/1-"):
+            slow.set()
+            released.wait(20)
+        put(name, data, *more)
+
+    monkeypatch.setattr(run.bucket, "put", wait)
+    run.save(1)
+    assert slow.wait(20)
+    return released
+
+
+def test_an_upload_that_outlives_its_run_is_abandoned(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.1)
+    released = slow_upload(run, monkeypatch)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # its files are open
+    run.close()
+    released.set()
+    assert run.mirror._thread is not None
+    run.mirror._thread.join(20)
+    assert not run.mirror._thread.is_alive()
+    assert run.stored == []
+    assert not any("not uploaded yet" in line for line in run.said)
+
+
+def test_a_step_that_is_saved_again_keeps_the_files_of_its_upload(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+    released = slow_upload(run, monkeypatch)
+    assert run.checkpoints is not None
+    run.checkpoints.forget_after(0)  # as after a rollback
+    run.save(1)
+    released.set()
+    run.finish()
+    assert run.stored == [1]
+    assert not any("not uploaded yet" in line for line in run.said)
+
+
 def test_a_checkpoint_that_is_deleted_meanwhile_does_not_hold_up_the_files(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -839,18 +891,7 @@ def test_the_best_does_not_supersede_later_checkpoints(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs("one", None).begin(keep=3)
-    slow, released = threading.Event(), threading.Event()
-    put = run.bucket.put
-
-    def wait(name: str, data: Any, *more: Any) -> None:
-        if name.startswith("data/1-"):
-            slow.set()
-            released.wait(20)
-        put(name, data, *more)
-
-    monkeypatch.setattr(run.bucket, "put", wait)
-    run.save(1)
-    assert slow.wait(20)
+    released = slow_upload(run, monkeypatch)
     assert run.checkpoints is not None
     run.checkpoints.save(make_state(2), meta_of(2), best=True)
     run.save(3)
