@@ -440,6 +440,9 @@ class BucketCheckpoints:
         local = run / FETCHING / found.data.replace("/", "-")
         try:
             local.mkdir(parents=True, exist_ok=True)
+            for other in local.parent.iterdir():  # an interrupted fetch, whose space is needed
+                if other != local:
+                    shutil.rmtree(other, ignore_errors=True)
             there = self.bucket.versions(found.data)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 left = {

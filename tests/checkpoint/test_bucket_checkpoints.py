@@ -475,6 +475,21 @@ def test_a_fetch_continues_on_a_disk_that_just_fits(
         assert manifest.verify(get(store, 4, tmp_path)) == ""
 
 
+def test_an_interrupted_fetch_of_another_checkpoint_takes_no_space(
+    store: BucketCheckpoints,
+    upload: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upload(4)
+    size = sum(count for count, _ in store.read(FOLDER, 4).files.values())
+    left = tmp_path / bucket_checkpoints.FETCHING / "data-2-000000000000" / "0"
+    left.mkdir(parents=True)
+    (left / "x.partial").write_bytes(bytes(1000))
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: size + 999 - used(tmp_path))
+    assert manifest.verify(get(store, 4, tmp_path)) == ""
+
+
 def test_a_file_larger_than_its_manifest_says_is_not_downloaded(
     store: BucketCheckpoints, upload: Callable[..., str], tmp_path: Path
 ) -> None:
