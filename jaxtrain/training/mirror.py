@@ -169,6 +169,7 @@ class Mirror:
         self._unexpected: Exception | None = None
         self._said: set[str] = set()
         self._synced: dict[str, tuple[int, int]] = {}
+        self._files_sent: dict[str, int] = {}  # bytes, of the upload that is under way
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -364,7 +365,8 @@ class Mirror:
         with self._changed:
             self._work = [one for one in work if one is not None]
             self._sent, self._total = 0, sum(_bytes(one.source) for one in self._work)
-            self._moved_at = time.monotonic()
+            self._most_sent, self._attempt_s = 0, 0.0
+            self._attempt_at = self._moved_at = time.monotonic()
             self._changed.notify_all()
 
     def finish(self, still_alive: Callable[[], None]) -> None:
@@ -503,7 +505,8 @@ class Mirror:
 
     def _progress(self) -> str:
         step = self._work[0].step if self._work else 0
-        return f"checkpoint {step}: {self._sent / 2**20:.1f} of {self._total / 2**20:.1f} MiB"
+        sent = min(self._sent, self._total)  # files of the run follow
+        return f"checkpoint {step}: {sent / 2**20:.1f} of {self._total / 2**20:.1f} MiB"
 
     def _missed_best(self, target: Path) -> list[Path]:
         best = self._missed.get(BEST)
@@ -552,6 +555,7 @@ class Mirror:
 
     def _try_until_done(self, upload: _Upload) -> None:
         pause_s = 1.0
+        self._files_sent = {}
         with self._changed:
             self._most_sent, self._attempt_s, self._moved_at = 0, 0.0, time.monotonic()
         self._publish()
@@ -576,9 +580,9 @@ class Mirror:
         # Before the files: on another machine, a resume reads the copy, which is not older.
         certified = layout.certified_step(self.directory)
         with self._changed:
-            self._sent, self._attempt_at = 0, time.monotonic()
+            self._sent, self._attempt_at = sum(self._files_sent.values()), time.monotonic()
         if part.number in part.layout.complete():
-            self._remote.upload(upload.source, data, part.number or 0, self._count_sent)
+            self._remote.upload(upload.source, data, part.number or 0, self._count_checkpoint)
         if self._first:
             self._lease.check()
         # A resume on new machines continues these files: none may be older than the checkpoint.
@@ -610,9 +614,12 @@ class Mirror:
             uploading = [bucket_checkpoints.data_of(one.step, one.part) for one in self._work]
             self._remote.collect(uploading)
 
-    def _count_sent(self, count: int) -> None:
+    def _count_checkpoint(self, count: int) -> None:
         if self._rejected:  # otherwise the process could not exit before its files are sent
             raise lease.Lost("the upload is abandoned")
+        self._count_sent(count)
+
+    def _count_sent(self, count: int) -> None:
         with self._changed:
             self._sent += count
             if self._sent > self._most_sent:
@@ -1031,7 +1038,11 @@ class Mirror:
                 state = about.st_size, about.st_mtime_ns
                 if self._synced.get(name) != state:
                     small = about.st_size <= _IN_MEMORY_BYTES  # a file that grows is read once
-                    self._bucket.put(name, path.read_bytes() if small else path)
+                    content = path.read_bytes() if small else path
+                    # The log of a failing upload grows, which is no progress.
+                    again = name in self._files_sent
+                    self._bucket.put(name, content, _ignore if again else self._count_sent)
+                    self._files_sent.setdefault(name, about.st_size)
                     self._synced[name] = state
             except OSError as error:  # an unreadable file must not stop the uploads of checkpoints
                 self._warn(f"files of the run are not uploaded yet: {error}")
@@ -1098,6 +1109,10 @@ def _parts_of(found: Stored, shards: int, wanted: tuple[int, ...], process: int)
     """
     needed = wanted if found.layout.shards == shards else range(found.layout.shards)
     return found.layout.parts_with(needed, first=process)
+
+
+def _ignore(count: int) -> None:
+    pass
 
 
 def _bytes(checkpoint: Path) -> int:

@@ -588,6 +588,53 @@ def test_a_large_file_may_take_longer_than_a_bucket_that_takes_nothing(
     assert run.stored == [2]
 
 
+def test_files_of_the_run_are_progress(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+    put, now = run.bucket.put, [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(name: str, data: Any, *sent: Callable[[int], object]) -> None:
+        if name.startswith("samples/"):
+            now[0] += mirror._GIVE_UP_S - 1
+            assert not run.mirror._is_stuck()
+        put(name, data, *sent)
+
+    monkeypatch.setattr(run.bucket, "put", slow)
+    (run.directory / "samples").mkdir()
+    for number in range(4):
+        (run.directory / "samples" / f"{number}.png").write_bytes(b"1")
+    run.save(2)
+    run.finish()
+    assert run.stored == [2]
+
+
+def test_a_log_that_grows_is_no_progress(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_GIVE_UP_S", 3.0)
+    run = runs("one", None).begin()
+    put, logs = run.bucket.put, list[int]()
+
+    def fail(name: str, data: Any, *sent: Callable[[int], object]) -> None:
+        if name.startswith("samples/"):
+            raise Unavailable("no")
+        put(name, data, *sent)
+        if name == "log.txt":
+            logs.append(len(data))
+            (run.directory / name).write_bytes(data + b"1" * 1000)
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    (run.directory / "samples").mkdir()
+    for name in ("log.txt", "samples/1.png"):
+        (run.directory / name).write_bytes(b"1")
+    run.save(2)
+    with pytest.raises(RunAgain, match="checkpoint 2 is complete in"):
+        run.finish()
+    assert len(logs) > 1
+
+
 def test_an_attempt_may_take_as_long_as_the_one_before(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
