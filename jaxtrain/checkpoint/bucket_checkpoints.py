@@ -580,8 +580,8 @@ def model_to_read(text: str, flag: str, cache_root: Path, say: Say) -> Path:
     raise InputError(f"{shown} has no intact checkpoint{damaged}: check the URL")
 
 
-def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
-    """Fetches the checkpoint for ``--resume URL``, and returns its folder.
+def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> tuple[Path, str]:
+    """Fetches the checkpoint for ``--resume URL``, and returns its folder and its URL.
 
     Of a run, this is the newest intact one, as on disk; damaged ones are reported.
 
@@ -599,7 +599,8 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
     with _reading(url, cache_root, say) as local, _of_disk(url):
         there = {name: found.steps(name) for name in (CHECKPOINTS, BEST)}
         if only is not None:
-            return _fetch_step(found, folder, only, local, f"--resume {text}", there)
+            path = _fetch_step(found, folder, only, local, f"--resume {text}", there)
+            return path, f"{url}/{folder}/{only}"
         damaged: list[str] = []
         for one in (CHECKPOINTS, BEST) if there[CHECKPOINTS] else ():
             for step in there[one][::-1]:
@@ -614,7 +615,7 @@ def checkpoint_to_resume(text: str, cache_root: Path, say: Say) -> Path:
                         f"warning: resuming from {url}/{one}/{step}, the newest intact one in "
                         f"{one}/"
                     )
-                return path
+                return path, f"{url}/{one}/{step}"
     if damaged:
         raise InputError(f"--resume {text}: no checkpoint there is intact ({damaged[0]})")
     raise InputError(f"--resume {text}: no complete checkpoint found there; {others(there, -1)}")

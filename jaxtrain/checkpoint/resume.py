@@ -491,7 +491,7 @@ def _is_of(directory: Path, start_from: Path | None) -> bool:
 
 
 def check_same_run(
-    start_from: Path,
+    source: str,
     saved: Mapping[str, Any],
     *,
     model: Any,
@@ -505,7 +505,7 @@ def check_same_run(
     Checkpoints of older versions may contain URLs with queries, which are not printed.
 
     Args:
-        start_from: the checkpoint.
+        source: the checkpoint, as it is printed.
         saved: its metadata (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
         model: this run's model config.
         fingerprint: of this run's data.
@@ -520,7 +520,7 @@ def check_same_run(
     old = {**saved["config"], "model": from_file.current(saved["config"]["model"])}
     if saved["fingerprint"] != fingerprint:
         raise InputError(
-            f"{start_from} was trained on different data ({_data_of(old, saved['fingerprint'])}) "
+            f"{source} was trained on different data ({_data_of(old, saved['fingerprint'])}) "
             f"than "
             f"this run ({_data_of(settings, fingerprint)}), so the order of examples would differ: "
             f"pass the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
@@ -528,28 +528,28 @@ def check_same_run(
         )
     if old["seed"] != settings["seed"]:
         raise InputError(
-            f"{start_from} was trained with seed {old['seed']}, and this run has seed "
+            f"{source} was trained with seed {old['seed']}, and this run has seed "
             f"{settings['seed']}, so the order of examples would differ: omit --seed"
         )
     frozen = [sorted(set(one["model"].get("freeze", ()))) for one in (old, settings)]
     if frozen[0] != frozen[1]:
         raise InputError(
-            f"{start_from} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "
+            f"{source} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "
             f"run has {' '.join(frozen[1]) or '()'}, so the optimizer states differ: pass the same "
-            f"--model.freeze, or start a new run with --model.init_from {start_from}"
+            f"--model.freeze, or start a new run with --model.init_from {source}"
         )
     for difference in config.differences(old, settings):
         say(f"differs from the checkpoint: {difference}")
     for difference in config.differences(saved["versions"], versions):
         say(f"version differs from the checkpoint: {difference}")
-    from_file.check_not_in_weights(model, old["model"], start_from)
+    from_file.check_not_in_weights(model, old["model"], source)
 
 
-def check_constants(start_from: Path, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
+def check_constants(source: str, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
     """Case 12, for the weights that a model reads from files and does not train.
 
     Args:
-        start_from: the checkpoint.
+        source: the checkpoint, as it is printed.
         saved: part of the model -> checksum of its values, from the metadata.
         found: likewise, of this run's files.
 
@@ -560,7 +560,7 @@ def check_constants(start_from: Path, saved: Mapping[str, str], found: Mapping[s
         was, now = (one[part][:8] if part in one else "none" for one in (saved, found))
         if saved.get(part) != found.get(part):
             raise InputError(
-                f"{start_from} was trained with other values of {part} (checksum {was}) than this "
+                f"{source} was trained with other values of {part} (checksum {was}) than this "
                 f"config's files have ({now}): pass the files that the run started with, which its "
                 "config.json names"
             )

@@ -182,7 +182,7 @@ def _is_sane(number: float) -> bool:
     return math.isfinite(number)
 
 
-def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
+def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | str) -> None:
     """Refuses parameters trained with other values of fields that array shapes do not determine.
 
     Args:

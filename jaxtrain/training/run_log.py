@@ -73,7 +73,7 @@ class RunLog(events.EventLog):
         self,
         run: config.Run,
         directory: Path,
-        resumed_from: Path | None,
+        resumed_from: str | None,
         position: Position,
         arguments: Sequence[str],
         before: run_directory.Before,
@@ -85,7 +85,8 @@ class RunLog(events.EventLog):
         Args:
             run: the config.
             directory: of the run.
-            resumed_from: the checkpoint that the run resumes from; None for a new run.
+            resumed_from: the checkpoint that the run resumes from, as it is printed; None for a
+                new run.
             position: completed steps and examples seen at that checkpoint.
             arguments: of the command line.
             before: the state of the directory before the run, restored if the run ends with
@@ -104,7 +105,7 @@ class RunLog(events.EventLog):
                 step=position.done,
                 seen=position.seen,
                 total=total,
-                resumed_from=None if resumed_from is None else str(resumed_from),
+                resumed_from=resumed_from,
                 config=config.to_dict(run),
                 arguments=arguments,
                 began=IMPORTED_AT if arguments else self._entered,

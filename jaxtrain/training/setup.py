@@ -368,20 +368,21 @@ def open_training(
             before = run_directory.before(run.name, flags.output_dir)
             if mirror is not None:
                 mirror.fetch(flags.resume, mesh, run.mesh.shard)
-            if flags.resume is not None and bucket.is_bucket(flags.resume):
-                source = process_group.process_zero_first(
+            resume_from, shown_source = flags.resume, ""
+            if resume_from is not None and bucket.is_bucket(resume_from):
+                fetched, shown_source = process_group.process_zero_first(
                     functools.partial(
                         bucket_checkpoints.checkpoint_to_resume,
-                        flags.resume,
+                        resume_from,
                         cache.root(run.data.cache_dir),
                         say,
                     ),
                     "checkpoint",
                 )
-                flags = dataclasses.replace(flags, resume=str(source))
+                resume_from = str(fetched)
             start_from = run_directory.start_from(
                 run.name,
-                flags.resume,
+                resume_from,
                 flags.output_dir,
                 say=log.log,  # already on the console
                 max_lost_steps=run.checkpoint.every,
@@ -391,10 +392,15 @@ def open_training(
                 run.name, flags.output_dir, flags.resume, start_from, own_disk=own_disk
             )
             position = _position(start_from)
+            shown = directory if mirror is None else mirror.shown
+            if start_from is not None and not shown_source:
+                own = start_from.is_relative_to(directory)
+                path = start_from.relative_to(directory) if own else start_from
+                shown_source = f"{shown}/{path}" if own else str(path)
         log.open(
             run,
             directory,
-            start_from,
+            shown_source or None,
             position,
             flags.arguments,
             before,
@@ -442,9 +448,8 @@ def open_training(
         )
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
-            shown = directory if mirror is None else mirror.shown
             state = first_state(
-                step_setup, model.init_from, start_from, directory, meta, say, shown=shown
+                step_setup, model.init_from, start_from, directory, meta, say, shown=shown_source
             )
         if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
             say(nothing)
@@ -639,7 +644,7 @@ def first_state(
     meta: RunMeta,
     say: Say,
     *,
-    shown: str | Path,
+    shown: str,
 ) -> State:
     """Returns a new state, or a checkpoint's, whose best validation it copies into ``meta``.
 
@@ -650,7 +655,7 @@ def first_state(
         directory: of the run.
         meta: of the run.
         say: prints a line.
-        shown: the directory as it is printed.
+        shown: the checkpoint as it is printed.
     """
     constants = _constants(setup)
     meta.constants = checksums(constants)
@@ -658,7 +663,7 @@ def first_state(
         return _first_values(setup, init_from, constants, say)
     saved = layout.read_run_meta(start_from)
     resume.check_same_run(
-        start_from,
+        shown,
         saved,
         model=setup.run.model,
         fingerprint=meta.fingerprint,
@@ -667,21 +672,19 @@ def first_state(
         say=say,
     )
     if "constants" in saved:
-        resume.check_constants(start_from, saved["constants"], meta.constants)
+        resume.check_constants(shown, saved["constants"], meta.constants)
         state = restore(start_from, setup.saved, verified=True)
         everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
         state = with_values(everything, {}, constants)
     else:
         state = restore(start_from, setup.target, verified=True)
-        check_extras(state, constants, str(start_from))
+        check_extras(state, constants, shown)
     best = resume.best_so_far(saved["best"], setup.run.checkpoint, start_from, directory)
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done
-    own = start_from.is_relative_to(directory)
-    source = f"{shown}/{start_from.relative_to(directory)}" if own else start_from
     say(
-        f"resumed from {source}: step {done} of {setup.total}, {saved['examples_seen']} "
+        f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
         f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
     )
     if changed := _schedule_change(setup, saved["config"], done):

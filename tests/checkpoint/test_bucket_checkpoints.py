@@ -328,9 +328,9 @@ def test_a_resume_from_a_url_is_as_from_a_folder(stored: BucketCheckpoints, tmp_
     said: list[str] = []
 
     def resumed(url: str) -> str:
-        return "/".join(
-            bucket_checkpoints.checkpoint_to_resume(url, tmp_path, said.append).parts[-2:]
-        )
+        path, shown = bucket_checkpoints.checkpoint_to_resume(url, tmp_path, said.append)
+        assert shown == f"s3://bucket/run/{path.parent.name}/{path.name}"
+        return "/".join(path.parts[-2:])
 
     assert resumed("s3://bucket/run") == "checkpoints/6"
     assert resumed("s3://bucket/run/checkpoints/4") == "checkpoints/4"

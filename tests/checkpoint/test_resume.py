@@ -453,7 +453,7 @@ def described(run: config.Run, fingerprint: str) -> dict[str, Any]:
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], say: Callable[[str], None]) -> None:
     resume.check_same_run(
-        Path("4"),
+        "4",
         saved,
         model=RUN.model,
         fingerprint=now["fingerprint"],

@@ -49,7 +49,7 @@ class Story:
         self.signals = signals
 
     def begin(
-        self, start_from: Path | None = None, arguments: tuple[str, ...] = ("--config", "demo_mlm")
+        self, start_from: str | None = None, arguments: tuple[str, ...] = ("--config", "demo_mlm")
     ) -> RunLog:
         """Opens the run directory."""
         self.log.open(
@@ -147,14 +147,14 @@ def test_a_resume_removes_an_incomplete_line_and_appends(tmp_path: Path) -> None
 
     again = Story(tmp_path, Position(4, 32))
     again.spend(1.0)
-    written = again.begin(tmp_path / "checkpoints" / "4")
+    written = again.begin("s3://bucket/run/checkpoints/4")
     written.started(10)
     again.spend(1.0)
     written.ended(75, "stopped by SIGTERM")
     assert [record["event"] for record in again.records()] == ["start", "start", "phase", "end"]
     resumed = again.records()[1]
     assert (resumed["step"], resumed["seen"]) == (4, 32)
-    assert resumed["from"] == str(tmp_path / "checkpoints" / "4")
+    assert resumed["from"] == "s3://bucket/run/checkpoints/4"
     assert again.phases_written() == [("start", 2.0, 4)]
 
 

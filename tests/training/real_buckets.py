@@ -436,7 +436,7 @@ def test_commands_read_runs_in_a_bucket(place: Path, proxy: FaultProxy) -> None:
         *("--loop.steps", 12, "--output-dir", f"from-{proxy.scheme}", "--resume", url),
         **variables,
     )
-    assert "step 8 of 12" in started
+    assert f"resumed from {url}/checkpoints/8: step 8 of 12" in started
     nothing = run(
         place, "export", f"{proxy.scheme}://{BUCKET}/nothing", "x.safetensors", **variables
     )

@@ -76,7 +76,8 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
     run = built(devices).run.override({"model.teacher.weights": str(folder)})
     made = dataclasses.replace(built(devices), run=run)
     meta = save_policy.describe(run, "fingerprint")
-    state = setup.first_state(made, None, start_from, folder, meta, lambda line: None, shown=folder)
+    shown = str(start_from or "")
+    state = setup.first_state(made, None, start_from, folder, meta, lambda line: None, shown=shown)
     return made, state, meta
 
 
