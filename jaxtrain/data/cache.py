@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, listing, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
@@ -377,7 +379,7 @@ def _fetch(
     if (there := _complete_in(output, name)) is None:
         shutil.rmtree(work, ignore_errors=True)
         return None
-    record, described = work / _FETCHING, json.dumps({"boot": lock.machine(), "files": there})
+    record, described = work / _FETCHING, json.dumps({"boot": _boot(), "files": there})
     keep = alone
     try:
         with _explained(folder.parent):
@@ -405,6 +407,17 @@ def _fetch(
     finally:
         if not keep:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _boot() -> str:
+    """Returns what changes at each boot of this machine, and rarely without one.
+
+    Without the identifier of the boot, its time is used, which also changes if the clock is set.
+    """
+    try:
+        return lock.boot()
+    except OSError:
+        return f"{lock.machine()} {psutil.boot_time()}"
 
 
 def _upload(

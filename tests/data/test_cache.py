@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 from obstore.store import MemoryStore
 
@@ -393,21 +394,32 @@ def test_a_fetch_that_failed_continues(
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("change", ["objects", "boot", "gone"])
+def boot_is_unknown() -> str:
+    """As in a sandbox without /proc/sys/kernel/random/boot_id."""
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize("change", ["objects", "boot", "time of the boot", "gone"])
 def test_a_fetch_does_not_continue_with_other_objects(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     built: list[int] = []
     made_in([], built)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    if change == "time of the boot":
+        monkeypatch.setattr(lock, "boot", boot_is_unknown)
     with monkeypatch.context() as patched:
         _break_at(patched, MANIFEST, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             made_in([], built)
+    for file in (tmp_path / "second").rglob("file") if "boot" in change else ():
+        file.write_bytes(bytes(3))  # what was written last is lost
     if change == "objects":
         bucket.put("text/key/file", b"xyz")
     elif change == "boot":
         monkeypatch.setattr(lock, "boot", lambda: "another")
+    elif change == "time of the boot":
+        monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     else:
         bucket.delete(["text/key/file"])
     asked = _break_at(monkeypatch, "nothing", KeyboardInterrupt())
@@ -464,15 +476,10 @@ def test_a_folder_with_names_that_no_disk_has_is_incomplete(
 def test_a_cache_is_fetched_where_the_boot_is_unknown(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a sandbox without /proc/sys/kernel/random/boot_id."""
-
-    def unknown() -> str:
-        raise FileNotFoundError
-
     built: list[int] = []
     made_in([], built)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    monkeypatch.setattr(lock, "boot", unknown)
+    monkeypatch.setattr(lock, "boot", boot_is_unknown)
     made_in([], built)
     assert len(built) == 1
 
