@@ -118,6 +118,19 @@ def url_of(run: config.Run, output: str | None) -> str | None:
     return buckets.normalized(mirror, "checkpoint.mirror", or_disk=False)
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Replaces errors of the disk by errors with a fix."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_trouble(
+            error,
+            f"{error.filename or 'the run directory'} cannot be read or written",
+            "make it readable and writable",
+        ) from error
+
+
 class Mirror:
     """The copy of a run in a bucket. All processes create one and make the same calls.
 
@@ -227,6 +240,7 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
+    @_explained()
     def fetch(self, resume: str | None, mesh: jax.sharding.Mesh, shard: str) -> None:
         """Makes the run directory have the newest complete checkpoint of disk and bucket.
 
@@ -272,14 +286,9 @@ class Mirror:
         due = self.directory / _FILES_DUE
         log = self.directory / line_files.log_name(self._process)
         if self._active and (due.exists() or not log.exists()):
-            try:
-                due.touch()
-                self._fetch_files()
-                due.unlink()
-            except OSError as error:
-                raise disk_trouble(
-                    error, f"{error.filename} cannot be written", "free space there"
-                ) from error
+            due.touch()
+            self._fetch_files()
+            due.unlink()
 
     def start(self, keep: int, every: int) -> None:
         """Begins to copy, in a thread: first what an earlier start of the run left on disk.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -297,6 +298,26 @@ def test_a_damaged_file_on_disk_is_fetched_again(runs: Callable[..., Run]) -> No
     again = runs("one")
     assert path.read_bytes() == content
     assert again.on_disk == [2]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "fix"),
+    [(errno.EIO, RunAgain, "bring the disk back, or"), (errno.EACCES, InputError, "")],
+)
+def test_a_disk_that_cannot_be_read_is_one_line(
+    runs: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    kind: type[Exception],
+    fix: str,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number), "/disk/4/state")
+
+    monkeypatch.setattr(Mirror, "_on_disk", fail)
+    why = rf"^/disk/4/state cannot be read or written \({os.strerror(number)}\): {fix}.*make it"
+    with pytest.raises(kind, match=why):
+        runs("one")
 
 
 def test_without_resume_a_used_folder_is_refused(runs: Callable[..., Run]) -> None:
