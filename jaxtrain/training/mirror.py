@@ -862,8 +862,8 @@ class Mirror:
                 )
                 self._start_fresh()
                 return ""
-            how, step = decision.split()
-            wrong = self._make_there(how, int(step), have, shards, wanted)
+            how, folder, step = decision.split()
+            wrong = self._make_there(how, folder, int(step), have, shards, wanted)
             failed = [one for one in process_group.gather("fetched", wrong) if one]
             if how == "upload":
                 if failed:
@@ -876,13 +876,13 @@ class Mirror:
             have.pop(int(step), None)
             self._say(f"warning: checkpoint {step} cannot be used: {failed[0]}")
             if how == "bucket":
-                damaged[CHECKPOINTS, int(step)] = failed[0]
+                damaged[folder, int(step)] = failed[0]
             if how == "bucket" and self._first:
-                self._remote.set_aside(CHECKPOINTS, int(step), failed[0])
+                self._remote.set_aside(folder, int(step), failed[0])
         self._say_unusable(gathered, int(step), only)
-        for folder in (CHECKPOINTS, BEST):  # later ones, which other processes lack
-            files.supersede(self.directory / folder, int(step), self._say)
-        return f"{CHECKPOINTS}/{step}"
+        for one in (CHECKPOINTS, BEST):  # later ones, which other processes lack
+            files.supersede(self.directory / one, int(step), self._say)
+        return f"{folder}/{step}"
 
     def _start_fresh(self) -> None:
         """Moves aside the first checkpoint that some process lacks, if the bucket has none.
@@ -931,7 +931,11 @@ class Mirror:
         return found, unusable
 
     def _decide(self, everywhere: list[dict[int, Any]], only: int | None) -> str:
-        """Returns which checkpoint to use and where from; "" if there is none. Process 0."""
+        """Returns where to get a checkpoint from, its folder and step. Process 0.
+
+        Returns:
+            Such as ``bucket checkpoints 4``; "" if there is none.
+        """
         stored = set(self._remote.steps())
         on_disk, to_upload = set(), set()
         for step in set().union(*everywhere):
@@ -947,22 +951,27 @@ class Mirror:
                     to_upload.add(step)
         able = [one for one in stored | on_disk | to_upload if only in (None, one)]
         if not able:
-            return ""
+            return f"bucket {BEST} {only}" if only in self._remote.steps(BEST) else ""
         step = max(able)
         kept = max(stored.intersection(able), default=step)
         with contextlib.suppress(Incomplete, manifest.Unusable):
             path = self.directory / CHECKPOINTS / str(step)
             if kept < step and self._is_newer(self._remote.read(CHECKPOINTS, kept), path):
                 step = kept
-        if step in stored:
-            return f"bucket {step}"
-        return f"disk {step}" if step in on_disk else f"upload {step}"
+        how = "bucket" if step in stored else "disk" if step in on_disk else "upload"
+        return f"{how} {CHECKPOINTS} {step}"
 
     def _make_there(
-        self, how: str, step: int, have: dict[int, Any], shards: int, wanted: tuple[int, ...]
+        self,
+        how: str,
+        folder: str,
+        step: int,
+        have: dict[int, Any],
+        shards: int,
+        wanted: tuple[int, ...],
     ) -> str:
         """Carries out a decision in this process; returns why it cannot."""
-        path = self.directory / CHECKPOINTS / str(step)
+        path = self.directory / folder / str(step)
         part, fits = have.get(step, (None, False))
         try:
             if how == "upload":
@@ -975,12 +984,12 @@ class Mirror:
                 return ""
             if how == "disk":
                 return manifest.verify(path)
-            found = self._remote.read(CHECKPOINTS, step)
+            found = self._remote.read(folder, step)
             same = part is not None and bucket_checkpoints.data_of(step, part) == found.data
             if same and fits and not manifest.verify(path):
                 return ""
             (self.directory / _FILES_DUE).touch()
-            self._get(found, _parts_of(found, shards, wanted, self._process), CHECKPOINTS)
+            self._get(found, _parts_of(found, shards, wanted, self._process), folder)
             have[step] = bucket_checkpoints.part_of(path), True
             return ""
         except Incomplete as why:

@@ -512,7 +512,7 @@ def test_a_resume_names_a_damaged_checkpoint_that_another_disk_lacks(
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     run = runs("one")
     monkeypatch.setattr(Mirror, "_decide", lambda *_: next(decisions))
-    decisions = iter(["upload 4", "bucket 2"])
+    decisions = iter(["upload checkpoints 4", "bucket checkpoints 2"])
     run.said.clear()
     run.mirror._fetch_parts(None, 1, (0,))
     assert "warning: checkpoint 4 cannot be used: " in str(run.said)
@@ -1023,7 +1023,26 @@ def test_hosts_agree_on_the_newest_checkpoint_that_all_can_have(
     folder = run.directory / FOLDER / "4"
     folder.mkdir()
     (folder / bucket_checkpoints.PART).write_bytes(part.to_json())
-    assert run.mirror._decide(everywhere, only) == expected
+    assert run.mirror._decide(everywhere, only) == expected.replace(" ", " checkpoints ")
+
+
+def test_hosts_resume_from_the_best_checkpoint_that_a_step_names(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None).begin(keep=1)
+    assert first.checkpoints is not None
+    first.checkpoints.save(make_state(2), with_best(2, 2), best=True)
+    first.checkpoints.wait()
+    first.finish()
+    first.save(4)
+    first.finish()
+    first.close()
+    assert first.stored == [4]
+    run = runs("two", "4")
+    run.mirror.own_disk = True
+    assert run.mirror._fetch_parts(2, 1, (0,)) == "best/2"
+    assert layout.steps(run.directory / "best") == [2]
+    assert run.mirror._fetch_parts(None, 1, (0,)) == "checkpoints/4"
 
 
 def test_hosts_do_not_agree_on_what_another_has_abandoned(
@@ -1039,8 +1058,8 @@ def test_hosts_do_not_agree_on_what_another_has_abandoned(
     second.finish()
     own = bucket_checkpoints.part_of(first.directory / FOLDER / "4").save
     everywhere = [{4: (own, 0, True)}, {4: (own, 1, True)}]
-    assert first.mirror._decide(everywhere, None) == "bucket 3"
-    assert first.mirror._decide(everywhere, 4) == "disk 4"
+    assert first.mirror._decide(everywhere, None) == "bucket checkpoints 3"
+    assert first.mirror._decide(everywhere, 4) == "disk checkpoints 4"
 
 
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
