@@ -482,7 +482,7 @@ class Mirror:
                 self._rejected = True
             if not self._lease.lost:
                 self._sync_files()
-        shutil.rmtree(self.directory / _UPLOADING, ignore_errors=True)
+            shutil.rmtree(self.directory / _UPLOADING, ignore_errors=True)
         self._lease.release()
 
     def _wait(self, still_alive: Callable[[], None]) -> None:

@@ -736,6 +736,22 @@ def test_an_upload_that_outlives_its_run_is_abandoned(
     assert not any("not uploaded yet" in line for line in run.said)
 
 
+def test_another_process_that_ends_keeps_the_files_of_an_upload(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the run directory, of which only process 0 keeps the copy."""
+    run = runs("one", None).begin()
+    released = slow_upload(run, monkeypatch)
+    other = Mirror(run.bucket, run.directory, staged=False, say=run.said.append)
+    other._first = other._active = False
+    other.start(2, 1)
+    other.close()
+    released.set()
+    run.finish()
+    assert run.stored == [1]
+    assert not any("not uploaded yet" in line for line in run.said)
+
+
 def test_a_step_that_is_saved_again_keeps_the_files_of_its_upload(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
