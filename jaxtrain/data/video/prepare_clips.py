@@ -44,7 +44,14 @@ from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, bucket_output, disks, lock, shared_folder
+from jaxtrain.storage import (
+    addresses,
+    bucket_output,
+    disks,
+    lock,
+    shared_folder,
+    temporary_folders,
+)
 from jaxtrain.storage import bucket as buckets
 from jaxtrain.storage.atomic import (
     create_whole,
@@ -186,7 +193,7 @@ def _run_to_bucket(
         try:
             return _run(jobs, destination, settings, engine, say, share)
         finally:
-            bucket_output.clean(cache.root(None))  # of workers that were lost
+            temporary_folders.clean(cache.root(None))  # of workers that were lost
 
 
 def _find(source: str, say: Say) -> list[Found]:
@@ -649,8 +656,8 @@ def _cut_to_bucket(
             if _has_clips(record, sizes):
                 return {**record, _BY_OTHERS: True}
     with (
-        bucket_output.temporary_folder(cache.root(None)) as work,
-        bucket_output.explained(work.parent),
+        temporary_folders.temporary_folder(cache.root(None)) as work,
+        temporary_folders.explained(work.parent),
     ):
         here = dataclasses.replace(job, out=work)
         (work / WORK).mkdir()
