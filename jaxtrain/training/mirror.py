@@ -24,6 +24,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +64,7 @@ _PROGRESS = "uploading"  # topic of what the parts of other processes that are u
 _PUBLISH_EVERY_S = 5.0
 _OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _IN_MEMORY_BYTES = 2**25
+_FILES_AT_ONCE = 8  # in a fetch: a long run has thousands of small ones
 
 Say = Callable[[str], None]
 _Failures = (InputError, RunAgain, Incomplete, OSError, manifest.Unusable)
@@ -1014,21 +1016,29 @@ class Mirror:
 
     def _fetch_files(self) -> None:
         """Fetches metrics, samples, lists and logs, which the run continues."""
-        for name, version in self._bucket.versions().items():
-            if not self._is_file_of_run(name) or not listing.is_inside(name):
-                continue
-            path = self.directory / name
-            for folder in path.relative_to(self.directory).parents:
-                if (self.directory / folder).is_symlink() and folder != Path():
-                    raise InputError(
-                        f"the run directory {self.directory} contains a symbolic link, {folder}, "
-                        f"and a run must not write outside its directory: remove the link"
-                    )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.partial")
-            beside.unlink(missing_ok=True)
-            if self._bucket.download(name, beside, version=version) is not None:
-                beside.replace(path)
+        found = {
+            name: version
+            for name, version in self._bucket.versions().items()
+            if self._is_file_of_run(name) and listing.is_inside(name)
+        }
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            for _ in pool.map(self._fetch_file, found, found.values()):
+                pass
+
+    def _fetch_file(self, name: str, version: tuple[int, str]) -> None:
+        path = self.directory / name
+        for folder in path.relative_to(self.directory).parents:
+            if (self.directory / folder).is_symlink() and folder != Path():
+                raise InputError(
+                    f"the run directory {self.directory} contains a symbolic link, {folder}, "
+                    f"and a run must not write outside its directory: remove the link"
+                )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.partial")
+        beside.unlink(missing_ok=True)
+        if self._bucket.download(name, beside, version=version) is not None:
+            beside.replace(path)
+            self._synced[name] = _state(path)
 
     def _sync_files(self) -> None:
         """Uploads the files that have changed; failures are tried again the next time."""
@@ -1052,15 +1062,14 @@ class Mirror:
             try:
                 if not self._is_file_of_run(name) or path.is_symlink() or not path.is_file():
                     continue
-                about = path.stat()
-                state = about.st_size, about.st_mtime_ns
+                state = _state(path)
                 if self._synced.get(name) != state:
-                    small = about.st_size <= _IN_MEMORY_BYTES  # a file that grows is read once
+                    small = state[0] <= _IN_MEMORY_BYTES  # a file that grows is read once
                     content = path.read_bytes() if small else path
                     # The log of a failing upload grows, which is no progress.
                     again = name in self._files_sent
                     self._bucket.put(name, content, _ignore if again else self._count_sent)
-                    self._files_sent.setdefault(name, about.st_size)
+                    self._files_sent.setdefault(name, state[0])
                     self._synced[name] = state
             except OSError as error:  # an unreadable file must not stop the uploads of checkpoints
                 self._warn(f"files of the run are not uploaded yet: {error}")
@@ -1127,6 +1136,12 @@ def _parts_of(found: Stored, shards: int, wanted: tuple[int, ...], process: int)
     """
     needed = wanted if found.layout.shards == shards else range(found.layout.shards)
     return found.layout.parts_with(needed, first=process)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Returns what changes with the content of a file."""
+    about = file.stat()
+    return about.st_size, about.st_mtime_ns
 
 
 def _ignore(count: int) -> None:

@@ -1092,6 +1092,34 @@ def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run
     assert second.on_disk == [2]
 
 
+def test_files_are_fetched_at_the_same_time_and_not_sent_back(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs("one", None).begin()
+    for name in ("log.txt", "metrics.jsonl"):
+        (first.directory / name).write_text("old\n")
+    first.save(2)
+    first.finish()
+    first.close()
+    both, download = threading.Barrier(2, timeout=20), Bucket.download
+
+    def wait(self: Bucket, name: str, *more: Any, **flags: Any) -> Any:
+        if not name.startswith("data/"):
+            both.wait()
+        return download(self, name, *more, **flags)
+
+    monkeypatch.setattr(Bucket, "download", wait)
+    second = runs("two")
+    sent: list[str] = []
+    put = second.bucket.put
+    monkeypatch.setattr(
+        second.bucket, "put", lambda name, *more: (sent.append(name), put(name, *more))
+    )
+    (second.directory / "metrics.jsonl").write_text("old\nnew\n")
+    second.mirror._upload_files()
+    assert sent == ["metrics.jsonl"]
+
+
 def test_files_are_not_fetched_through_links(runs: Callable[..., Run], tmp_path: Path) -> None:
     first = runs("one", None).begin()
     (first.directory / "metrics.jsonl").write_text("1\n")
