@@ -675,7 +675,9 @@ def run_to_read(
         check_room(local, need, url, cure)
         for name in names:
             (local / name).parent.mkdir(parents=True, exist_ok=True)
-            found.bucket.download(name, local / name)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(lambda name: found.bucket.download(name, local / name), names):
+                pass
         prefixes = _PREFIXES if damaged is not None else ()
         for folder in [f"{prefix}{one}" for prefix in prefixes for one in (CHECKPOINTS, BEST)]:
             there = found.steps(folder)

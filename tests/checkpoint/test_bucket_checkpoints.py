@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -427,6 +428,22 @@ def test_files_that_do_not_fit_on_the_disk_are_not_fetched(
     free[0] = 0  # the next command replaces the file
     bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
     assert (place / "log.txt").read_bytes() == b"1" * 100
+
+
+def test_files_of_a_run_are_fetched_at_the_same_time(
+    stored: BucketCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("log.txt", "samples/1.png"):
+        stored.bucket.put(name, b"1")
+    both, download = threading.Barrier(2, timeout=20), stored.bucket.download
+
+    def wait(name: str, path: Path) -> Any:
+        both.wait()
+        return download(name, path)
+
+    monkeypatch.setattr(stored.bucket, "download", wait)
+    place = bucket_checkpoints.run_to_read("s3://bucket/run", tmp_path, print)
+    assert (place / "samples" / "1.png").read_bytes() == b"1"
 
 
 def used(folder: Path) -> int:
