@@ -57,6 +57,7 @@ class RunLog(events.EventLog):
         if on_end is not None:
             on_end.describe = lambda: (self.directory if self._opened else None, self._why)
         self._ended = False
+        self._logged: BaseException | None = None
         self._ending = threading.Lock()
         self._stack = contextlib.ExitStack()
 
@@ -116,7 +117,7 @@ class RunLog(events.EventLog):
         self.directory, self._opened = directory, True
         self._stack.push(discard)
         self._stack.callback(self.close)
-        self._stack.push(self._failed)
+        self._stack.push(self.failed)
         self.phases.at(position.done)
         process, count = jax.process_index(), jax.process_count()
         self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
@@ -158,11 +159,12 @@ class RunLog(events.EventLog):
         self.phases.end()
         self.emit(events.Ended(self.phases.now.step, code, why))
 
-    def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Logs the error or signal that ends the run; the command line prints it."""
+    def failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Logs the error or signal that ends the run, once; the command line prints it."""
         del kind, trace
-        if error is None:
+        if error is None or error is self._logged:
             return
+        self._logged = error
         reason = stop_inside(error) or error
         try:
             self.ended(exit_code(reason), why(reason))

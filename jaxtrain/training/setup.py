@@ -407,6 +407,7 @@ def open_training(
             flags.track,
             described="" if mirror is None else mirror.both,
         )
+        stack.push(log.failed)  # before the mirror uploads log.txt for the last time
         if fit := as_found(run)[1]:
             say(fit)
         if flags.resume and start_from is None:

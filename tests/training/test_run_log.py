@@ -64,6 +64,17 @@ def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
 
 
+def test_an_error_is_logged_once_before_the_files_are_copied(tmp_path: Path) -> None:
+    log, _, _ = begin(tmp_path)
+    error = InputError("--data.path nowhere: no such folder")
+    log.failed(InputError, error, None)
+    written = (tmp_path / "log.txt").read_text()
+    assert written.endswith("error: --data.path nowhere: no such folder\n")
+    assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
+    log.__exit__(InputError, error, None)
+    assert (tmp_path / "log.txt").read_text() == written
+
+
 def test_the_first_line_describes_a_directory_that_is_copied(tmp_path: Path) -> None:
     log = RunLog(StopSignals(), Watchdog(None, Left(KeyValueStore(), StopSignals())))
     with log:
