@@ -194,6 +194,34 @@ def test_two_hosts_that_share_nothing_and_then_one(
     assert {step: sorted(ids) for step, (_, ids) in example_ids(copy).items()} == straight
 
 
+def test_the_best_checkpoint_survives_the_loss_of_the_disk(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    """The loss falls, so the first validation stays the best one by ``max``."""
+    name = f"best-{proxy.scheme}"
+    judged = ("--loop.eval_every", 4, "--checkpoint.best_metric", "val/loss")
+    more = (*judged, "--checkpoint.best_mode", "max")
+    train(place, *arguments(name, 8, proxy.scheme), *more, **proxy.variables)
+    assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
+    shutil.rmtree(place / "cache" / "buckets")
+    text = train(place, *arguments(name, 12, proxy.scheme), *more, **proxy.variables)
+    assert "fetching best checkpoint 4 from" in text
+    assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
+
+
+def test_the_bucket_has_the_reason_of_a_failure(
+    place: Path, server: Server, proxy: FaultProxy
+) -> None:
+    name = f"failed-{proxy.scheme}"
+    flags = [*arguments(name, 60, proxy.scheme), "--optim.peak_lr", "1e30"]
+    ended = run(place, *flags, **proxy.variables)
+    assert ended.returncode == 2, ended.stderr
+    reason = next(one for one in ended.stderr.splitlines() if one.startswith("error: "))
+    assert reason in server.read(f"{name}/log.txt").decode()
+    last = json.loads(server.read(f"{name}/history.jsonl").splitlines()[-1])
+    assert (last["event"], last["code"]) == ("end", 2)
+
+
 def test_a_connection_with_many_faults(place: Path, server: Server, proxy: FaultProxy) -> None:
     name = f"faults-{proxy.scheme}"
     kinds = ("SlowDown", "cut", "InternalError", "ExpiredToken", "QuotaExceeded", "TooManyRequests")
