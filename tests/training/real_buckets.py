@@ -139,7 +139,13 @@ def test_a_kill_during_an_upload_and_the_loss_of_the_disk(
 
 
 def two(
-    place: Path, disks: tuple[str, str], steps: int, name: str, first: FaultProxy, last: FaultProxy
+    place: Path,
+    disks: tuple[str, str],
+    steps: int,
+    name: str,
+    first: FaultProxy,
+    last: FaultProxy,
+    more: Sequence[str] = (),
 ) -> str:
     """Runs two processes with separate disks; returns the output of process 0.
 
@@ -149,6 +155,7 @@ def two(
     with two_processes(
         place,
         *arguments(name, steps, first.scheme),
+        *more,
         both={"TMPDIR": str(place)},
         first=first.variables | caches[0],
         second=last.variables | caches[1],
@@ -194,19 +201,26 @@ def test_two_hosts_that_share_nothing_and_then_one(
     assert {step: sorted(ids) for step, (_, ids) in example_ids(copy).items()} == straight
 
 
-def test_the_best_checkpoint_survives_the_loss_of_the_disk(
-    place: Path, server: Server, proxy: FaultProxy
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_best_checkpoint_survives_the_loss_of_all_disks(
+    place: Path, server: Server, proxy: FaultProxy, hosts: int
 ) -> None:
     """The loss falls, so the first validation stays the best one by ``max``."""
-    name = f"best-{proxy.scheme}"
-    judged = ("--loop.eval_every", 4, "--checkpoint.best_metric", "val/loss")
-    more = (*judged, "--checkpoint.best_mode", "max")
-    train(place, *arguments(name, 8, proxy.scheme), *more, **proxy.variables)
-    assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
-    shutil.rmtree(place / "cache" / "buckets")
-    text = train(place, *arguments(name, 12, proxy.scheme), *more, **proxy.variables)
-    assert "fetching best checkpoint 4 from" in text
-    assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
+    name = f"best-{hosts}-{proxy.scheme}"
+    judged = ("--loop.eval_every", "4", "--checkpoint.best_metric", "val/loss")
+    more, texts = (*judged, "--checkpoint.best_mode", "max"), []
+    disks = [f"{name}-{host}" for host in range(2)]
+    for steps in (8, 12):
+        if hosts == 2:
+            texts.append(two(place, (disks[0], disks[1]), steps, name, proxy, proxy, more))
+        else:
+            flags = [*arguments(name, steps, proxy.scheme), *more]
+            cache = {"JAXTRAIN_CACHE": str(place / disks[0])}
+            texts.append(train(place, *flags, **proxy.variables, **cache))
+        assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
+        for disk in disks[:hosts]:
+            shutil.rmtree(place / disk / "buckets")
+    assert "fetching best checkpoint 4 from" in texts[1]
 
 
 def test_the_bucket_has_the_reason_of_a_failure(
