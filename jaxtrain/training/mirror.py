@@ -384,8 +384,10 @@ class Mirror:
         """Waits until the newest checkpoint is in the bucket, with the parts of all processes.
 
         Raises:
-            RunAgain: in all processes, if the bucket took nothing new for ten minutes.
+            RunAgain: in all processes, if the bucket took nothing new for ten minutes, or the
+                disk of one is full.
         """
+        wrong = ""
         self._wait_for_all(still_alive)
         for _ in range(2):  # the newest, then the best, unless they are uploaded together
             best = self._missed.get(BEST)
@@ -396,18 +398,24 @@ class Mirror:
             elif target == best:
                 del self._missed[BEST]
             if target is not None and target.exists():
-                self.begin(target, self.prepare(target), also_best=target == best)
-            self._wait_for_all(still_alive)
+                if problem := self.prepare(target):
+                    wrong = (
+                        f"checkpoint {target.name} is complete in {self.directory}, but not in "
+                        f"{self.url} ({problem}): free space on that disk, then resume on this "
+                        "machine with --resume latest"
+                    )
+                else:
+                    self.begin(target, "", also_best=target == best)
+            self._wait_for_all(still_alive, wrong)
 
-    def _wait_for_all(self, still_alive: Callable[[], None]) -> None:
+    def _wait_for_all(self, still_alive: Callable[[], None], wrong: str = "") -> None:
         """Waits until no process uploads anything.
 
         A process that ended before the others would look lost to them. One that began another
         upload would lose its files: process 0 deletes what no manifest lists after its commit.
         """
-        wrong = ""
         try:
-            if self._active:
+            if self._active and not wrong:
                 self._wait(still_alive)
         except RunAgain as error:
             wrong = str(error)

@@ -280,7 +280,12 @@ def test_damaged_files_that_are_also_of_the_best_checkpoint_are_fetched_once(
     first.close()
     fetches: list[str] = []
     get = Mirror._get
-    monkeypatch.setattr(Mirror, "_get", lambda *found: fetches.append("") or get(*found))
+
+    def noted(self: Mirror, *more: Any) -> None:
+        fetches.append("one")
+        get(self, *more)
+
+    monkeypatch.setattr(Mirror, "_get", noted)
     first.bucket.delete([name for name in first.bucket.sizes() if name.endswith("metadata")])
     with pytest.raises(InputError, match=r"\(checkpoints/2: data/2-\w+/0/meta/metadata is missing"):
         runs("two", resume)
@@ -571,6 +576,26 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     with pytest.raises(RunAgain, match=f"checkpoint 2 is complete in {run.directory}, but not in"):
         run.mirror.finish(lambda: beats.append(None))
     assert beats
+
+
+def test_a_last_checkpoint_that_cannot_be_linked_is_not_done(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one", None).begin()
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.files, "link", full)
+        run.save(2)
+        why = rf"2 is complete in .*, but not in s3://bucket/run \(.*{os.strerror(errno.ENOSPC)}"
+        with pytest.raises(RunAgain, match=why):
+            run.finish()
+    run.close()
+    again = runs("one").begin()
+    again.finish()
+    assert again.stored == [2]
 
 
 def test_an_unexpected_error_in_an_upload_ends_the_run(
@@ -1112,9 +1137,12 @@ def test_files_are_fetched_at_the_same_time_and_not_sent_back(
     second = runs("two")
     sent: list[str] = []
     put = second.bucket.put
-    monkeypatch.setattr(
-        second.bucket, "put", lambda name, *more: (sent.append(name), put(name, *more))
-    )
+
+    def noted(name: str, *more: Any) -> None:
+        sent.append(name)
+        put(name, *more)
+
+    monkeypatch.setattr(second.bucket, "put", noted)
     (second.directory / "metrics.jsonl").write_text("old\nnew\n")
     second.mirror._upload_files()
     assert sent == ["metrics.jsonl"]
