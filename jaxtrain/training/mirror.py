@@ -1074,7 +1074,7 @@ class Mirror:
                 if self._synced.get(name) != state:
                     small = state[0] <= _IN_MEMORY_BYTES  # a file that grows is read once
                     content = path.read_bytes() if small else path
-                    # The log of a failing upload grows, which is no progress.
+                    # The log of a failing upload grows, which does not count as progress.
                     again = name in self._files_sent
                     self._bucket.put(name, content, _ignore if again else self._count_sent)
                     self._files_sent.setdefault(name, state[0])

@@ -656,7 +656,7 @@ def test_files_of_the_run_are_progress(
     assert run.stored == [2]
 
 
-def test_a_log_that_grows_is_no_progress(
+def test_a_log_that_grows_does_not_count_as_progress(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "_GIVE_UP_S", 3.0)
