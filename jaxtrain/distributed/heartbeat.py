@@ -5,14 +5,20 @@ runtime notices that after 100 s, or not at all
 (https://github.com/jax-ml/jax/issues/38503). So a thread in each process publishes its status to
 the key-value store every two seconds and reads the status of the others: whether one got a stop
 signal, has left, or is silent.
+
+If process 0 is gone, jax's client aborts the process from C++ (jax 0.10 to 0.12; their callback for
+this raises std::bad_cast). A handler of SIGABRT then ends it as any other loss does.
 """
 
 import contextlib
+import ctypes
 import json
 import os
+import re
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from jaxtrain import terminal
@@ -30,9 +36,18 @@ OVERSLEPT_S = 1.0
 GRACE_S = 6.0
 # Process 0 runs the service and leaves last, but waits no longer than this for the others.
 LEAVE_S = 5.0
+# After process 0 has left: time for this process to finish its own end, such as its --on-end.
+FINISH_S = 90.0
 
 _TOPIC = "heartbeat"
 _NEVER = "no heartbeat yet"
+
+_FINAL = (WRONG_USE, INTERRUPTED)  # exit codes that a retry would not change
+# What gloo and NCCL report if a process that takes part in a collective is gone.
+_LOST_PEER = re.compile(
+    r"Gloo .* failed: |NCCL .*(remote process exited|Connection (closed|reset|refused))", re.DOTALL
+)
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 class Heartbeat:
@@ -59,7 +74,8 @@ class Heartbeat:
         self._began = time.monotonic()
         self._ending = False
         self._closed = threading.Event()
-        self._on_lost: Callable[[str], None] = _exit
+        self._on_lost: Callable[[str, int], None] = _exit
+        self._on_abort, self._before = _Handler(self._aborting), ctypes.c_void_p()
         # Two threads: the first may wait forever for a service whose process is stuck.
         self._threads = [
             threading.Thread(target=work, name="heartbeat", daemon=True)
@@ -70,10 +86,13 @@ class Heartbeat:
         if self._store.client is not None:
             for thread in self._threads:
                 thread.start()
+            self._before = _handle_abort(ctypes.cast(self._on_abort, ctypes.c_void_p))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        if self._store.client is not None:
+            _handle_abort(self._before)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(BEAT_S)
@@ -83,9 +102,23 @@ class Heartbeat:
         with self._lock:
             self._own |= {"phase": phase, "step": step}
 
-    def when_lost(self, then: Callable[[str], None]) -> None:
-        """Sets what to call, with the reason, when another process is gone; it must exit."""
+    def when_lost(self, then: Callable[[str, int], None]) -> None:
+        """Sets what to call when another process is gone, with the reason and the exit code.
+
+        It must exit.
+        """
         self._on_lost = then
+
+    @contextlib.contextmanager
+    def collectives(self) -> Iterator[None]:
+        """Ends this process if a collective inside fails because another process is gone."""
+        try:
+            yield
+        except Exception as error:  # jax 0.10.2 raises a ValueError if the call itself fails
+            if self._store.client is not None and _LOST_PEER.search(str(error)):
+                self._answers()  # reads the last status of the others
+                self._lose(f"another process is gone or unreachable ({first_line(error)})")
+            raise
 
     def ending(self) -> None:
         """Marks the end of the run: from here on a process that leaves is not reported."""
@@ -139,7 +172,7 @@ class Heartbeat:
             except Exception as error:  # from the service; the type belongs to the runtime
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > GRACE_S and not self._ending:
-                    self._on_lost(f"process 0 is gone ({first_line(error)})")
+                    self._on_lost(f"process 0 is gone ({first_line(error)})", RUN_AGAIN)
 
     def _watch(self) -> None:
         while True:
@@ -186,18 +219,45 @@ class Heartbeat:
                 last = _line(status, since, now) if status else _NEVER
                 self._on_lost(
                     f"process {process} sent no heartbeat for {SILENCE_S:g} s ({last}): it is "
-                    "stuck or gone"
+                    "stuck or gone",
+                    RUN_AGAIN,
                 )
 
     def _follow(self, process: int, code: int) -> None:
-        if self._closed.wait(GRACE_S) or self._ending:
+        if not (self._closed.wait(GRACE_S) or self._ending):
+            self._on_lost(*_left(process, code))
+
+    def _lose(self, reason: str) -> None:
+        """Ends this process because another is gone: with ``reason``, unless that one gave one."""
+        with self._lock:
+            known = {process: status.get("left") for process, (status, _) in self._others.items()}
+        left = [_left(process, code) for process, code in known.items() if code is not None]
+        final = [one for one in left if one[1] in _FINAL]
+        self._on_lost(*[*final, *left, (reason, RUN_AGAIN)][0])
+
+    def _answers(self) -> bool:
+        """Reads the status of the others; returns whether the service answers in time."""
+        answers: list[bool] = []
+
+        def read() -> None:
+            with contextlib.suppress(Exception):  # from the service
+                self._read()
+                answers.append(True)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(BEAT_S)
+        return bool(answers)
+
+    def _aborting(self, number: int) -> None:
+        """Handles SIGABRT in the thread that raised it; afterwards, the process aborts."""
+        del number
+        if self._answers():  # so it is not about process 0
             return
-        reason = f"process {process} has ended with exit code {code}"
-        if code in (WRONG_USE, INTERRUPTED):  # a retry would not help
-            terminal.warn(f"error: {reason}; ending this process, too")
-            self.leave(code)
-            os._exit(code)
-        self._on_lost(reason)
+        if self._ending:
+            time.sleep(FINISH_S)
+        else:
+            self._lose("process 0 is gone")
 
 
 def _line(status: dict[str, Any], since: float, now: float) -> str:
@@ -206,7 +266,20 @@ def _line(status: dict[str, Any], since: float, now: float) -> str:
     return f"{status['phase']}, {step} done, heartbeat {now - since:.0f} s ago{left}"
 
 
-def _exit(reason: str) -> None:
+def _left(process: int, code: int) -> tuple[str, int]:
+    """Returns why this process ends after another one has left with ``code``, and its own code."""
+    own = code if code in _FINAL else RUN_AGAIN
+    return f"process {process} has ended with exit code {code}", own
+
+
+def _handle_abort(handler: ctypes.c_void_p) -> ctypes.c_void_p:
+    """Sets the handler of SIGABRT and returns the one before. Python's would return at once."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    return ctypes.c_void_p(set_handler(signal.SIGABRT, handler))
+
+
+def _exit(reason: str, code: int) -> None:
     """Exits without writing stacks: there is no run directory yet."""
-    terminal.warn(f"{reason}; exit code {RUN_AGAIN}")
-    os._exit(RUN_AGAIN)
+    terminal.warn(f"{reason}; exit code {code}")
+    os._exit(code)

@@ -71,17 +71,16 @@ class OnEnd:
 
     def returned(self, code: int) -> None:
         """The run has ended with this exit code, and saved its state unless it is 2."""
-        outcome = {DONE: "done", RUN_AGAIN: "stopped", INTERRUPTED: "stopped"}
-        self._run(outcome.get(code, "failed"), code)
+        self._run(_OUTCOMES.get(code, "failed"), code)
 
     def failed(self, error: BaseException) -> None:
         """An error or a signal has ended the run."""
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         self._run("stopped" if stopped else "failed", exit_code(error), why(error))
 
-    def hung(self, reason: str) -> None:
+    def hung(self, reason: str, code: int = RUN_AGAIN) -> None:
         """The watchdog ends the run: it hangs, or another process is gone."""
-        self._run("hung", RUN_AGAIN, reason)
+        self._run("hung" if code == RUN_AGAIN else _OUTCOMES.get(code, "failed"), code, reason)
 
     def stopped(self, code: int) -> None:
         """A signal ends the process during a long call."""
@@ -136,4 +135,5 @@ class OnEnd:
                         os.killpg(started.pid, signal.SIGKILL)
 
 
+_OUTCOMES = {DONE: "done", RUN_AGAIN: "stopped", INTERRUPTED: "stopped"}
 _VERBS = {"done": "finished", "stopped": "stopped", "failed": "failed", "hung": "hung"}

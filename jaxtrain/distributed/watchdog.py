@@ -42,7 +42,7 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, heartbeat: Heartbeat) -> None:
         self._timeout_s = timeout_s
         self._directory: Path | None = None
-        self._say: Callable[[str], None] = terminal.warn
+        self._say: Callable[[str, int], None] = lambda text, code: terminal.warn(text)
         self._heartbeat = heartbeat
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
@@ -51,7 +51,7 @@ class Watchdog:
         self._step: int | None = None
         self._end_at: float | None = None
         self._ended = self._ending = False
-        self._last: Callable[[str], None] = lambda reason: None
+        self._last: Callable[[str, int], None] = lambda reason, code: None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -66,12 +66,17 @@ class Watchdog:
             self._changed.notify()
         self._thread.join()
 
-    def report_to(self, directory: Path, say: Callable[[str], None]) -> None:
-        """Sets the run directory, which gets the stacks, and what prints a line."""
+    def report_to(self, directory: Path, say: Callable[[str, int], None]) -> None:
+        """Sets the run directory, which gets the stacks, and what prints the last line.
+
+        Args:
+            directory: of the run.
+            say: takes the line and the exit code.
+        """
         self._directory, self._say = directory, say
 
-    def before_exit(self, last: Callable[[str], None]) -> None:
-        """Sets what to call with the reason just before the process ends."""
+    def before_exit(self, last: Callable[[str, int], None]) -> None:
+        """Sets what to call just before the process ends, with the reason and the exit code."""
         self._last = last
 
     def beat(self, step: int | None = None) -> None:
@@ -87,18 +92,23 @@ class Watchdog:
             self._end_at = self._now() + seconds
             self._changed.notify()
 
-    def end(self, reason: str) -> None:
-        """Writes the report and ends the process with 75; only the first call has an effect."""
+    def end(self, reason: str, code: int = RUN_AGAIN) -> None:
+        """Writes the report and ends the process; only the first call has an effect.
+
+        Args:
+            reason: of the end.
+            code: the exit code; 2 or 130 if another process has ended with it.
+        """
         with self._changed:
             first, self._ending = not self._ending, True
         if not first:
             threading.Event().wait()
-        report = threading.Thread(target=self._report, args=(reason,), daemon=True)
+        report = threading.Thread(target=self._report, args=(reason, code), daemon=True)
         report.start()
         report.join(REPORT_S)
-        self._heartbeat.leave(RUN_AGAIN)
-        self._last(reason)
-        os._exit(RUN_AGAIN)  # sys.exit would only end this thread
+        self._heartbeat.leave(code)
+        self._last(reason, code)
+        os._exit(code)  # sys.exit would only end this thread
 
     @contextlib.contextmanager
     def pause(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
@@ -172,7 +182,10 @@ class Watchdog:
         what = f"{name} did not end" if name else "no step ended"
         return f"hung: {what} within {limit_s:g} s{where}"
 
-    def _report(self, reason: str) -> None:
+    def _report(self, reason: str, code: int) -> None:
+        if code != RUN_AGAIN:  # that process has printed why
+            self._say(f"error: {reason}; ending this process, too", code)
+            return
         head = "\n".join((reason, *self._heartbeat.table(), "", ""))
         where = "stacks of all threads above"
         if self._directory is None:
@@ -187,7 +200,7 @@ class Watchdog:
             except OSError as error:
                 where = f"no stacks: {path} could not be written ({error.strerror})"
         self._say(
-            f"{reason}; {where}; exit code {RUN_AGAIN}: run the same command with --resume latest"
+            f"{reason}; {where}; exit code {code}: run the same command with --resume latest", code
         )
 
 

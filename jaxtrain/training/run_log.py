@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import jax
 
-from jaxtrain import IMPORTED_AT, config, versions
+from jaxtrain import IMPORTED_AT, config, terminal, versions
 from jaxtrain.config import invocation
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.on_end import OnEnd
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import RUN_AGAIN, InputError, stop_inside
+from jaxtrain.errors import InputError, stop_inside
 from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.phases import Phases
@@ -182,11 +182,13 @@ class RunLog(events.EventLog):
 
         _soon(write)
 
-    def _say_last(self, words: str) -> None:
+    def _say_last(self, words: str, code: int) -> None:
         """Logs the watchdog's last message, and the end of the run."""
         try:
             self.say(words)
-            _soon(self.ended, RUN_AGAIN, words)
+            if jax.process_index():  # whose console shows nothing else
+                terminal.warn(words)
+            _soon(self.ended, code, words)
         finally:
             self._shown.close()
 

@@ -148,6 +148,7 @@ def _train(
 ) -> tuple[int, Path]:
     with (
         RunLog(signals, watchdog, on_end) as log,
+        heartbeat.collectives(),
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
         if setup is None:  # nothing left to train

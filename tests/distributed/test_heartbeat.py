@@ -1,19 +1,23 @@
-"""Liveness monitoring between processes, over a key-value store in memory."""
+"""Liveness monitoring between processes, mostly over a key-value store in memory."""
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_key_value import FakeClient
+from program import two_processes
 
 from jaxtrain.distributed import heartbeat
 from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 
 
@@ -50,7 +54,7 @@ def lost(store: Shared) -> Iterator[list[str]]:
     """Yields the reasons with which process 1 of two loses process 0."""
     reasons: list[str] = []
     with heartbeat_of(1, store) as one:
-        one.when_lost(reasons.append)
+        one.when_lost(lambda reason, code: reasons.append(reason))
         yield reasons
 
 
@@ -113,7 +117,7 @@ def test_a_process_that_left_ends_the_others(store: Shared, lost: list[str]) -> 
 def test_a_process_that_leaves_at_the_end_is_not_lost(store: Shared) -> None:
     reasons: list[str] = []
     with heartbeat_of(1, store) as one:
-        one.when_lost(reasons.append)
+        one.when_lost(lambda reason, code: reasons.append(reason))
         one.ending()
         store.beat(0, left=75)
         time.sleep(1.5)
@@ -124,7 +128,7 @@ def test_a_stop_signal_of_one_process_stops_all(store: Shared) -> None:
     with StopSignals() as signals:
         signals.hold()
         with heartbeat_of(1, store, signals) as one:
-            one.when_lost(pytest.fail)
+            one.when_lost(lambda reason, code: pytest.fail(reason))
             store.beat(0, stop="SIGTERM")
             wait_for(lambda: signals.requested)
             assert signals.requested == "SIGTERM"
@@ -176,3 +180,109 @@ def test_the_exit_code_after_another_process_left(code: int, own: int) -> None:
     )
     assert ended.returncode == own, ended.stderr
     assert f"process 0 has ended with exit code {code}" in ended.stderr
+
+
+GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error: Connection reset by peer"
+NCCL = (
+    "INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited or there was a network "
+    "error. Last NCCL warning(error) log entry (may be unrelated) ''."
+)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])  # jax raises both
+@pytest.mark.parametrize("text", [GLOO, NCCL])
+@pytest.mark.parametrize(
+    ("left", "reason", "code"),
+    [
+        (None, "another process is gone or unreachable (", 75),
+        (1, "process 0 has ended with exit code 1", 75),
+        (2, "process 0 has ended with exit code 2", 2),
+        (130, "process 0 has ended with exit code 130", 130),
+    ],
+)
+def test_a_collective_that_fails_because_of_another_process(
+    store: Shared, kind: type[Exception], text: str, left: int | None, reason: str, code: int
+) -> None:
+    store.beat(0, **({} if left is None else {"left": left}))
+    found: list[tuple[str, int]] = []
+    one = heartbeat_of(1, store)
+    one.when_lost(lambda *lost: found.append(lost))
+    with pytest.raises(kind), one.collectives():
+        raise kind(text)
+    assert found == [(f"{reason}{text})" if left is None else reason, code)]
+
+
+def test_other_errors_of_the_runtime_are_unexpected(store: Shared) -> None:
+    alone, one = Heartbeat(KeyValueStore(), StopSignals()), heartbeat_of(1, store)
+    for process, text in ((one, "RESOURCE_EXHAUSTED: Out of memory"), (alone, GLOO)):
+        process.when_lost(lambda reason, code: pytest.fail(reason))
+        with pytest.raises(RuntimeError), process.collectives():
+            raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("service", "code"),
+    [("pass", -signal.SIGABRT), ("raise RuntimeError('gone')", 75), ("time.sleep(60)", 75)],
+)
+def test_an_abort_by_the_client_of_a_lost_process_zero(service: str, code: int) -> None:
+    """Another abort stays one."""
+    program = f"""
+    import os, sys, threading, time
+    sys.path[:0] = ["tests"]
+    from distributed.test_heartbeat import Shared, heartbeat_of
+    def fails():
+        {service}
+    store = Shared()
+    with heartbeat_of(1, store):
+        store.before = fails
+        threading.Thread(target=os.abort).start()
+        time.sleep(60)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ("process 0 is gone; exit code 75" in ended.stderr) == (code == 75)
+
+
+IN_A_COLLECTIVE = """
+import os
+from jaxtrain import config
+from jaxtrain.distributed import key_value, process_group
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.sharding import make_mesh
+
+process_group.connect(os.environ, 2)
+with Heartbeat(key_value.of_run(), StopSignals()) as heartbeat, heartbeat.collectives():
+    mesh = make_mesh(config.Mesh(data=2, fsdp=1, shard="none"))
+    exchange = process_group.Exchange(mesh, largest=("step",))
+    for step in range(10_000_000):
+        exchange.now({"step": step})
+        if step == 3:
+            print("three", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, number: int) -> None:
+    """In a real collective, and if the killed process runs the service."""
+    with two_processes(tmp_path, program=["-c", IN_A_COLLECTIVE]) as started:
+        killed, other = started[number], started[1 - number]
+        assert other.stdout is not None
+        output = ""
+        while not output.endswith("three\n"):
+            line = other.stdout.readline()
+            assert line, output
+            output += line
+        killed.kill()
+        output += other.communicate(timeout=120)[0]
+        assert other.returncode == 75, output
+        reason = "another process is gone or unreachable (UNKNOWN: Gloo" if number else "is gone"
+        assert reason in output
+        assert "Traceback" not in output

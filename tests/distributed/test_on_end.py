@@ -30,6 +30,8 @@ def test_the_command_gets_the_outcome(tmp_path: Path, capsys: pytest.CaptureFixt
         lambda one: one.failed(Stopped("SIGTERM")),
         lambda one: one.failed(KeyError("x")),
         lambda one: one.hung("hung: no step"),
+        lambda one: one.hung("process 1 has ended with exit code 2", 2),
+        lambda one: one.hung("process 1 has ended with exit code 130", 130),
         lambda one: one.stopped(130),
     )
     for end in ends:
@@ -46,6 +48,8 @@ def test_the_command_gets_the_outcome(tmp_path: Path, capsys: pytest.CaptureFixt
         "stopped 75 stopped by SIGTERM; there was nothing to save",
         "failed 1 KeyError: 'x'",
         "hung 75 hung: no step",
+        "failed 2 process 1 has ended with exit code 2",
+        "stopped 130 process 1 has ended with exit code 130",
         "stopped 130 known",
     ]
     assert str(file) not in capsys.readouterr().err  # the command may contain a secret
@@ -100,7 +104,7 @@ def test_it_runs_after_a_hang(tmp_path: Path) -> None:
     on_end = OnEnd(sys.argv[1])
     with Watchdog(0.3, Heartbeat(KeyValueStore(), StopSignals())) as watchdog:
         watchdog.before_exit(on_end.hung)
-        watchdog.report_to(Path(sys.argv[2]), print)
+        watchdog.report_to(Path(sys.argv[2]), lambda line, code: print(line))
         threading.Event().wait(300)
     """
     ended = subprocess.run(

@@ -21,7 +21,7 @@ class Harmless(Watchdog):
         super().__init__(timeout_s, Heartbeat(KeyValueStore(), StopSignals()))
         self.reasons: list[str] = []
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, code: int = RUN_AGAIN) -> None:
         self.reasons.append(reason)
 
 
@@ -38,7 +38,7 @@ def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
         threading.Event().wait(300)
 
     heartbeat = Heartbeat(KeyValueStore(), StopSignals())
-    say = lambda text: print(text, flush=True)
+    say = lambda text, code: print(text, flush=True)
     watchdog = Watchdog(0.5, heartbeat)
     directory = Path({str(tmp_path)!r})
     watchdog.report_to(directory, say)
@@ -82,7 +82,7 @@ def test_a_hang_ends_the_process_even_if_printing_hangs(tmp_path: Path) -> None:
         """
         import jaxtrain.distributed.watchdog
         jaxtrain.distributed.watchdog.REPORT_S = 0.3
-        watchdog._say = lambda text: stuck_here()
+        watchdog._say = lambda text, code: stuck_here()
         with watchdog, watchdog.pause("save", allowance_s=0.1):
             stuck_here()
         """,
@@ -201,7 +201,7 @@ def test_a_symbolic_link_in_place_of_the_report_is_not_followed(tmp_path: Path) 
     (tmp_path / "hang-0.txt").symlink_to("mine")
     lines: list[str] = []
     watchdog = Harmless(None)
-    watchdog.report_to(tmp_path, lines.append)
-    watchdog._report("hung")
+    watchdog.report_to(tmp_path, lambda line, code: lines.append(line))
+    watchdog._report("hung", RUN_AGAIN)
     assert "hang-0.txt could not be written (it is a symbolic link)" in lines[0]
     assert (tmp_path / "mine").read_text() == "kept"

@@ -12,7 +12,7 @@ from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import InputError, Stopped
+from jaxtrain.errors import RUN_AGAIN, InputError, Stopped
 from jaxtrain.telemetry import history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.history import History
@@ -147,7 +147,7 @@ def test_the_watchdogs_last_message_is_in_the_log_and_in_the_history(
 
     monkeypatch.setattr(Console, "close", close)
     log, _, _ = begin(tmp_path)
-    log._watchdog._say("no step ended within 5 s")
+    log._watchdog._say("no step ended within 5 s", RUN_AGAIN)
     assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # before the close
     assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
     assert end(tmp_path) == (75, "no step ended within 5 s")
