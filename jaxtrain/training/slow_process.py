@@ -293,7 +293,8 @@ class SlowProcesses:
         self._slow_links = _Twice[tuple[tuple[int, ...], int]]()
         # The same in all processes, which measure their devices at the same time.
         self._step_s = 0.0
-        self._owed_s = 0.0  # seconds of steps until the devices may be measured again
+        self._owed_s = 0.0  # seconds of steps until the measurements so far are paid for
+        self._each_s = 0.0  # seconds of steps that pay for one of them
         self._pending: tuple[int, jax.Array] | None = None
         self._where = batch_sharding(mesh)
         self._devices = list(mesh.devices.flat)
@@ -349,7 +350,9 @@ class SlowProcesses:
         exchange_s = dict[jax.Device, list[float]]()
         # The same in all processes: they all take part in the exchanges, or none does.
         suspects = self._slow_devices.suspected or self._slow_links.suspected
-        due = suspects or self._owed_s <= steps * self._step_s
+        # A suspicion is confirmed at once, but not if measurements keep finding other suspects.
+        ahead_s = self._each_s if suspects else 0.0
+        due = self._owed_s <= steps * self._step_s + ahead_s
         if self._measure is not None and due:
             with self._reported():
                 found = self._measure()
@@ -425,7 +428,8 @@ class SlowProcesses:
         self._owed_s -= steps * self._step_s
         costs = [row.cost_s for row in table if not math.isnan(row.cost_s)]
         if costs:
-            self._owed_s = max(costs) / _BUDGET
+            self._each_s = max(costs) / _BUDGET
+            self._owed_s = max(self._owed_s, 0.0) + self._each_s
             self._judge_devices([row.rates for row in table])
             self._judge_links([row.exchange_s for row in table])
 
