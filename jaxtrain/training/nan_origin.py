@@ -14,6 +14,7 @@ Reading order: :class:`FindNan`, :class:`_Pass`, :meth:`_Pass._evaluated`, :clas
 """
 
 import collections
+import contextlib
 import functools
 import json
 import os
@@ -32,6 +33,7 @@ import optax
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import RunAgain
 from jaxtrain.sharding import local_rows, replicated
+from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.replay import bind
 from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import Batch, LossSums, means
@@ -124,6 +126,7 @@ class FindNan:
         still_alive: called after each operation.
         stopping: whether this process must stop.
         say: prints a line.
+        begun: a file that has the number of the step while it is examined.
     """
 
     def __init__(
@@ -134,10 +137,11 @@ class FindNan:
         still_alive: Callable[[], None],
         stopping: Callable[[], object],
         say: Callable[[str], None],
+        begun: Path,
     ) -> None:
         self._gradients, self._accumulate, self._mesh = gradients, accumulate, mesh
         self._reader = _Reader(mesh, still_alive, stopping)
-        self._say = say
+        self._say, self._begun = say, begun
         self._state: State | None = None
         self._batches: dict[int, Batch] = {}
         self._used = False
@@ -174,12 +178,14 @@ class FindNan:
         if self._used or state is None or batch is None:
             return None
         self._used = True
+        self._note(f"{done + 1}\n")
         found, failure = Origin(""), ""
         try:
             found = self._examined(state, batch, seen)
         except Exception as error:  # a diagnosis must not end the run
             failure = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         all_ids = self._agreed(failure, ids, len(jax.tree.leaves(batch)[0]))
+        self._note("")
         if failure:
             self._say(f"warning: loop.find_nan failed at step {done + 1}: {failure}")
             return None
@@ -187,6 +193,15 @@ class FindNan:
         if int(state.step) != done:
             text += "; computed with the parameters after the next step"
         return text
+
+    def _note(self, text: str) -> None:
+        """Writes the file, or removes it if the text is empty, in process 0."""
+        if jax.process_index() == 0:
+            with contextlib.suppress(OSError):  # a diagnosis must not end the run
+                if text:
+                    write_whole(self._begun, text)
+                else:
+                    self._begun.unlink()
 
     def _agreed(self, failure: str, ids: Sequence[int], rows: int) -> list[int]:
         """Returns the ids of the batch's examples, after all processes have succeeded or failed.
@@ -526,7 +541,7 @@ class _Pass:
 def _failed_alone(failures: Sequence[str]) -> str:
     return (
         f"loop.find_nan did not end the same way in all processes ({_listed(failures)}), so they "
-        "cannot continue together: if this happens again, resume with --loop.find_nan False"
+        "cannot continue together: resume with --resume latest, which does not try it again"
     )
 
 

@@ -285,7 +285,7 @@ class Progress:
             shown: the origin that the message already has.
         """
         lower = "lower --optim.peak_lr"
-        if self._find_nan is None:
+        if self._find_nan is None and not self._run.loop.find_nan:
             return f"{lower}, or find the cause with --loop.find_nan True"
         if shown or self._first_origin is None:
             return lower

@@ -36,6 +36,8 @@ FILES = {
     ".files-due": "present until the metrics and logs are fetched from the bucket, too",
     ".uncertified-due": "until they are moved in the bucket, too: a list of the uncertified "
     "saves (`data/STEP-ID`), which the bucket also has",
+    ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
+    "try again",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
@@ -56,6 +58,7 @@ FILES = {
 
 UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
 UNCERTIFIED_DUE = ".uncertified-due"  # exists while they are moved in the bucket
+FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
 FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
@@ -66,7 +69,8 @@ _OWN = re.compile(
 )
 # Of this machine: never copied to a bucket or from one.
 _HERE = (
-    *(lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, bucket_checkpoints.FETCHING),
+    *(lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, FINDING_NAN),
+    bucket_checkpoints.FETCHING,
     *(".pod-restarts", ".slurm-restarts"),  # of launchers
 )
 _REPORT = "report.html"

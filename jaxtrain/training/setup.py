@@ -47,6 +47,7 @@ from jaxtrain.training import (
     profiler,
     replay,
     run_directory,
+    run_files,
     run_summary,
     saved_programs,
     skip_step,
@@ -502,7 +503,7 @@ def open_training(
         else:
             with phases.within("compile"), explained():
                 replays = _replay(step_setup, directory, position.done, saver.settle, say, mirror)
-        find_nan = _find_nan(step_setup, signals, still_alive, say)
+        find_nan = _find_nan(step_setup, directory, signals, still_alive, say)
         progress = Progress(
             run,
             log,
@@ -829,11 +830,26 @@ def _replay(
 
 
 def _find_nan(
-    setup: StepSetup, signals: StopSignals, still_alive: Callable[[], None], say: Say
+    setup: StepSetup,
+    directory: Path,
+    signals: StopSignals,
+    still_alive: Callable[[], None],
+    say: Say,
 ) -> FindNan | None:
-    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off."""
-    run = setup.run
+    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off.
+
+    It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
+    """
+    run, begun = setup.run, directory / run_files.FINDING_NAN
     if not run.loop.find_nan:
+        return None
+    if step := process_group.process_zero_decides(
+        lambda: begun.read_text().strip() or "?" if begun.is_file() else ""
+    ):
+        say(
+            f"warning: loop.find_nan is off, because an earlier start ended while it examined step "
+            f"{step}: to try again, delete {begun}"
+        )
         return None
     gradients = build_gradients(
         setup.definition,
@@ -844,7 +860,7 @@ def _find_nan(
         receive=run.received,
     )
     mesh, accumulate = setup.rule.mesh, run.optim.accumulate
-    return FindNan(gradients, accumulate, mesh, still_alive, lambda: signals.requested, say)
+    return FindNan(gradients, accumulate, mesh, still_alive, lambda: signals.requested, say, begun)
 
 
 def _moved_bytes(step: jax.stages.Compiled) -> float | None:

@@ -150,6 +150,7 @@ class Examined:
         accumulate: int = 1,
         precision: Any = "float32",
         still_alive: Callable[[], None] = lambda: None,
+        begun: Path = Path("/nowhere/.finding-nan"),
     ) -> None:
         self.said: list[str] = []
         self.stopping = False
@@ -166,7 +167,13 @@ class Examined:
             receive=lambda batch: batch,
         )
         self.find = FindNan(
-            gradients, accumulate, self.mesh, still_alive, lambda: self.stopping, self.said.append
+            gradients,
+            accumulate,
+            self.mesh,
+            still_alive,
+            lambda: self.stopping,
+            self.said.append,
+            begun,
         )
 
     def watch(self, bad: tuple[int, ...], step: int = 0, seen: int = 48, **changed: Any) -> None:
@@ -335,9 +342,12 @@ def test_a_failure_is_one_line() -> None:
 
 @pytest.mark.parametrize("other", ["the same", "a later operation", "no failure"])
 def test_processes_fail_alike_at_the_same_operation(
-    other: str, monkeypatch: pytest.MonkeyPatch
+    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    begun = tmp_path / ".finding-nan"
+
     def broken() -> None:
+        assert begun.read_text() == "7\n"
         raise MemoryError("no memory is left on device 0")
 
     def gather(what: str, text: str, timeout_s: float) -> list[str]:
@@ -347,10 +357,11 @@ def test_processes_fail_alike_at_the_same_operation(
         return [text, json.dumps([failure, operation, 8, ids])]
 
     monkeypatch.setattr(nan_origin.process_group, "gather", gather)
-    examined = Examined("forward", still_alive=broken)
+    examined = Examined("forward", still_alive=broken, begun=begun)
     examined.watch((3,))
     if other == "the same":
         assert examined.find(6, 48, IDS) is None
+        assert not begun.exists()
         assert examined.said == [
             "warning: loop.find_nan failed at step 7: MemoryError: no memory is left on device 0"
         ]
@@ -363,6 +374,7 @@ def test_processes_fail_alike_at_the_same_operation(
     )
     failures = f"{first}0, {second}1" if other == "a later operation" else f"{first}0"
     assert f"in all processes ({failures}), so they cannot continue" in str(raised.value)
+    assert begun.read_text() == "7\n"  # the next start does not try again
 
 
 def test_a_stop_ends_it() -> None:
@@ -631,6 +643,7 @@ def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
         json.loads(text) for text in (tmp_path / "skip/bad_steps.jsonl").read_text().splitlines()
     ]
     assert len(bad) == 2  # once per epoch, and no second pass
+    assert not (tmp_path / "skip/.finding-nan").exists()
     assert bad[1]["origin"] is None
     (example,) = set(bad[0]["ids"]) & set(bad[1]["ids"])
     position = bad[0]["position"] + bad[0]["ids"].index(example)

@@ -12,6 +12,7 @@ FOLDERS = {layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED, l
 HERE = {
     *(lock.NAME, bucket_checkpoints.FETCHING),
     *(run_files.UPLOADING, run_files.FILES_DUE, run_files.UNCERTIFIED_DUE),
+    run_files.FINDING_NAN,
 }
 
 

@@ -15,8 +15,9 @@ from program import TINY_MLM
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import layout, saver
 from jaxtrain.config.run_length import Position
+from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
-from jaxtrain.training import rollback, save_policy, setup, skip_step
+from jaxtrain.training import rollback, run_files, save_policy, setup, skip_step
 from jaxtrain.training.state import State
 
 
@@ -55,6 +56,24 @@ def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPat
     setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
     ((_, _, warmup),) = asked
     assert warmup == 7
+
+
+def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: Path) -> None:
+    run = config.load("demo_mlm", [*TINY_MLM[2:], "--loop.find_nan", "True"])
+    given = setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:1]))
+    said: list[str] = []
+
+    def build() -> Any:
+        return setup._find_nan(given, tmp_path, StopSignals(), lambda: None, said.append)
+
+    assert build() is not None
+    begun = tmp_path / run_files.FINDING_NAN
+    begun.write_text("7\n")
+    assert build() is None
+    assert said == [
+        "warning: loop.find_nan is off, because an earlier start ended while it examined step 7: "
+        f"to try again, delete {begun}"
+    ]
 
 
 TAUGHT = (
