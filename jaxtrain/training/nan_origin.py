@@ -29,12 +29,13 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import RunAgain
 from jaxtrain.sharding import local_rows, replicated
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.training.replay import bind
+from jaxtrain.training.replay import bind, evaluate
 from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import Batch, LossSums, means
 
@@ -384,10 +385,13 @@ class _Pass:
         if not worst:
             return plain
         inside: Sequence[_Value | None] | None = None
+        first = equation
         if all(one.bad != _NAN for one in inputs):
+            if equation.primitive.name == "shard_map":
+                first = self._first_on_a_device(equation, inputs, worst)
             inside = self._inside(equation, inputs, place, worst)
         return [
-            value._replace(origin=self._origin(equation, inputs, value, place, within))
+            value._replace(origin=self._origin(first, inputs, value, place, within))
             if value.bad
             else value
             for value, within in zip(plain, inside or [None] * len(plain), strict=True)
@@ -453,6 +457,36 @@ class _Pass:
             (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
         )
         return self.run(jaxpr, constants, inputs, place)
+
+    def _first_on_a_device(self, equation: Any, inputs: Sequence[_Value], worst: int) -> Any:
+        """Returns the operation inside a ``shard_map`` that is the first with a result as bad.
+
+        One program evaluates all of them, since their results differ between the devices.
+        """
+        parameters = equation.params
+        mesh, jaxpr = parameters["mesh"], parameters["jaxpr"]
+
+        def levels(*arguments: Any) -> jax.Array:
+            found: list[Any] = []
+
+            def tap(_: Any, values: list[Any]) -> list[Any]:
+                floats = [one for one in values if jnp.issubdtype(one.dtype, jnp.floating)]
+                found.append(jnp.stack([jnp.int32(0), *(_worst(jnp, one) for one in floats)]).max())
+                return values
+
+            evaluate(jaxpr, (), arguments, tap)
+            return jnp.stack(found)[None]
+
+        on_all = jax.shard_map(
+            levels,
+            mesh=mesh,
+            in_specs=parameters["in_specs"],
+            out_specs=PartitionSpec(mesh.axis_names),
+            check_vma=parameters["check_vma"],
+        )
+        of_each = self._reader.read(on_all, [one.array for one in inputs])
+        bad = np.flatnonzero(of_each.max(0) >= worst)
+        return jaxpr.eqns[bad[0]] if len(bad) else equation
 
     def _scan(
         self,
@@ -569,8 +603,9 @@ class _Reader:
         self.operation = 0
         self._still_alive, self._stopping = still_alive, stopping
         self._of_all = process_group.Exchange(mesh, largest=("value", "stop"))
-        self._worst = jax.jit(functools.partial(_worst, jnp), out_shardings=replicated(mesh))
-        self._places = jax.jit(_places, static_argnums=(1, 2), out_shardings=replicated(mesh))
+        self._whole = replicated(mesh)
+        self._worst = jax.jit(functools.partial(_worst, jnp), out_shardings=self._whole)
+        self._places = jax.jit(_places, static_argnums=(1, 2), out_shardings=self._whole)
 
     def badness(self, value: Any) -> int:
         """Returns how bad a value is; anything but floating-point numbers is fine."""
@@ -593,6 +628,11 @@ class _Reader:
         """Returns the examples with a bad value, of an array whose first axis is that of them."""
         self.operation += 1
         return tuple(np.flatnonzero(np.asarray(self._places(array, bad, rows))).tolist())
+
+    def read(self, function: Callable[..., jax.Array], arguments: Sequence[Any]) -> np.ndarray:
+        """Returns the result of a function of arrays."""
+        self.operation += 1
+        return np.asarray(jax.jit(function, out_shardings=self._whole)(*arguments))
 
     def _agreed(self, value: Any) -> int:
         """Returns the largest value of all processes.

@@ -1,6 +1,7 @@
 """Where a NaN/Inf began: the operation, its line, the parameter, and the examples."""
 
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -23,6 +24,7 @@ from jaxtrain import config
 from jaxtrain.bench.measurement import synthetic_batch
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import RunAgain
+from jaxtrain.ops import per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training import nan_origin, setup
 from jaxtrain.training.nan_origin import FindNan
@@ -110,6 +112,18 @@ class Faulty(nnx.Module):
     def where(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
         never_BH = jnp.log(jax.lax.stop_gradient(x_BH) * 0 - 1)  # NaN, but unused
         return jnp.where(bad_B1 > 5, never_BH, x_BH) / (1 - bad_B1)  # in where
+
+    def on_each_device(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+        mesh, over = per_device._devices.get().mesh, jax.sharding.PartitionSpec(("data", "fsdp"))
+
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(over, over), out_specs=over)
+        def inside(x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
+            never_BH = jnp.where(bad_B1 > 5, -jnp.inf, x_BH)
+            x_BH = never_BH / jnp.exp(200 * bad_B1)
+            x_BH = x_BH / (1 - bad_B1)  # in on_each_device
+            return x_BH - jax.lax.psum(0 * x_BH.sum(), ("data", "fsdp"))
+
+        return inside(x_BH, bad_B1)
 
     def large(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
         return jnp.square(x_BH) * 1e15
@@ -262,6 +276,12 @@ def test_the_examples_are_named_on_any_mesh_with_any_accumulation(how: Any) -> N
     if "accumulate" in how:
         assert f"(exp, microbatch {6 % how['accumulate']})" in found
     assert found.endswith(", in example 106 (position 54)")
+
+
+@pytest.mark.parametrize("how", [{}, {"data": 2, "fsdp": 2}], ids=str)
+def test_the_operation_inside_a_shard_map_is_named(how: Any) -> None:
+    found = Examined("on_each_device", **how)((3, 7))
+    assert found.startswith(f"NaN begins in the forward pass at {line('on_each_device')} (div)")
 
 
 def test_a_gradient_with_inf() -> None:
