@@ -18,15 +18,15 @@ EXIT_CODES = {
     WRONG_USE: "incorrect usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "
-    "SIGTERM, a hang, a lost process, a disk or bucket that rejects checkpoints or other results, "
-    "a server that does not respond, or a device that computes wrong results",
+    "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
+    "or other results, a server that does not respond, or a device that computes wrong results",
     INTERRUPTED: "`loop.max_hours` is over, or Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }
 """What each exit code means; docs/reference/exit-codes.md is generated from it."""
 
-Wish = Literal["SIGTERM", "SIGINT"]
-CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
+Wish = Literal["SIGTERM", "SIGHUP", "SIGINT"]
+CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGHUP": RUN_AGAIN, "SIGINT": INTERRUPTED}
 
 
 # Characters that a terminal interprets instead of showing: control characters (C0 except tab and

@@ -99,7 +99,10 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a line on standard error, in color on a terminal; removes credentials from URLs."""
+    """Prints a line on standard error, in color on a terminal; removes credentials from URLs.
+
+    Ignores a closed terminal.
+    """
     line = visible(addresses.scrub(text))
     color = color_of(line)
     if color and not without_color() and lively(sys.stderr):
@@ -107,7 +110,12 @@ def warn(text: str) -> None:
         from rich.style import Style
 
         line = Style.parse(color).render(line, color_system=ColorSystem.STANDARD)
-    print(line, file=sys.stderr, flush=True)
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        _discard(sys.stderr)
 
 
 def fail(error: BaseException) -> None:
@@ -131,7 +139,12 @@ def plain(text: str) -> None:
         out(text)
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO):  # closed pipe or terminal
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)
+            _discard(sys.stdout)
         # Otherwise stdout is a file on a full disk, and there is no other place to report that.
+
+
+def _discard(stream: TextIO) -> None:
+    """Discards what is printed from now on, also by libraries."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -30,14 +30,15 @@ def begin_without_jax() -> None:
 
 
 def prepare(worker: int, workers: int) -> None:
-    """Initializes a worker: ignores SIGTERM, ends with the parent, hides accelerators from jax.
+    """Initializes a worker: ignores stop signals, ends with the parent, hides GPUs from jax.
 
-    The main process handles signals: it saves and then ends the workers. If it is killed, a worker
+    The main process handles them: it saves and then ends the workers. If it is killed, a worker
     ends itself. A worker may import jax if another program uses this package; it must not take
     accelerator memory.
     """
     del worker, workers
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM at any time, even during a long call."""
+"""Handles Ctrl-C, SIGTERM, and a closed terminal at any time, even during a long call."""
 
 import contextlib
 import os
@@ -32,12 +32,15 @@ AT_ONCE_S = 1.0
 
 _HELD: dict[Wish, str] = {
     "SIGTERM": "SIGTERM: stopping after this step",
+    "SIGHUP": "SIGHUP: stopping after this step",
     "SIGINT": "stopping after this step; press Ctrl-C again to stop at once, without saving",
 }
 _ENDING: dict[Wish, str] = {
     "SIGTERM": "SIGTERM: the last step is done; finishing the run",
+    "SIGHUP": "SIGHUP: the last step is done; finishing the run",
     "SIGINT": "the last step is done; finishing the run; press Ctrl-C again to stop at once",
 }
+_SIGNALS: tuple[Wish, ...] = ("SIGTERM", "SIGHUP", "SIGINT")
 _NOT_HELD = "{}: stopping; nothing to save (no step has completed)"
 
 
@@ -65,7 +68,9 @@ def exit_code(error: BaseException) -> int:
 
 
 class StopSignals:
-    """Makes SIGTERM and SIGINT end the run at once or, after :meth:`hold`, request its end.
+    """Makes SIGTERM, SIGHUP and SIGINT end the run at once or, after :meth:`hold`, request its end.
+
+    A closed terminal or connection sends SIGHUP, unless ``nohup`` started the run.
 
     Python runs a handler only between two bytecodes of the main thread, so a signal during a long
     compilation would take effect only after it. But the C part of the handler writes to a socket at
@@ -110,9 +115,11 @@ class StopSignals:
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.getsignal(number)
-            signal.signal(number, self._on_signal)
+        for number in map(signal.Signals.__getitem__, _SIGNALS):
+            before = signal.getsignal(number)
+            if number != signal.SIGHUP or before != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._on_signal)
         self._hook_before = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
@@ -163,7 +170,8 @@ class StopSignals:
     def request(self, wish: Wish) -> None:
         """Acts as if the signal had arrived; another process of the run got it."""
         if self.heard is None:
-            os.kill(os.getpid(), signal.Signals[wish])
+            # SIGHUP may be ignored here.
+            os.kill(os.getpid(), signal.SIGINT if wish == "SIGINT" else signal.SIGTERM)
 
     def when_heard(self, then: Callable[[], None]) -> None:
         """Calls ``then`` when the first signal arrives; at once if one already has."""
@@ -178,7 +186,7 @@ class StopSignals:
                 return  # meanwhile there are steps to save: the loop reads ``requested``
             raise Stopped(self.requested)
         if self.requested is not None:
-            if number == signal.SIGTERM:  # launchers repeat it
+            if number != signal.SIGINT:  # launchers repeat SIGTERM
                 return
             self._at_once = True
             raise KeyboardInterrupt
@@ -197,7 +205,7 @@ class StopSignals:
 
     def _listen(self) -> None:
         while number := self._ear.recv(1):
-            if number[0] not in (signal.SIGTERM, signal.SIGINT):
+            if number[0] not in self._before:
                 continue
             if self.heard is not None:
                 if number[0] == signal.SIGINT:  # launchers repeat SIGTERM
@@ -221,4 +229,4 @@ class StopSignals:
 
 
 def _wish(number: int) -> Wish:
-    return "SIGTERM" if number == signal.SIGTERM else "SIGINT"
+    return next(name for name in _SIGNALS if signal.Signals[name] == number)

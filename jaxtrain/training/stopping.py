@@ -11,16 +11,19 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
-CONTINUE, STOP_SIGTERM, STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(5)
+CONTINUE, STOP_SIGTERM, STOP_SIGHUP, STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(6)
+_BY_SIGNAL = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGHUP": STOP_SIGHUP, "SIGINT": STOP_SIGINT}
 EXIT_CODES = {
     CONTINUE: DONE,
     STOP_SIGTERM: RUN_AGAIN,
+    STOP_SIGHUP: RUN_AGAIN,
     STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
 }
 REASONS = {
     STOP_SIGTERM: "stopped by SIGTERM",
+    STOP_SIGHUP: "stopped because the terminal or the connection was closed (SIGHUP)",
     STOP_MAX_HOURS: "stopped because loop.max_hours is over",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
@@ -75,6 +78,5 @@ class Stopping:
         """Returns the request of this process."""
         if self._bad_share.complaint():
             return {_REQUEST: STOP_BAD_DATA}
-        by_signal = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}
         by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
-        return {_REQUEST: max(by_time, by_signal[self._signals.heard])}
+        return {_REQUEST: max(by_time, _BY_SIGNAL[self._signals.heard])}

@@ -34,7 +34,9 @@ def test_exit_codes() -> None:
     assert (DONE, WRONG_USE, RUN_AGAIN, INTERRUPTED) == (0, 2, 75, 130)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
 def test_a_signal_ends_a_run_with_nothing_to_save(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +85,7 @@ def test_a_dropped_stop_waits_if_there_are_steps_to_save() -> None:
     assert signals.requested == "SIGINT"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_after_hold_a_signal_is_a_request(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignals() as signals:
@@ -163,6 +165,19 @@ def test_a_request_of_another_process_acts_as_a_signal() -> None:
         signals.request("SIGTERM")
         wait_until_heard(signals)
         assert signals.requested == "SIGTERM"
+
+
+def test_a_run_under_nohup_ignores_a_closed_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signals.hold()
+            send(signal.SIGHUP)
+            assert signals.requested is signals.heard is None
+            signals.request("SIGHUP")  # but not that of another process
+            wait_until_heard(signals)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:

@@ -1,9 +1,12 @@
 """SIGTERM at any moment: exit code 75, no completed step is lost, and the run resumes exactly."""
 
+import contextlib
 import os
+import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +183,36 @@ def test_an_abandoned_compilation_does_not_crash_the_exit(place: Path, tmp_path:
     said, _ = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 75, said
     assert "compiled in" not in said
+
+
+def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
+    """Such as that of an ssh session; the run can no longer print anything."""
+    write_corpus(tmp_path)
+    ours, terminal = pty.openpty()
+    arguments = [*TINY_MLM, "--data.path", "corpus", "--data.workers", 1]
+    arguments += ["--loop.steps", 10**6, "--checkpoint.every", 10**6, "--loop.eval_every", "None"]
+    arguments += ["--output-dir", "closed", "--on-end", 'echo "$JAXTRAIN_EXIT_CODE" > ended']
+    in_it = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+    started = subprocess.Popen(
+        [sys.executable, "-c", in_it, *command(*arguments)],
+        cwd=tmp_path,
+        env=environment(tmp_path, TERM="xterm"),
+        start_new_session=True,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    os.set_blocking(ours, False)
+    deadline = time.monotonic() + 120
+    while not done(tmp_path / "closed"):
+        assert time.monotonic() < deadline
+        assert started.poll() is None
+        time.sleep(0.05)
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 2**16)
+    os.close(ours)
+    assert started.wait(60) == 75
+    assert layout.steps(tmp_path / "closed/checkpoints") == [done(tmp_path / "closed")]
+    assert "stopped because the terminal" in (tmp_path / "closed/log.txt").read_text()
+    assert (tmp_path / "ended").read_text() == "75\n"
