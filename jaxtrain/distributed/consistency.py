@@ -98,12 +98,13 @@ def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
     """
 
     def decide() -> str:
-        different = compare([json.loads(text) for text in store.collect(_TOPIC, _PATIENCE_S)])
+        different = compare([json.loads(text) for text in store.collect(topic, _PATIENCE_S)])
         if different:
             raise InputError(different)
         return ""
 
-    store.publish(_TOPIC, json.dumps(own))
+    topic = store.numbered(_TOPIC)
+    store.publish(topic, json.dumps(own))
     store.decide("same run", decide, _PATIENCE_S)
 
 

@@ -66,6 +66,7 @@ class Heartbeat:
     def __init__(self, store: KeyValueStore, signals: StopSignals) -> None:
         self.process = store.index
         self._store = store
+        self._topic = store.numbered(_TOPIC)  # an earlier run of this program has used others
         self._signals = signals
         self._lock = threading.Lock()
         self._own: dict[str, Any] = {"beat": 0, "phase": "start", "step": None}
@@ -192,11 +193,11 @@ class Heartbeat:
         with self._lock:
             self._own["beat"] += 1
             text = json.dumps(self._own | {"stop": self._signals.heard})
-        self._store.publish(_TOPIC, text, again=True)
+        self._store.publish(self._topic, text, again=True)
 
     def _read(self) -> None:
         now = time.monotonic()
-        for process, text in self._store.published(_TOPIC).items():
+        for process, text in self._store.published(self._topic).items():
             if process == self.process:
                 continue
             status, before = json.loads(text), self._others.get(process)

@@ -52,7 +52,8 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     cluster = cluster_env.find(environment)
     if simulate_devices is not None:
         _simulate(simulate_devices, 1 if cluster is None else cluster.count)
-    if cluster is None:
+    # A program that trains several times, or that has called jax.distributed itself, is connected.
+    if cluster is None or key_value.of_run().client is not None:
         return
     cluster_env.check_address(cluster, environment)
     rendezvous.join(cluster, environment)

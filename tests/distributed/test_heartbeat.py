@@ -27,11 +27,11 @@ class Shared(FakeClient):
     def beat(self, process: int, **status: Any) -> None:
         """Publishes a heartbeat as that process would."""
         known = {"beat": 1, "phase": "training", "step": 7, "stop": None} | status
-        self.values[f"jaxtrain/heartbeat/{process}"] = f"={json.dumps(known)}"
+        self.values[f"jaxtrain/heartbeat/0/{process}"] = f"={json.dumps(known)}"
 
     def status(self, process: int) -> Any:
         """Returns the status that a process has published."""
-        return json.loads(self.values.get(f"jaxtrain/heartbeat/{process}", "={}")[1:])
+        return json.loads(self.values.get(f"jaxtrain/heartbeat/0/{process}", "={}")[1:])
 
 
 def heartbeat_of(process: int, client: Shared, signals: StopSignals | None = None) -> Heartbeat:
@@ -134,6 +134,18 @@ def test_a_stop_signal_of_one_process_stops_all(store: Shared) -> None:
             assert signals.requested == "SIGTERM"
             wait_for(lambda: store.status(1)["stop"] == "SIGTERM")
             one.ending()
+
+
+def test_a_second_run_of_a_program_ignores_the_signals_of_the_first(store: Shared) -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        of_program = store.stores()[1]
+        Heartbeat(of_program, signals)
+        store.beat(0, stop="SIGTERM", left=75)
+        with Heartbeat(of_program, signals) as second:
+            second.when_lost(lambda reason, code: pytest.fail(reason))
+            time.sleep(0.5)
+        assert signals.requested is None
 
 
 def test_process_zero_leaves_last(store: Shared) -> None:

@@ -70,6 +70,15 @@ def test_processes_join_after_the_rendezvous(joined: list[Any]) -> None:
     assert joined[-1] == ("host:1234", 3, 0, [], "10.0.0.1:99")
 
 
+def test_processes_that_are_connected_do_not_connect_again(
+    joined: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = lambda: KeyValueStore(0, 3, FakeClient(3))  # noqa: E731
+    monkeypatch.setattr(process_group.key_value, "of_run", connected)
+    process_group.connect(ALL, None)
+    assert not joined
+
+
 def test_a_service_that_does_not_start_is_a_temporary_failure(
     joined: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,32 @@ def test_two_processes_reproduce_the_metrics_of_one(place: Path) -> None:
     assert sorted(losses(place / "two")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+TWICE = """
+import sys
+import jaxtrain
+from jaxtrain import config
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    for flag in ("--config", "--simulate-devices"):
+        place = arguments.index(flag)
+        del arguments[place : place + 2]
+    run = config.load("demo_mlm", arguments)
+    for number in range(2):
+        trained = jaxtrain.train(run, output_dir=f"of-{number}", simulate_devices=8)
+        assert trained.finished
+"""
+
+
+@pytest.mark.long
+def test_a_program_trains_twice(place: Path) -> None:
+    (place / "twice.py").write_text(TWICE)
+    with two_processes(place, *EIGHT, program=["twice.py"]) as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    assert losses(place / "of-0") == losses(place / "of-1")
+
+
 def test_wrong_input_ends_both_processes(place: Path) -> None:
     with two(place, "--output-dir", "wrong", "--data.path", "nowhere") as started:
         outputs = [process.communicate(timeout=60)[0] for process in started]
