@@ -22,6 +22,11 @@ COMPUTE, COPIES = "compute", "memory copies"
 _FRACTION = 0.15
 _AXIS = "devices"
 
+_UNITS = {
+    COMPUTE: ("computes matmuls", 1e12, "TFLOP/s"),
+    COPIES: ("copies memory", 1e9, "GB/s"),
+}
+
 
 class Rates(NamedTuple):
     """The measured rates of one device; NaN if they were not measured.
@@ -92,6 +97,18 @@ def slow_devices(rates: Sequence[Rates]) -> list[SlowDevice]:
     return found
 
 
+def described(slow: SlowDevice, device: jax.Device, host: str) -> str:
+    """Returns a line about a slow device, and what to do about it."""
+    does, scale, unit = _UNITS[slow.kind]
+    return (
+        f"device {device.id} ({device.device_kind}) of process {device.process_index} on "
+        f"host {host} slows down the others ({slow.kind}): it "
+        f"{does} at {slow.own / scale:.3g} {unit}, the others at {slow.others / scale:.3g} "
+        f"{unit} (measured twice): check its temperature, power limit, and other programs "
+        "with nvidia-smi -q"
+    )
+
+
 class DeviceRates:
     """Measures the devices of this process; compiles the programs when it is built.
 
@@ -140,6 +157,13 @@ class DeviceRates:
     def _seconds(self, program: Compiled, pool: concurrent.futures.Executor) -> list[float]:
         run = lambda: program(self._seeds)  # noqa: E731
         return seconds_per_device(run, self._devices, pool, self._clock)
+
+
+def of_gpus(mesh: Mesh) -> DeviceRates | None:
+    """Returns what measures the GPUs of this process, if there are others to compare them with."""
+    if mesh.size == 1 or mesh.devices.flat[0].platform == "cpu":
+        return None
+    return DeviceRates(mesh.local_devices)
 
 
 def seconds_per_device(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from jaxtrain.training import device_rates
@@ -43,6 +44,15 @@ class ExchangeSizes(NamedTuple):
     exchanges: int
     times: int
     least_s: float = 0.0
+
+
+# By the datasheets a measurement takes 20 ms between nodes of H100, and 6 s over 10 Gbit/s. Other
+# programs delayed the quickest of two exchanges between CPUs by up to 32 ms, of four by up to 7 ms
+# (load 15 to 20, two cores). GPUs exchange data without the CPU, which only takes the time.
+_SIZES = {
+    "gpu": ExchangeSizes(2**24, 4, 4, least_s=0.001),
+    "cpu": ExchangeSizes(2**18, 2, 2, least_s=0.05),
+}
 
 
 class SlowLink(NamedTuple):
@@ -185,6 +195,55 @@ class LinkRates:
             for one in slow_links(rates)
             if moved / one.own - moved / one.others >= self._sizes.least_s
         }
+
+    def described(self, slow: Mapping[tuple[tuple[int, ...], int], SlowLink]) -> Iterator[str]:
+        """Yields a line about each slow host or link of :meth:`slow`, and what to do about it."""
+        for hosts in sorted({hosts for hosts, _ in slow}):
+            of_hosts = {index: one for (ends, index), one in slow.items() if ends == hosts}
+            if len(of_hosts) == len(self.of_host[0]):
+                yield self._described(list(of_hosts.values()), None)
+                continue
+            for index, one in of_hosts.items():
+                yield self._described([one], index)
+
+    def _described(self, slow: Sequence[SlowLink], index: int | None) -> str:
+        """Describes a host or a link: of all devices, or of those with one index on their host."""
+        hosts = slow[0].hosts
+        ends = [self._end(host, index) for host in hosts]
+        own, others = (
+            len(slow) * min(rates) / 1e9
+            for rates in ([one.own for one in slow], [one.others for one in slow])
+        )
+        if len(hosts) == 1:
+            which, does = ends[0], "exchanges data with other hosts"
+        else:
+            which, does = f"the link between {ends[0]} and {ends[1]}", "carries data"
+        return (
+            f"{which} slows down the others ({COMMUNICATION}): it {does} at "
+            f"{own:.3g} GB/s, the others at {others:.3g} GB/s (measured twice): {CHECK}"
+        )
+
+    def _end(self, host: int, index: int | None) -> str:
+        name = f"host {self.names[host]}"
+        if index is None:
+            return name
+        device = self._devices[self.of_host[host][index]]
+        return (
+            f"device {device.id} ({device.device_kind}) of process {device.process_index} on {name}"
+        )
+
+
+def between_hosts(mesh: Mesh, hosts: Sequence[str]) -> LinkRates | None:
+    """Returns what measures the links, if there are others to compare them with.
+
+    Args:
+        mesh: over all devices.
+        hosts: the name of the host of each device.
+    """
+    if len(set(hosts)) < 3:
+        return None
+    devices = list(mesh.devices.flat)
+    return LinkRates(devices, hosts, _SIZES.get(devices[0].platform, _SIZES["gpu"]))
 
 
 def machine_names(hosts: Sequence[str], machines: Sequence[str]) -> list[str]:

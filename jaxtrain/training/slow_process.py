@@ -1,24 +1,17 @@
-"""Names a process or a device that delays the others, and what it is slow at.
+"""Names a process, a device, or a link that delays the others, and what it is slow at.
 
-All devices wait for each other in every step, so a step takes equally long in all processes. What
-differs is when a process starts it: later if it waited for its input, or if its own program worked
-(or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock
-and gathered from all processes. A limit on a process's CPU also slows down what it does inside of
-a step; the kernel counts for how long it stopped the process.
-
-A slow device looks, from outside of the step, like any other device that waits for it. So GPUs are
-measured between steps, by themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share
-the cores of the host, and are not measured. In a collective of all devices, all wait for a slow
-link, so pairs of three or more hosts exchange data between steps, too
-(:mod:`jaxtrain.training.link_rates`).
+Each process measures its steps (:mod:`jaxtrain.training.step_times`). A slow device looks, from
+outside of the step, like any other device that waits for it. So GPUs are measured between steps, by
+themselves (:mod:`jaxtrain.training.device_rates`). Virtual devices share the cores of the host, and
+are not measured. In a collective of all devices, all wait for a slow link, so pairs of three or
+more hosts exchange data between steps, too (:mod:`jaxtrain.training.link_rates`). All of it is
+gathered from all processes, which judge it alike.
 """
 
-import collections
 import contextlib
 import itertools
 import math
 import socket
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,182 +25,16 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import first_line
 from jaxtrain.sharding import batch_sharding, replicated
 from jaxtrain.storage import lock
-from jaxtrain.training import device_rates, link_rates
-from jaxtrain.training.device_rates import DeviceRates, MeasuredRates, Rates
-from jaxtrain.training.link_rates import LinkRates, SlowLink
+from jaxtrain.training import device_rates, link_rates, step_times
+from jaxtrain.training.device_rates import MeasuredRates, Rates
+from jaxtrain.training.link_rates import LinkRates
+from jaxtrain.training.step_times import Seconds, StepTimes
 
 # What is slow: a device or a link, and at what.
 _Key = TypeVar("_Key", bound=tuple[Any, Any])
 
-# A process is slow if it starts a step later than the others by more than this fraction of it.
-_FRACTION = 0.1
-# Process 0 writes the files of the run, which takes milliseconds and more in a tiny step.
-_LEAST_S = 0.05
-# The median of fewer steps would follow a single late one, such as on a busy CPU.
-_LEAST_STEPS = 5
 # Fraction of the time that measurements of the devices and links may take.
 _BUDGET = 0.01
-# By the datasheets a measurement takes 20 ms between nodes of H100, and 6 s over 10 Gbit/s. Other
-# programs delayed the quickest of two exchanges between CPUs by up to 32 ms, of four by up to 7 ms
-# (load 15 to 20, two cores). GPUs exchange data without the CPU, which only takes the time.
-_SIZES = {
-    "gpu": link_rates.ExchangeSizes(2**24, 4, 4, least_s=0.001),
-    "cpu": link_rates.ExchangeSizes(2**18, 2, 2, least_s=_LEAST_S),
-}
-
-INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
-_MEANINGS = {
-    INPUT: ("waits for its data", "raise --data.workers, or check its disk and network"),
-    PROGRAM: (
-        "works between steps",
-        "check for other programs, or a slow disk on this host",
-    ),
-    LIMIT: (
-        "is stopped by its CPU limit",
-        "raise the limit of its container (docker run --cpus, a pod's limits) or cgroup (cpu.max)",
-    ),
-}
-_UNITS = {
-    device_rates.COMPUTE: ("computes matmuls", 1e12, "TFLOP/s"),
-    device_rates.COPIES: ("copies memory", 1e9, "GB/s"),
-}
-
-
-class Seconds(NamedTuple):
-    """Seconds per step of one process, over the same steps: lower medians, and the mean of one.
-
-    Attributes:
-        input: waiting for its batch.
-        program: neither waiting for its batch, nor for the devices, nor in a pause such as a save.
-        ahead: waiting for a step while the next one is already dispatched: the devices had work,
-            so the process delayed no others between steps.
-        step: all of it, without pauses.
-        limited: stopped by a limit on its CPU, at most ``step``; a mean.
-    """
-
-    input: float
-    program: float
-    ahead: float
-    step: float
-    limited: float = 0.0
-
-
-class Slow(NamedTuple):
-    """A slow process.
-
-    Attributes:
-        process: its number.
-        kind: what it is slow at, ``INPUT``, ``PROGRAM``, or ``LIMIT``.
-        own_s: seconds per step for which it does that.
-        others_s: the median of the other processes.
-    """
-
-    process: int
-    kind: str
-    own_s: float
-    others_s: float
-
-
-def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | None:
-    """Returns the process that delays the others most; None if none does.
-
-    Args:
-        processes: what each process does, by its number.
-        on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
-    """
-    least_s = max(_FRACTION * max(own.step for own in processes), _LEAST_S)
-    found: list[tuple[float, Slow]] = []
-    for process, own in enumerate(processes):
-        others = [*processes[:process], *processes[process + 1 :]]
-        others_limited_s = statistics.median(other.limited for other in others)
-        limited_s = own.limited - others_limited_s
-        if limited_s > least_s and (on_cpu or own.ahead <= least_s):
-            found.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
-            continue
-        late_s = (
-            own.input
-            + own.program
-            - statistics.median(other.input + other.program for other in others)
-        )
-        if late_s <= least_s or own.ahead > least_s:
-            continue
-        input_s = statistics.median(other.input for other in others)
-        program_s = statistics.median(other.program for other in others)
-        if own.input - input_s > own.program - program_s:
-            found.append((late_s, Slow(process, INPUT, own.input, input_s)))
-        else:
-            found.append((late_s, Slow(process, PROGRAM, own.program, program_s)))
-    return max(found)[1] if found else None
-
-
-class StepTimes:
-    """Measures what a process does in each step.
-
-    Args:
-        clock: monotonic clock, seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._steps: list[Seconds] = []
-        self._restart()
-
-    def _restart(self) -> None:
-        self._began = self._clock()
-        self._inside: collections.defaultdict[str, float] = collections.defaultdict(float)
-
-    @contextlib.contextmanager
-    def inside(self, what: str) -> Iterator[None]:
-        """Counts the time inside as ``pause``, ``ahead``, or ``devices``: see :class:`Seconds`."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._inside[what] += self._clock() - began
-
-    def __len__(self) -> int:
-        """Returns the number of steps since the last medians."""
-        return len(self._steps)
-
-    def stepped(self, input_s: float) -> None:
-        """Ends a step, which waited ``input_s`` for its batch."""
-        step_s = self._clock() - self._began - self._inside["pause"]
-        ahead_s, devices_s = self._inside["ahead"], self._inside["devices"]
-        program_s = max(0.0, step_s - ahead_s - devices_s - input_s)
-        self._steps.append(Seconds(input_s, program_s, ahead_s, step_s))
-        self._restart()
-
-    def forget(self) -> None:
-        """Drops the steps so far."""
-        self._steps.clear()
-
-    def medians(self) -> Seconds | None:
-        """Returns the medians of the steps since it last did; None while there are too few."""
-        if len(self._steps) < _LEAST_STEPS:
-            return None
-        found = Seconds(*map(statistics.median_low, zip(*self._steps, strict=True)))
-        self._steps.clear()
-        return found
-
-
-def _of_gpus(mesh: Mesh) -> DeviceRates | None:
-    """Returns what measures the GPUs of this process, if there are others to compare them with."""
-    if mesh.size == 1 or mesh.devices.flat[0].platform == "cpu":
-        return None
-    return DeviceRates(mesh.local_devices)
-
-
-def between_hosts(mesh: Mesh, hosts: Sequence[str]) -> LinkRates | None:
-    """Returns what measures the links, if there are others to compare them with.
-
-    Args:
-        mesh: over all devices.
-        hosts: the name of the host of each device.
-    """
-    if len(set(hosts)) < 3:
-        return None
-    devices = list(mesh.devices.flat)
-    return LinkRates(devices, hosts, _SIZES.get(devices[0].platform, _SIZES["gpu"]))
 
 
 class _Row(NamedTuple):
@@ -275,10 +102,10 @@ class SlowProcesses:
         self,
         mesh: Mesh,
         say: Callable[[str], None],
-        build: Callable[[Mesh], Callable[[], MeasuredRates] | None] = _of_gpus,
+        build: Callable[[Mesh], Callable[[], MeasuredRates] | None] = device_rates.of_gpus,
         clock: Callable[[], float] = time.monotonic,
         throttled: Callable[[], float] = worker_count.throttled_s,
-        links: Callable[[Mesh, Sequence[str]], LinkRates | None] = between_hosts,
+        links: Callable[[Mesh, Sequence[str]], LinkRates | None] = link_rates.between_hosts,
     ) -> None:
         self.times = StepTimes(clock)
         self._throttled, self._throttled_s = throttled, throttled()
@@ -434,30 +261,19 @@ class SlowProcesses:
             self._judge_links([row.exchange_s for row in table])
 
     def _judge_processes(self, seconds: list[Seconds]) -> None:
-        found = slowest(seconds, on_cpu=self._on_cpu) if len(seconds) > 1 else None
+        found = step_times.slowest(seconds, on_cpu=self._on_cpu) if len(seconds) > 1 else None
         if found is None or (found.process, found.kind) in self._named:
             return
         self._named.add((found.process, found.kind))
-        does, advice = _MEANINGS[found.kind]
-        self._say(
-            f"process {found.process} on host {self._hosts[found.process]} slows down the others "
-            f"({found.kind}): it {does} for {found.own_s:.3g} s per step, the others for "
-            f"{found.others_s:.3g} s (measured): {advice}"
-        )
+        self._say(step_times.described(found, self._hosts[found.process]))
 
     def _judge_devices(self, rates: list[Rates]) -> None:
         """Names the devices that are slow for the second time in a row."""
         found = {(one.device, one.kind): one for one in device_rates.slow_devices(rates)}
         for key in self._slow_devices.confirmed(found.keys()):
-            one, device = found[key], self._devices[key[0]]
-            does, scale, unit = _UNITS[one.kind]
-            self._say(
-                f"device {device.id} ({device.device_kind}) of process {device.process_index} on "
-                f"host {self._hosts[device.process_index]} slows down the others ({one.kind}): it "
-                f"{does} at {one.own / scale:.3g} {unit}, the others at {one.others / scale:.3g} "
-                f"{unit} (measured twice): check its temperature, power limit, and other programs "
-                "with nvidia-smi -q"
-            )
+            device = self._devices[key[0]]
+            host = self._hosts[device.process_index]
+            self._say(device_rates.described(found[key], device, host))
 
     def _judge_links(self, exchange_s: Sequence[Sequence[float]]) -> None:
         """Names the hosts and links that are slow for the second time in a row."""
@@ -465,39 +281,5 @@ class SlowProcesses:
             return
         found = self._links.slow(exchange_s)
         new = self._slow_links.confirmed(found.keys())
-        for hosts in sorted({hosts for hosts, _ in new}):
-            slow = {key[1]: found[key] for key in new if key[0] == hosts}
-            if len(slow) == len(self._links.of_host[0]):
-                self._say_slow_link(list(slow.values()), None)
-                continue
-            for index, one in slow.items():
-                self._say_slow_link([one], index)
-
-    def _say_slow_link(self, slow: Sequence[SlowLink], index: int | None) -> None:
-        """Names a host or a link: of all devices, or of those with one index on their host."""
-        assert self._links is not None, "links were measured"
-        hosts = slow[0].hosts
-        ends = [self._end(host, index) for host in hosts]
-        own, others = (
-            len(slow) * min(rates) / 1e9
-            for rates in ([one.own for one in slow], [one.others for one in slow])
-        )
-        if len(hosts) == 1:
-            which, does = ends[0], "exchanges data with other hosts"
-        else:
-            which, does = f"the link between {ends[0]} and {ends[1]}", "carries data"
-        self._say(
-            f"{which} slows down the others ({link_rates.COMMUNICATION}): it {does} at "
-            f"{own:.3g} GB/s, the others at {others:.3g} GB/s (measured twice): "
-            f"{link_rates.CHECK}"
-        )
-
-    def _end(self, host: int, index: int | None) -> str:
-        assert self._links is not None, "links were measured"
-        name = f"host {self._links.names[host]}"
-        if index is None:
-            return name
-        device = self._devices[self._links.of_host[host][index]]
-        return (
-            f"device {device.id} ({device.device_kind}) of process {device.process_index} on {name}"
-        )
+        for line in self._links.described({key: found[key] for key in new}):
+            self._say(line)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import pytest
 
+from jaxtrain import config
+from jaxtrain.sharding import make_mesh
 from jaxtrain.training import link_rates
 from jaxtrain.training.link_rates import ExchangeSizes, LinkRates, SlowLink, slow_links
 
@@ -140,3 +142,12 @@ def test_containers_on_one_machine_are_one_host() -> None:
     assert link_rates.machine_names(hosts, machines) == [
         *("pod-0, pod-1", "pod-0, pod-1", "pod-2", "pod-0")
     ]
+
+
+def test_the_links_of_fewer_than_three_hosts_are_not_measured() -> None:
+    mesh = make_mesh(config.Mesh(data=1, fsdp=8, shard="none"))
+    assert link_rates.between_hosts(mesh, ["n1"] * 8) is None
+    assert link_rates.between_hosts(mesh, ["n1"] * 4 + ["n2"] * 4) is None
+    found = link_rates.between_hosts(mesh, ["n1", "n2", "n3", "n4"] * 2)
+    assert found is not None
+    assert found.rounds == [[(0, 3), (1, 2)], [(0, 1), (2, 3)], [(0, 2), (1, 3)]]

@@ -1,0 +1,162 @@
+"""Measures what a process does in each step, and judges which process delays the others.
+
+All devices wait for each other in every step, so a step takes equally long in all processes. What
+differs is when a process starts it: later if it waited for its input, or if its own program worked
+(or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock.
+A limit on a process's CPU also slows down what it does inside of a step; the kernel counts for how
+long it stopped the process.
+"""
+
+import collections
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+# A process is slow if it starts a step later than the others by more than this fraction of it.
+_FRACTION = 0.1
+# Process 0 writes the files of the run, which takes milliseconds and more in a tiny step.
+_LEAST_S = 0.05
+# The median of fewer steps would follow a single late one, such as on a busy CPU.
+_LEAST_STEPS = 5
+
+INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
+_MEANINGS = {
+    INPUT: ("waits for its data", "raise --data.workers, or check its disk and network"),
+    PROGRAM: (
+        "works between steps",
+        "check for other programs, or a slow disk on this host",
+    ),
+    LIMIT: (
+        "is stopped by its CPU limit",
+        "raise the limit of its container (docker run --cpus, a pod's limits) or cgroup (cpu.max)",
+    ),
+}
+
+
+class Seconds(NamedTuple):
+    """Seconds per step of one process, over the same steps: lower medians, and the mean of one.
+
+    Attributes:
+        input: waiting for its batch.
+        program: neither waiting for its batch, nor for the devices, nor in a pause such as a save.
+        ahead: waiting for a step while the next one is already dispatched: the devices had work,
+            so the process delayed no others between steps.
+        step: all of it, without pauses.
+        limited: stopped by a limit on its CPU, at most ``step``; a mean.
+    """
+
+    input: float
+    program: float
+    ahead: float
+    step: float
+    limited: float = 0.0
+
+
+class Slow(NamedTuple):
+    """A slow process.
+
+    Attributes:
+        process: its number.
+        kind: what it is slow at, ``INPUT``, ``PROGRAM``, or ``LIMIT``.
+        own_s: seconds per step for which it does that.
+        others_s: the median of the other processes.
+    """
+
+    process: int
+    kind: str
+    own_s: float
+    others_s: float
+
+
+def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | None:
+    """Returns the process that delays the others most; None if none does.
+
+    Args:
+        processes: what each process does, by its number.
+        on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
+    """
+    least_s = max(_FRACTION * max(own.step for own in processes), _LEAST_S)
+    found: list[tuple[float, Slow]] = []
+    for process, own in enumerate(processes):
+        others = [*processes[:process], *processes[process + 1 :]]
+        others_limited_s = statistics.median(other.limited for other in others)
+        limited_s = own.limited - others_limited_s
+        if limited_s > least_s and (on_cpu or own.ahead <= least_s):
+            found.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
+            continue
+        late_s = (
+            own.input
+            + own.program
+            - statistics.median(other.input + other.program for other in others)
+        )
+        if late_s <= least_s or own.ahead > least_s:
+            continue
+        input_s = statistics.median(other.input for other in others)
+        program_s = statistics.median(other.program for other in others)
+        if own.input - input_s > own.program - program_s:
+            found.append((late_s, Slow(process, INPUT, own.input, input_s)))
+        else:
+            found.append((late_s, Slow(process, PROGRAM, own.program, program_s)))
+    return max(found)[1] if found else None
+
+
+class StepTimes:
+    """Measures what a process does in each step.
+
+    Args:
+        clock: monotonic clock, seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._steps: list[Seconds] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        self._began = self._clock()
+        self._inside: collections.defaultdict[str, float] = collections.defaultdict(float)
+
+    @contextlib.contextmanager
+    def inside(self, what: str) -> Iterator[None]:
+        """Counts the time inside as ``pause``, ``ahead``, or ``devices``: see :class:`Seconds`."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._inside[what] += self._clock() - began
+
+    def __len__(self) -> int:
+        """Returns the number of steps since the last medians."""
+        return len(self._steps)
+
+    def stepped(self, input_s: float) -> None:
+        """Ends a step, which waited ``input_s`` for its batch."""
+        step_s = self._clock() - self._began - self._inside["pause"]
+        ahead_s, devices_s = self._inside["ahead"], self._inside["devices"]
+        program_s = max(0.0, step_s - ahead_s - devices_s - input_s)
+        self._steps.append(Seconds(input_s, program_s, ahead_s, step_s))
+        self._restart()
+
+    def forget(self) -> None:
+        """Drops the steps so far."""
+        self._steps.clear()
+
+    def medians(self) -> Seconds | None:
+        """Returns the medians of the steps since it last did; None while there are too few."""
+        if len(self._steps) < _LEAST_STEPS:
+            return None
+        found = Seconds(*map(statistics.median_low, zip(*self._steps, strict=True)))
+        self._steps.clear()
+        return found
+
+
+def described(slow: Slow, host: str) -> str:
+    """Returns a line about a slow process, and what to do about it."""
+    does, advice = _MEANINGS[slow.kind]
+    return (
+        f"process {slow.process} on host {host} slows down the others "
+        f"({slow.kind}): it {does} for {slow.own_s:.3g} s per step, the others for "
+        f"{slow.others_s:.3g} s (measured): {advice}"
+    )
