@@ -37,7 +37,7 @@ TINY_GPT = {
     "mesh.min_shard_elements": 64,
 }
 SCRIPT = """
-import json, os, signal, sys, threading
+import json, os, signal, subprocess, sys, threading
 import jaxtrain
 
 heavy = {"jax", "numpy", "flax"} & set(sys.modules)
@@ -50,6 +50,8 @@ assert [record["step"] for record in first.metrics] == [1, 2, 3], first.metrics
 assert [path.name for path in first.checkpoints] == ["3"], first.checkpoints
 assert first.report.is_file() and first.best is None
 assert "<table>" in first._repr_html_() and "train/loss" in repr(first)
+lock = "import fcntl; fcntl.lockf(open('run/.lock', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+subprocess.run([sys.executable, "-c", lock], check=True)  # another process may resume it
 
 def stop():  # as a notebook's stop button does
     while "train/loss" not in (open("run/metrics.jsonl").readlines()[-1]) or watched() < 5:

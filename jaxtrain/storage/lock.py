@@ -1,4 +1,4 @@
-"""Allows one run at a time in a directory: process 0 locks ``<run>/.lock`` until it exits.
+"""Allows one run at a time in a directory: process 0 locks ``<run>/.lock`` until the run ends.
 
 A requeued job may start while the previous one is still saving; each would move and delete the
 other's checkpoints. The operating system releases the lock of a killed process.
@@ -85,6 +85,17 @@ def hold(
             descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
         )
     return True
+
+
+@contextlib.contextmanager
+def released() -> Iterator[None]:
+    """Releases the locks of :func:`hold` in the block at its end, not at that of the process."""
+    before = set(_held)
+    try:
+        yield
+    finally:
+        for directory in _held.keys() - before:
+            os.close(_held.pop(directory))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
 from jaxtrain.sharding import as_found
+from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, out_of_memory, preflight, run_summary
 from jaxtrain.training.preflight import Flags
@@ -52,7 +53,11 @@ def train(
         simulate_devices=simulate_devices,
         track=tracker.names(track),
     )
-    with StopSignals(ends_process=False) as signals, worker_process.started_by_us():
+    with (
+        StopSignals(ends_process=False) as signals,
+        worker_process.started_by_us(),
+        lock.released(),
+    ):
         preflight.refuse(run, flags)
         try:
             code, directory = _start(run, flags, signals, None, OnEnd(None))

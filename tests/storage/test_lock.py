@@ -57,6 +57,24 @@ def test_a_process_may_lock_twice(tmp_path: Path) -> None:
     assert list(lock._held).count(tmp_path) == 1
 
 
+def test_a_program_releases_the_lock_of_a_run_that_has_ended(
+    tmp_path: Path, checkout: Path
+) -> None:
+    def other() -> int:
+        return subprocess.run(
+            [sys.executable, "-c", HOLDER, str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": str(checkout)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        ).returncode
+
+    with lock.released():
+        lock.hold(tmp_path, print)
+        assert other() == 1
+    assert other() == 0
+
+
 def test_a_file_system_without_locks_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
