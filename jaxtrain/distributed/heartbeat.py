@@ -253,6 +253,8 @@ class Heartbeat:
     def _aborting(self, number: int) -> None:
         """Handles SIGABRT in the thread that raised it; afterwards, the process aborts."""
         del number
+        # If memory is corrupt, what follows may wait forever. SIGALRM then ends the process.
+        signal.alarm(round(2 * FINISH_S))
         if self._answers():  # so it is not about process 0
             return
         if self._ending:
