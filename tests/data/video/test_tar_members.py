@@ -194,6 +194,8 @@ PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
             _pax(b"path", b"x" * 5000) + PLAIN,
             r"byte 0 has 5,000 characters, and the limit is 4,096",
         ),
+        (_pax(b"path", b"1" * 255) + PLAIN, None),
+        (_pax(b"comment", b"1" * 60_000) + PLAIN, "a number of more than 255 digits in a header"),
         (_globals(100) + PLAIN, None),
         (_globals(101) + PLAIN, "global PAX headers have more than 100 keys"),
         (_globals(60) + PLAIN[:1024] + _globals(101) + PLAIN, "more than 100 keys"),
