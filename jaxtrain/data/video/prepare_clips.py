@@ -663,8 +663,11 @@ def _cut_to_bucket(
         (work / WORK).mkdir()
         record = _cut(here, settings)
         if here.record.exists():  # otherwise the disk was at fault
-            # An earlier record would describe other clips while these are uploaded.
-            output.bucket.delete([job.record_name])
+            earlier = _record_in(output, job.record_name)
+            # It would describe other clips while these are uploaded. One of the same video is of
+            # another node, to which Ray has moved this work, and stays valid.
+            if earlier is not None and earlier["video"] != record["video"]:
+                output.bucket.delete([job.record_name])
             output.replace(
                 record["folder"], sorted(here.folder.iterdir()) if record["pieces"] else []
             )

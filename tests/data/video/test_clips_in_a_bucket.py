@@ -105,6 +105,27 @@ def test_the_objects_are_the_files_of_a_local_folder(
     assert said == ["3 of 3 videos are already done"]
 
 
+def test_a_node_that_is_lost_late_does_not_delete_the_record_of_another(
+    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray moves its video to another node, which finishes it before the first one is dead."""
+    found = {one.name: one for one in prepare_clips._find(str(source), print)}
+    job = prepare_clips._Job(found["a.mp4"], Path(URL))
+    real = prepare_clips._cut
+
+    def cut(here: Any, settings: Settings) -> Any:
+        record = real(here, settings)
+        monkeypatch.setattr(prepare_clips, "_cut", real)
+        prepare_clips._cut_to_bucket(job, settings, BucketOutput(URL), False)
+        _failing(monkeypatch, lambda name: name.endswith(".mp4"), Killed())
+        return record
+
+    monkeypatch.setattr(prepare_clips, "_cut", cut)
+    with pytest.raises(Killed):
+        prepare_clips._cut_to_bucket(job, SMALL, BucketOutput(URL), False)
+    assert job.record_name in bucket.sizes()
+
+
 def test_few_records_are_in_memory_at_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run(source)
     read: list[str] = []
