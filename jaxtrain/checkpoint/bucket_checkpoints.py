@@ -321,7 +321,7 @@ class BucketCheckpoints:
                 parsed = manifest.parsed(_json(found.data))
             except (manifest.Unusable, ValueError) as why:
                 raise Incomplete(f"{name}: {why}") from None
-            saved = parsed.saved
+            saved = saved or parsed.saved  # by the clock of process 0, if it has a part
             files |= {
                 f"{part}/{path}": {"bytes": size, "sha256": digests}
                 for path, (size, digests) in parsed.files.items()

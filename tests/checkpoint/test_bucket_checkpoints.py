@@ -279,6 +279,23 @@ def test_parts_that_cannot_be_put_together_are_damaged(
     assert not (tmp_path / "run" / FOLDER).exists()
 
 
+def test_a_checkpoint_was_saved_by_the_clock_of_its_first_part(
+    saved: Path, store: BucketCheckpoints, tmp_path: Path
+) -> None:
+    """A resume compares it with what process 0 has on its disk."""
+    for number, year in enumerate((2026, 2027)):
+        path = tmp_path / str(number) / "4"
+        shutil.copytree(saved / FOLDER / "4", path)
+        content = json.loads((path / manifest.NAME).read_text())
+        content = {**content, "saved": f"{year}-01-31T09:00:00Z"}
+        del content["sha256"]
+        whole = content | {"sha256": manifest.checksum(content)}
+        (path / manifest.NAME).write_text(json.dumps(whole))
+        store.upload(path, "data/4-000000000000", number, lambda count: None)
+    store.commit(FOLDER, 4, "data/4-000000000000", Layout(2, ((0,), (1,))))
+    assert store.read(FOLDER, 4).saved == "2026-01-31T09:00:00Z"
+
+
 @pytest.mark.parametrize("damage", [False, True])
 def test_a_fetch_continues_in_the_middle_of_a_file(
     store: BucketCheckpoints,
