@@ -740,6 +740,9 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
         sizes = _sizes(work)
         for path in (*work.iterdir(), work):
             sync(path)
+        # Another node, to which Ray has moved this work. Its clips must not disappear.
+        if (other := job.done()) is not None and other["pieces"]:
+            return other
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         _publish(work, job.folder, job.out)
         sync(job.folder.parent)

@@ -480,6 +480,33 @@ def test_a_video_that_cannot_be_read_now_is_tried_again_by_the_next_command(
     assert (report["cut"], len(report["dropped"])) == (3, 1)
 
 
+def test_a_node_that_is_lost_late_does_not_remove_the_clips_of_another(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray moves its video to another node, which finishes it before the first one is dead."""
+    out = tmp_path / "out"
+    (out / ".prepare").mkdir(parents=True)
+    job = prepare_clips._Job(video_files.Found("0.mp4", str(source / "sub/0.mp4")), out)
+    published: list[Path] = []
+    publish = prepare_clips._publish
+
+    def counted(work: Path, folder: Path, top: Path) -> None:
+        published.append(folder)
+        publish(work, folder, top)
+
+    def cut(*arguments: Any) -> pieces.Cut:
+        monkeypatch.setattr(pieces, "cut", _real_pieces)
+        records.append(prepare_clips._cut(job, SMALL))
+        return _real_pieces(*arguments)
+
+    records: list[Any] = []
+    monkeypatch.setattr(prepare_clips, "_publish", counted)
+    monkeypatch.setattr(pieces, "cut", cut)
+    records.append(prepare_clips._cut(job, SMALL))
+    assert records[0] == records[1] == job.done()
+    assert published == [out / "0.mp4.pieces"]
+
+
 def test_a_disk_that_is_gone_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
