@@ -278,7 +278,9 @@ def test_doctor_finds_a_host_without_the_shared_storage(cluster: Cluster) -> Non
     with cluster.launch("--doctor", *FLAGS, "--output-dir", "apart") as launcher:
         code, output = launcher.wait()
     assert code == 1, output
-    assert "is not the same folder for all processes" in output
-    assert "process 1 (n2), system: the output directory" in output  # reported by process 0
+    lines = [line.split(maxsplit=1) for line in output.splitlines() if line.startswith("[n1] ")]
+    said = " ".join(line[-1] for line in lines)  # what was wrapped, in one piece
+    assert "is not the same folder for all processes" in said, output
+    assert "process 1 (n2), system: the output directory" in said, output  # reported by process 0
     own = [line for line in output.splitlines() if line.startswith("ssh.sh: ")]
     assert not [line for line in own if "restart" in line], own
