@@ -214,7 +214,7 @@ def test_a_process_ended_by_a_signal_writes_its_phase(story: Story) -> None:
 
 def test_the_watchdogs_message_is_the_end(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     story.begin().started(10)
-    story.watchdog._say("hung: no step ended")
+    story.watchdog._say("hung: no step ended", 75)
     assert capsys.readouterr().out.endswith("\nhung: no step ended\n")
     assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
 
