@@ -593,6 +593,7 @@ def test_shipped_models(
     overrides: tuple[str, ...],
     parameter: str,
     expected: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One large value is planted in a parameter; prints the time that it takes to find it."""
@@ -606,7 +607,8 @@ def test_shipped_models(
         planted = jax.device_put(array, state.params[parameter].sharding)
         state = dataclasses.replace(state, params={**state.params, parameter: planted})
     loud = dataclasses.replace(run, loop=dataclasses.replace(run.loop, find_nan=True))
-    find = setup._find_nan(dataclasses.replace(parts, run=loud), StopSignals(), lambda: None, print)
+    parts = dataclasses.replace(parts, run=loud)
+    find = setup._find_nan(parts, tmp_path, StopSignals(), lambda: None, print)
     assert find is not None
     find.watch(0, state, synthetic_batch(parts))
     began, began_cpu = time.perf_counter(), time.process_time()
