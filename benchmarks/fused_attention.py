@@ -59,7 +59,8 @@ def attend_on(platform: str, seen: np.ndarray | None) -> Callable[..., tuple[jax
 
     def output(*arrays: jax.Array) -> jax.Array:
         with per_device.tracing(platform=platform):
-            return attention.attend(*arrays, None if seen is None else jnp.asarray(seen))
+            visible = None if seen is None else jnp.asarray(seen)
+            return attention.attend(*arrays, visible_BQS=visible)
 
     def both(weights: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, Arrays]:
         found, pull = jax.vjp(output, *arrays)

@@ -89,7 +89,7 @@ def test_queries_see_only_visible_keys(kind: str) -> None:
     found = attention.attend(q, k, v, jnp.asarray(visible(kind)))
     wide = [np.asarray(x, np.float64) for x in (q, k, v)]
     for row, seen in enumerate(visible(kind)):
-        want = hidden_by_hand(*(x[row] for x in wide), seen)
+        want = hidden_by_hand(*(x[row] for x in wide), seen=seen)
         np.testing.assert_allclose(found[row], want, atol=1e-5)
 
 

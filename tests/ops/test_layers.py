@@ -216,7 +216,7 @@ def test_the_layer_norm_for_gpus_has_the_same_numbers(dtype: str) -> None:
     rng = np.random.default_rng(0)
     x = jnp.asarray(3 * rng.standard_normal((4, 6, 32)) + 1, dtype)
     scale, bias = (jnp.asarray(rng.standard_normal((1, 1, 32)), dtype) for _ in range(2))
-    cpu, gpu = on_cpu_and_gpu(lambda *a: layers.layer_norm(*a, 1e-12), x, scale, bias)
+    cpu, gpu = on_cpu_and_gpu(lambda *a: layers.layer_norm(*a, eps=1e-12), x, scale, bias)
     for left, right in zip(jax.tree.leaves(cpu), jax.tree.leaves(gpu), strict=True):
         assert left.dtype == right.dtype
         error = np.linalg.norm(np.asarray(left - right, np.float64)) / np.linalg.norm(left)

@@ -36,7 +36,9 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 @pytest.mark.parametrize("stride", [1, 2])
 def test_flops_of_convolutions_and_their_gradients_equal_those_of_the_trace(stride: int) -> None:
     def both(x: jax.Array, kernel: jax.Array) -> object:
-        return jax.value_and_grad(lambda *of: conv(*of, stride).sum(), argnums=(0, 1))(x, kernel)
+        return jax.value_and_grad(lambda *of: conv(*of, stride=stride).sum(), argnums=(0, 1))(
+            x, kernel
+        )
 
     found, flops = of(both, X, KERNEL)
     assert operations.totals(found)["convolution f32"].flops == pytest.approx(flops, rel=1e-6)
