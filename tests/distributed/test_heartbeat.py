@@ -21,6 +21,16 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 
 
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 class Shared(FakeClient):
     """A store in which the test plays the other processes."""
 
@@ -183,13 +193,7 @@ def test_the_exit_code_after_another_process_left(code: int, own: int) -> None:
     with heartbeat_of(1, store):
         time.sleep(60)
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_python(program)
     assert ended.returncode == own, ended.stderr
     assert f"process 0 has ended with exit code {code}" in ended.stderr
 
@@ -250,13 +254,7 @@ def test_an_abort_by_the_client_of_a_lost_process_zero(service: str, code: int) 
         threading.Thread(target=os.abort).start()
         time.sleep(60)
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_python(program)
     assert ended.returncode == code, ended.stderr
     assert ("process 0 is gone; exit code 75" in ended.stderr) == (code == 75)
 

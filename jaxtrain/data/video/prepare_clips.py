@@ -428,7 +428,7 @@ def _run(
     if share is not None:
         todo.sort(key=lambda job: lock.order(share, job.digest))
     if again:
-        say(f"trying {_videos(len(again))} again, which killed workers before, after all others")
+        say(f"trying {_videos(len(again))} again after all others: each killed its worker before")
         todo += again
     unread = 0  # in a row
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
@@ -748,7 +748,7 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
         sync(job.folder.parent)
     except BadExample as bad:
         reason = bad.reason if _identity(job.found) == video else _CHANGED
-        # Not the video is at fault, so the next command tries it again.
+        # The video is not at fault, so the next command tries it again.
         if reason == _CHANGED or _DENIED in reason or disks.cure_of(reason):
             return _record(job, video, dropped=reason)
         return _dropped(job, reason, video)

@@ -26,8 +26,8 @@ _MAX_NAMES, _MAX_CHARACTERS = 100_000, 2**25
 _MAX_RANGES, _MAX_DIGITS = 8, 18  # ranges per pattern, and digits per number
 _MAX_HEADER = 2**16  # bytes; a path has at most 4,096, and the other fields are short
 _MAX_NAME = 4096  # characters of a member's name; Linux allows as many bytes
-# tarfile of Python before 3.11.10 and 3.12.6 searches a PAX header in the square of the length of a
-# number: 6 s for one of 60 kB, measured (CVE-2024-6232). A name may have 255 digits.
+# Before Python 3.11.10 and 3.12.6, tarfile takes a time that grows with the square of the length of
+# a number in a PAX header: 6 s for 60 kB, measured (CVE-2024-6232). A name may have 255 digits.
 _MOST_DIGITS = 255
 _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (_MOST_DIGITS + 1))
 _MAX_GLOBAL_KEYS = 100  # git archive writes one, "comment"

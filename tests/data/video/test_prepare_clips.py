@@ -579,7 +579,7 @@ def test_a_video_that_kills_its_worker_is_skipped(
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     report, said = _run(source, tmp_path / "out")
     assert (report["cut"], said[0]) == (3, "3 of 4 videos are already done")
-    assert said[1] == "trying 1 video again, which killed workers before, after all others"
+    assert said[1] == "trying 1 video again after all others: each killed its worker before"
 
 
 def test_a_worker_that_dies_while_another_record_is_processed(
