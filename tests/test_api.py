@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,6 +143,17 @@ def test_configs_are_overridden_from_python() -> None:
 def test_a_source_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(jaxtrain.InputError, match="does not exist; pass a checkpoint"):
         jaxtrain.load_model(tmp_path / "run")
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
+    """As beside a clone of the repository."""
+    (tmp_path / "jaxtrain" / "jaxtrain").mkdir(parents=True)
+    (tmp_path / "script.py").write_text("import jaxtrain; print(jaxtrain.train.__name__)")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    printed = subprocess.check_output(
+        [sys.executable, "script.py"], cwd=tmp_path, env=alone, text=True
+    )
+    assert printed == "train\n"
 
 
 def test_names_are_not_those_of_modules() -> None:
