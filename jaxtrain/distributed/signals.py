@@ -83,7 +83,9 @@ class StopSignals:
 
     Only the first signal counts. A SIGINT after any earlier signal raises ``KeyboardInterrupt``;
     if the main thread then does not return from a long call, or from closing things, within
-    ``AT_ONCE_S``, the thread ends the process. Enter this context manager in the main thread.
+    ``AT_ONCE_S``, the thread ends the process. One Ctrl-C reaches all processes of a run, and one
+    of them may learn of it from another before its own SIGINT arrives: that SIGINT does not count.
+    Enter this context manager in the main thread.
 
     Args:
         ends_process: whether the thread may end the process. A run inside a notebook or another
@@ -106,6 +108,9 @@ class StopSignals:
         self._ending = False
         self._at_once = False
         self._again: threading.Timer | None = None
+        self._of_another: Wish | None = None  # what another process of the run asked for
+        # Signals that the main thread and the listener have received.
+        self._received: tuple[list[int], list[int]] = ([], [])
         self._left = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -170,8 +175,9 @@ class StopSignals:
     def request(self, wish: Wish) -> None:
         """Acts as if the signal had arrived; another process of the run got it."""
         if self.heard is None:
-            # SIGHUP may be ignored here.
-            os.kill(os.getpid(), signal.SIGINT if wish == "SIGINT" else signal.SIGTERM)
+            self._of_another = wish
+            # SIGHUP may be ignored here, and a SIGINT would make this process's own a second one.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def when_heard(self, then: Callable[[], None]) -> None:
         """Calls ``then`` when the first signal arrives; at once if one already has."""
@@ -185,14 +191,27 @@ class StopSignals:
             if self._held:
                 return  # meanwhile there are steps to save: the loop reads ``requested``
             raise Stopped(self.requested)
-        if self.requested is not None:
-            if number != signal.SIGINT:  # launchers repeat SIGTERM
-                return
+        if self._is_second_ctrl_c(number, self._received[0]):
             self._at_once = True
             raise KeyboardInterrupt
-        self.requested = _wish(number)
+        if self.requested is not None:  # launchers repeat SIGTERM
+            return
+        self.requested = self._wish(number)
         if not self._held:
             raise Stopped(self.requested)
+
+    def _is_second_ctrl_c(self, number: int, received: list[int]) -> bool:
+        """Adds a signal to those that a thread received; returns whether it ends the run now."""
+        before = received.copy()
+        received.append(number)
+        if number != signal.SIGINT or not before:
+            return False
+        return self._of_another != "SIGINT" or signal.SIGINT in before
+
+    def _wish(self, number: int) -> Wish:
+        if number == signal.SIGTERM and self._of_another is not None:
+            return self._of_another
+        return next(name for name in _SIGNALS if signal.Signals[name] == number)
 
     def _on_unraisable(self, found: "sys.UnraisableHookArgs") -> None:
         """Raises a stop again that Python dropped in a finalizer or a garbage collection."""
@@ -207,11 +226,11 @@ class StopSignals:
         while number := self._ear.recv(1):
             if number[0] not in self._before:
                 continue
-            if self.heard is not None:
-                if number[0] == signal.SIGINT:  # launchers repeat SIGTERM
-                    self._end_within(AT_ONCE_S, INTERRUPTED)
+            if self._is_second_ctrl_c(number[0], self._received[1]):
+                self._end_within(AT_ONCE_S, INTERRUPTED)
+            if self.heard is not None:  # launchers repeat SIGTERM
                 continue
-            wish, held = _wish(number[0]), self._held
+            wish, held = self._wish(number[0]), self._held
             # Not print(): the main thread may hold the stream's lock.
             waiting = _ENDING if self._ending else _HELD
             text = waiting[wish] if held else _NOT_HELD.format(wish)
@@ -226,7 +245,3 @@ class StopSignals:
         if self.ends_process and not self._left.wait(limit_s):
             self.run_exit_actions(code)
             os._exit(code)
-
-
-def _wish(number: int) -> Wish:
-    return next(name for name in _SIGNALS if signal.Signals[name] == number)

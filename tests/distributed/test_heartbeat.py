@@ -296,3 +296,40 @@ def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, n
         reason = "another process is gone or unreachable (UNKNOWN: Gloo" if number else "is gone"
         assert reason in output
         assert "Traceback" not in output
+
+
+INTERRUPTED = """
+import os, time
+from jaxtrain.distributed import key_value, process_group
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.signals import StopSignals
+
+process_group.connect(os.environ, 2)
+with StopSignals() as signals, Heartbeat(key_value.of_run(), signals) as heartbeat:
+    signals.hold()
+    print("ready", flush=True)
+    while signals.requested is None:
+        time.sleep(0.05)
+    time.sleep(3)  # a step, in which the other process may ask for the stop, too
+    heartbeat.ending()
+    print("saved after", signals.requested, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_one_ctrl_c_that_reaches_the_processes_one_after_another(tmp_path: Path) -> None:
+    with two_processes(tmp_path, program=["-c", INTERRUPTED]) as started:
+        for process in started:
+            assert process.stdout is not None
+            while process.stdout.readline() != "ready\n":
+                assert process.poll() is None
+        started[0].send_signal(signal.SIGINT)
+        later = started[1]
+        assert later.stdout is not None
+        while "press Ctrl-C again" not in later.stdout.readline():
+            assert later.poll() is None
+        later.send_signal(signal.SIGINT)
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    for process, output in zip(started, outputs, strict=True):
+        assert "saved after SIGINT" in output
+        assert process.returncode == 0, output

@@ -167,6 +167,31 @@ def test_a_request_of_another_process_acts_as_a_signal() -> None:
         assert signals.requested == "SIGTERM"
 
 
+def test_one_ctrl_c_that_another_process_reports_first_counts_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        signals.request("SIGINT")
+        wait_until_heard(signals)
+        send(signal.SIGINT)  # the same Ctrl-C
+        assert signals.requested == signals.heard == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    assert capfd.readouterr().err.count("press Ctrl-C again") == 1
+
+
+def test_a_ctrl_c_that_another_process_reports_later_counts_once() -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        signals._of_another = "SIGINT"  # as request() does before the listener has heard the first
+        send(signal.SIGINT)
+        send(signal.SIGTERM)
+        assert signals.requested == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
 def test_a_run_under_nohup_ignores_a_closed_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
