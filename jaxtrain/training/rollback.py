@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
 from jaxtrain.checkpoint import layout, resume
@@ -11,7 +12,7 @@ from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.training.state import State
+from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
 _MOST = 3
@@ -46,10 +47,12 @@ class Rollback:
         """Returns the restored state and its position.
 
         Args:
-            state: the current state; all of its examples count as seen.
+            state: the current state; all of its examples count as seen. Its arrays are deleted
+                before the checkpoint is read: a device may not have the memory for two states.
 
         Raises:
-            InputError: there is no checkpoint, or earlier rollbacks to it did not help.
+            InputError: there is no checkpoint, it cannot be read, or earlier rollbacks to it did
+                not help.
         """
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
@@ -68,6 +71,11 @@ class Rollback:
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
         path = self._directory / layout.CHECKPOINTS / chosen
         # Checkpoints of older versions also store the constants, which stay as they are.
+        constants = {
+            name: array for name, array in state.extras.items() if name not in self._target.extras
+        }
+        for array in jax.tree.leaves(saved_part(state, constants)):
+            array.delete()
         restored: State = restore(path, self._target, subset=True, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
@@ -75,7 +83,7 @@ class Rollback:
             restored,
             examples_seen=placed,
             guard=guarding,
-            extras=state.extras | restored.extras,
+            extras=constants | restored.extras,
         )
         return state, Position.of_checkpoint(layout.read_meta(path))
 

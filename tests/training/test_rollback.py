@@ -1,0 +1,70 @@
+"""A rollback in a process with eight devices; test_bad_updates.py has complete runs."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_state import make_state, mesh_of, meta_of, target_of
+
+from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.training import rollback
+from jaxtrain.training.state import State, saved_part
+
+CONSTANT = "lpips.conv.kernel"
+
+
+def training_state(step: int) -> State:
+    small = make_state(step, big=2**18)
+    return State(
+        step=small.step,
+        examples_seen=small.examples_seen,
+        params=small.params,
+        extras={"norm.mean": jnp.full(4, step), CONSTANT: jnp.arange(4.0)},
+        opt=small.opt,
+        guard={"bad_in_a_row": jnp.uint32(2)},
+    )
+
+
+def bytes_alive() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_a_rollback_needs_memory_for_one_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Checkpoints(tmp_path / "checkpoints", 1)
+    saver.save(saved_part(training_state(5), [CONSTANT]), meta_of(5))
+    saver.wait()
+    saver.close()
+    state = training_state(7)
+    target = target_of(saved_part(state, [CONSTANT]), mesh_of(8))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    alive: list[int] = []
+
+    def measured(restore: Any, *arguments: Any, **flags: Any) -> Any:
+        alive.append(bytes_alive())
+        restored = restore(*arguments, **flags)
+        alive.append(bytes_alive())
+        return restored
+
+    before = bytes_alive()
+    monkeypatch.setattr(rollback, "restore", functools.partial(measured, rollback.restore))
+    back = rollback.Rollback(tmp_path, 5, target, print, lambda: "")
+    restored, position = back(state)
+    assert alive[0] < before - 0.99 * size
+    assert alive[1] < before + 0.01 * size
+
+    assert (position.done, int(restored.step)) == (5, 5)
+    assert int(restored.examples_seen) == 3 * 7
+    assert int(restored.guard["bad_in_a_row"]) == 0
+    np.testing.assert_array_equal(restored.extras[CONSTANT], np.arange(4.0))
+    np.testing.assert_array_equal(restored.extras["norm.mean"], np.full(4, 5))
+    expected = dataclasses.replace(
+        training_state(5), examples_seen=restored.examples_seen, guard=restored.guard
+    )
+    jax.tree.map(np.testing.assert_array_equal, restored, expected)
