@@ -91,12 +91,13 @@ def apply(default: T, arguments: Sequence[str]) -> T:
         arguments: ``["--optim.peak_lr", "1e-3", "--model.decoder_widths", "64", "32", ...]``; also
             ``--optim.peak_lr=1e-3``. Whole numbers may end in k, M or B. Optional fields take
             ``None``, bools ``True`` or ``False``. Setting a field of an optional section that is
-            None turns the section on.
+            None turns the section on; ``None`` turns it off, and undoes what precedes it.
 
     Raises:
         InputError: an unknown field, or a value that the field does not take.
     """
-    settings = _grouped(arguments)
+    sections = [name for name, _, _ in _optional_sections(default)]
+    settings = _in_effect(_grouped(arguments), sections)
     try:
         return _applied(default, settings)
     except InputError:
@@ -211,7 +212,10 @@ def merged(*parts: Sequence[str]) -> tuple[str, ...]:
     Args:
         parts: each a sequence of flags and values: ``("--model.remat", "block")``.
     """
-    fields = dict(_grouped([word for part in parts for word in part]))
+    fields: dict[str, list[str]] = {}
+    for flag, values in _grouped([word for part in parts for word in part]):
+        fields.pop(flag, None)  # it takes the place of its last value
+        fields[flag] = values
     return tuple(word for flag, values in fields.items() for word in (flag, *values))
 
 
@@ -248,6 +252,21 @@ def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
             settings[-1][1].append(argument)
         else:
             raise InputError(_not_a_flag(argument))
+    return settings
+
+
+def _in_effect(settings: Assignments, sections: Iterable[str]) -> Assignments:
+    """Drops the settings of a section and its fields that precede a ``--section None``."""
+    for name in sections:
+        off = [
+            place for place, setting in enumerate(settings) if setting == (f"--{name}", ["None"])
+        ]
+        if off:
+            settings = [
+                setting
+                for place, setting in enumerate(settings)
+                if place >= off[-1] or not _is_within(setting[0][2:], [name])
+            ]
     return settings
 
 
@@ -477,10 +496,21 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
     """
     known = {"--" + leaf.name: leaf for leaf in leaves(instance)}
     sections = {name: section for name, _, section in _optional_sections(instance)}
+    off = [name for name in sections if name in changes and changes[name] is None]
+    known = {flag: leaf for flag, leaf in known.items() if not _is_within(leaf.name, off)}
+    names = list(changes)
+    undone = {
+        name
+        for section in off
+        for name in names[: names.index(section)]
+        if _is_within(name, [section])
+    }
     wrong: list[str] = []
     typed: list[str] = []
     direct: dict[str, Any] = {}
     for name, given in changes.items():
+        if name in undone:
+            continue
         value = plain(given)
         leaf = known.get(f"--{name}")
         if leaf is not None and isinstance(value, str) and not matches(value, leaf.annotation):

@@ -28,6 +28,44 @@ def test_a_field_enables_its_section() -> None:
     )
 
 
+SECTIONS = {
+    "optim.muon": ("peak_lr", 0.1),
+    "optim.average": ("decay", 0.9),
+    "model.adversary": ("crop", 64),
+    "model.perceptual": ("weights", "a.pth"),
+}
+
+
+def section_of(run: Any, name: str) -> Any:
+    return getattr(getattr(run, name.split(".")[0]), name.split(".")[1])
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("from_python", [False, True])
+def test_none_turns_a_section_off_whatever_precedes_it(name: str, from_python: bool) -> None:
+    """The last value counts, as in every field."""
+    field, value = f"{name}.{SECTIONS[name][0]}", SECTIONS[name][1]
+
+    def changed(run: config.Run, changes: dict[str, Any]) -> Any:
+        words = [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
+        return run.override(changes) if from_python else overrides.apply(run, words)
+
+    off = config.load("h100_16")
+    on = changed(off, {field: value})
+    for run in (off, on):
+        assert section_of(changed(run, {field: value, name: None}), name) is None
+        again = changed(run, {name: None, field: value})
+        assert again == on
+    other = {field: value, name: None, "loop.log_every": 7}
+    assert changed(off, other) == changed(off, {"loop.log_every": 7})
+
+
+def test_merged_overrides_keep_the_order_of_the_last_values() -> None:
+    field = ("--optim.muon.peak_lr", "0.1")
+    off = ("--optim.muon", "None")
+    assert overrides.merged(off, field, off) == (*field, *off)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
