@@ -401,11 +401,12 @@ def _check_fields(run: Run) -> Iterator[str]:
         section, _, field = leaf.name.partition(".")
         positive = field in _POSITIVE.get(section, ())
         numbers = [value for value in values if isinstance(value, int | float)]
-        if any(not 0 <= n < math.inf or (positive and n == 0) for n in numbers):
+        least = -math.inf if section == "model" else 0  # models check their own fields
+        if any(not math.isfinite(n) or n < least or (positive and n == 0) for n in numbers):
             takes = overrides.takes(leaf.annotation)
             above = "at least 1" if "whole" in takes else "above 0"
-            least = (above if positive else "at least 0") + (", or None" if "None" in takes else "")
-            wanted = least if all(map(math.isfinite, numbers)) else "a finite number"
+            bound = (above if positive else "at least 0") + (", or None" if "None" in takes else "")
+            wanted = bound if all(map(math.isfinite, numbers)) else "a finite number"
             yield Problem(f"{leaf.name} is {leaf.value}; it must be {wanted}", leaf.name)
 
 

@@ -23,6 +23,8 @@ class Model:
     """Channels of each stage (channels)."""
     remat: Literal["none", "block"] = "none"
     """Rematerialization."""
+    bias: float = -4.6
+    """Initial bias of the head; a model's numbers may be negative."""
     head: Any = None
     """An optional section."""
 
@@ -138,7 +140,7 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
         ("--optim.peak_lr nan", "finite"),
         ("--optim.peak_lr inf", "finite"),
         ("--seed -1", "seed is -1"),
-        ("--model.widths 64 -2", "model.widths"),
+        ("--model.bias nan", "model.bias is nan; it must be a finite number"),
         ("--optim.b2 1", "optim.b2 is 1.0; it must be below 1"),
         ("--optim.accumulate 0", "optim.accumulate is 0"),
         ("--optim.max_grad_norm 0", "optim.max_grad_norm is 0.0"),
