@@ -13,7 +13,6 @@ run = config.named("h100_8").override(
         "optim.accumulate": 8,
         "optim.warmup_steps": 200,  # 2 clips x 8 x 8 = 128
         "loop.steps": 2000,
-        "loop.early_stop_patience": 10,
         "checkpoint.every": 1000,
         "checkpoint.keep": 5,
     }

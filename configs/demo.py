@@ -29,7 +29,6 @@ run = config.named("h100_8").override(
         "loop.eval_every": 80,
         "loop.eval_examples": 16,
         "loop.hang_timeout_s": 600.0,
-        "loop.early_stop_patience": None,
         "checkpoint.every": 80,
         "checkpoint.keep": 2,
     }

@@ -52,7 +52,6 @@ run = config.Run(
         eval_every=1000,
         eval_examples=20,
         hang_timeout_s=3600.0,
-        early_stop_patience=100,
     ),
     checkpoint=config.Checkpoint(every=2000, keep=100, best_metric="val/psnr", best_mode="max"),
 )

@@ -201,8 +201,8 @@ class Loop:
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
-    """Early stopping: number of validations without a better checkpoint.best_metric. None turns it
-    off."""
+    """Early stopping: number of validations without a better checkpoint.best_metric, less than the
+    run has. None turns it off."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -420,6 +420,7 @@ def _check_sections(run: Run) -> Iterator[str]:
     if run.loop.steps is not None:
         try:
             check_warmup(run.optim, run.loop.steps)
+            check_patience(run.loop, run.loop.steps)
         except InputError as error:
             yield from error.messages
     yield from _check_batch(run)
@@ -441,6 +442,28 @@ def check_warmup(optim: Optim, steps: int) -> None:
             f"optim.warmup_steps {optim.warmup_steps} must be less than the run's {steps} steps: "
             f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1",
             about=("optim.warmup_steps", "optim.warmup_fraction", "loop.steps"),
+        )
+
+
+def most_patience(loop: Loop, steps: int) -> int:
+    """Returns how many validations of a run of so many steps can follow the best one."""
+    return 0 if loop.eval_every is None else -(-steps // loop.eval_every) - 1
+
+
+def check_patience(loop: Loop, steps: int) -> None:
+    """Checks that early stopping can end the run.
+
+    Raises:
+        InputError: it cannot: there are too few validations.
+    """
+    patience, most = loop.early_stop_patience, most_patience(loop, steps)
+    if patience is not None and loop.eval_every is not None and patience > most:
+        fix = f"--loop.early_stop_patience {most} or less, or " if most else ""
+        raise InputError(
+            f"loop.early_stop_patience {patience} can never be reached: a run of {steps} steps, "
+            f"validated every {loop.eval_every}, has {most + 1} "
+            f"validation{'s' if most else ''}: set {fix}--loop.early_stop_patience None",
+            about=("loop.early_stop_patience", "loop.eval_every", "loop.steps"),
         )
 
 

@@ -61,8 +61,8 @@ def resolve_steps(
             interrupted run has as many steps as an uninterrupted one.
 
     Raises:
-        InputError: there would be no step, fewer than the warm-up, or tokens are counted for a
-            model without tokens.
+        InputError: there would be no step, fewer than the warm-up, too few validations for early
+            stopping, or tokens are counted for a model without tokens.
     """
     loop, batch = run.loop, run.data.batch_size
     if loop.steps is not None:
@@ -88,6 +88,7 @@ def resolve_steps(
             "tokens: raise --loop.tokens_per_param or lower --data.batch_size"
         )
     config.check_warmup(run.optim, steps)
+    config.check_patience(run.loop, steps)
     return steps
 
 

@@ -244,7 +244,9 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
 
 def _more_patience(settings: config.Loop) -> dict[str, str]:
     assert settings.early_stop_patience is not None, "it stopped the run"
-    return {"--loop.early_stop_patience": str(2 * settings.early_stop_patience)}
+    patience, steps = 2 * settings.early_stop_patience, settings.steps
+    reachable = steps is None or patience <= config.most_patience(settings, steps)
+    return {"--loop.early_stop_patience": str(patience if reachable else None)}
 
 
 def _twice_as_long(settings: config.Loop) -> dict[str, str]:

@@ -77,6 +77,10 @@ def message(*arguments: str) -> str:
     return text
 
 
+def test_a_patience_that_can_be_reached_is_valid() -> None:
+    changed("--loop.eval_every", "15", "--loop.early_stop_patience", "6")
+
+
 def test_the_toy_config_is_valid() -> None:
     assert changed() == RUN
 
@@ -162,6 +166,16 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
         (
             "--checkpoint.best_metric None --loop.early_stop_patience 3",
             "loop.early_stop_patience 3 needs a metric",
+        ),
+        (
+            "--loop.eval_every 15 --loop.early_stop_patience 7",
+            "loop.early_stop_patience 7 can never be reached: a run of 100 steps, validated every "
+            "15, has 7 validations: set --loop.early_stop_patience 6 or less, or "
+            "--loop.early_stop_patience None",
+        ),
+        (
+            "--loop.eval_every 100 --loop.early_stop_patience 1",
+            "has 1 validation: set --loop.early_stop_patience None",
         ),
         ("--loop.replay_every 0", "loop.replay_every is 0; it must be at least 1, or None"),
         ("--loop.max_hours 0", "loop.max_hours is 0.0; it must be above 0, or None"),
@@ -254,6 +268,12 @@ def test_an_impossible_number_of_steps_is_refused() -> None:
         steps(epochs, examples=12)
     with pytest.raises(InputError, match=r"optim.warmup_steps 10 .* run's 7 steps"):
         steps(epochs, examples=100)
+    patient = changed(
+        "--loop.steps", "None", "--loop.epochs", "5", "--loop.early_stop_patience", "2"
+    )
+    with pytest.raises(InputError, match=r"early_stop_patience 2 .* run of 78 steps"):
+        steps(patient)
+    assert steps(patient, examples=2000) == 156
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
     with pytest.raises(InputError, match="this model has no tokens"):
         steps(tokens)

@@ -1,8 +1,9 @@
 """Configs, and a checkpoint of each model, of versions before the modules moved still work.
 
-``tests/fixtures/configs`` contains the unchanged configs of commit 2332174. ``older_runs.tar.gz``
-was written by commit 43566ac. For each model it contains a run directory with the checkpoint of
-step 2, the losses of four steps, and the data.
+``tests/fixtures/configs`` contains the configs of commit 2332174, without a
+``loop.early_stop_patience`` that could never be reached. ``older_runs.tar.gz`` was written by
+commit 43566ac. For each model it contains a run directory with the checkpoint of step 2, the losses
+of four steps, and the data.
 """
 
 import tarfile

@@ -141,11 +141,14 @@ def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> N
     run = dataclasses.replace(
         RUN,
         data=dataclasses.replace(RUN.data, path="clips"),
-        loop=dataclasses.replace(RUN.loop, early_stop_patience=3),
+        loop=dataclasses.replace(RUN.loop, early_stop_patience=3, eval_every=20),
     )
     *_, longer, last = said(run, stopped_early=True)
     assert longer.startswith("resume for longer: ")
     assert longer.endswith("--loop.early_stop_patience 6")
+    few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=30))
+    *_, longer, _ = said(few, stopped_early=True)
+    assert longer.endswith("--loop.early_stop_patience None"), "with 6 validations 6 is too much"
     assert last == f"export the weights: {PYTHON} export '/runs/my run' model.safetensors"
 
 
