@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxtrain.errors import RUN_AGAIN
+
 # In the order of the bar: first the useful time, last the lost time.
 STEPS, INPUT, VALIDATION, SAVE, COMPILE, START, ROLLBACK, OTHER, REPEATED, DOWN = (
     "training",
@@ -23,25 +25,28 @@ CATEGORIES = {
     STEPS: "steps that count toward the final model",
     INPUT: "time in which the step waited for its batch",
     VALIDATION: "validations and their samples",
-    SAVE: "time in which checkpoint saves blocked training",
+    SAVE: "time in which training, or the end of the run, waited for saves and their upload",
     COMPILE: "XLA compilation for training and validation",
-    START: "imports, connecting, reading the data index, restoring, closing",
+    START: "imports, connecting, reading the data index, restoring, writing the report, closing",
     ROLLBACK: "restoring a checkpoint after skipped steps in a row",
-    OTHER: "between the measured phases",
+    OTHER: "finding a NaN, reading a profile, and between the measured phases",
     REPEATED: "steps trained twice because the run was resumed from an older checkpoint",
-    DOWN: "from the last record of a start that was killed or stopped to the next start",
+    DOWN: "from the last record of a start that was killed or interrupted to the next start",
 }
 _PHASES = {
     "evaluation": VALIDATION,
     "save": SAVE,
+    "upload": SAVE,
     "compile": COMPILE,
     "rollback": ROLLBACK,
     "start": START,
     "end": START,
     "data": START,
     "restore": START,
+    "report": START,
+    "find_nan": OTHER,
+    "profile": OTHER,
 }
-_RESUMABLE_CODES = (75, 130)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,8 @@ class Account:
     Attributes:
         seconds: for each of :data:`CATEGORIES`.
         repeated_steps: number of steps that were trained a second time.
-        idle_s: time between a start that ended normally and the next one, not part of the total.
+        idle_s: time between a start that was not killed or interrupted and the next one, not part
+            of the total. Ctrl-C and ``loop.max_hours`` are planned stops, no interruptions.
     """
 
     seconds: Mapping[str, float]
@@ -137,7 +143,7 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
     idle_s = 0.0
     for one, following in itertools.pairwise(found):
         gap = max(0.0, following.began - one.last)
-        if one.end is None or one.end.get("code") in _RESUMABLE_CODES:
+        if one.end is None or one.end.get("code") == RUN_AGAIN:
             seconds[DOWN] += gap
         else:
             idle_s += gap

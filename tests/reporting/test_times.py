@@ -7,6 +7,8 @@ import written_run
 from written_run import BEGAN, end, phase, start, training
 
 from jaxtrain.reporting import times
+from jaxtrain.telemetry import console
+from jaxtrain.telemetry.phases import TRAINING
 
 
 def test_the_categories_add_up_to_the_total() -> None:
@@ -72,8 +74,8 @@ def test_a_rollback_repeats_the_steps_after_its_checkpoint() -> None:
     assert found.seconds[times.STEPS] == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("code", "down", "idle"), [(75, 90, 0), (130, 90, 0), (0, 0, 90)])
-def test_time_after_a_completed_run_is_idle_not_lost(code: int, down: float, idle: float) -> None:
+@pytest.mark.parametrize(("code", "down", "idle"), [(75, 90, 0), (130, 0, 90), (0, 0, 90)])
+def test_time_after_a_planned_end_is_idle_not_lost(code: int, down: float, idle: float) -> None:
     history = [
         start(BEGAN, began=BEGAN),
         end(BEGAN + 10, 5, code),
@@ -83,6 +85,13 @@ def test_time_after_a_completed_run_is_idle_not_lost(code: int, down: float, idl
     assert found is not None
     assert found.seconds[times.DOWN] == pytest.approx(down)
     assert found.idle_s == pytest.approx(idle)
+
+
+def test_every_phase_has_a_category() -> None:
+    assert {*times._PHASES, TRAINING} == set(console._LABELS)
+    account = times.account([start(BEGAN, began=BEGAN), phase("upload", BEGAN + 60, 60)])
+    assert account is not None
+    assert account.seconds[times.SAVE] == pytest.approx(60)
 
 
 def test_a_clock_that_goes_back_gives_no_negative_time() -> None:
