@@ -120,7 +120,7 @@ class MaskedModel:
                 "shorten it"
             )
         if not 1 <= top <= self.model.vocab_size:
-            raise InputError(f"--top {top}: use a number from 1 to {self.model.vocab_size}")
+            raise InputError(f"top {top}: use a number from 1 to {self.model.vocab_size}")
         row = self._row(np.asarray(ids, np.int32))
         guesses = []
         for position in np.flatnonzero(row == self.special.mask):

@@ -302,14 +302,14 @@ class CausalModel:
         return batch
 
     def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
-        for name, value in (("--tokens", tokens), ("--samples", samples)):
+        for name, value in (("tokens", tokens), ("samples", samples)):
             if value < 1:
                 raise InputError(f"{name} {value}: use at least 1")
         if not 0 <= seed <= _LARGEST_SEED:
-            raise InputError(f"--seed {seed}: use a number from 0 to {_LARGEST_SEED}")
+            raise InputError(f"seed {seed}: use a number from 0 to {_LARGEST_SEED}")
         words = self.model.vocab_size
         if choice.top_k is not None and choice.top_k > words:
-            raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
+            raise InputError(f"top_k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
 
 
 def padded(count: int, most: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.config import Precision
+from jaxtrain.config.invocation import from_python
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
@@ -54,6 +55,7 @@ class Model:
     def _autoencoder(self) -> Autoencoder:
         return Autoencoder(self._source, self._precision, command="encode")
 
+    @from_python()
     def generate(
         self,
         prompt: str,
@@ -82,6 +84,7 @@ class Model:
         ids = model.ids(model.encode(prompt), tokens=tokens, choice=choice, seed=seed)
         return prompt + "".join(grown[0] for grown in model.texts(ids))
 
+    @from_python()
     def fill_mask(self, text: str, top: int = 5) -> list[list[Guess]]:
         """Predicts the most likely tokens for each ``[MASK]`` of a text, best first.
 
@@ -94,6 +97,7 @@ class Model:
         """
         return self._masked.fill(text, top)
 
+    @from_python()
     def encode(self, video: str | Path | np.ndarray) -> np.ndarray:
         """Encodes a video of any length.
 
@@ -110,6 +114,7 @@ class Model:
         model = self._autoencoder
         return np.stack(list(fetched(model.encoded(_frames(video)))))
 
+    @from_python()
     def decode(
         self, latents: np.ndarray, *, height: int | None = None, width: int | None = None
     ) -> np.ndarray:
@@ -138,6 +143,7 @@ class Model:
         )
         return np.stack(list(frames))
 
+    @from_python()
     def evaluate(self, data: str | Path, *, max_tokens: int | None = None) -> Any:
         """Measures a language model on a text file.
 

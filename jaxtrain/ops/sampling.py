@@ -36,15 +36,15 @@ class Choice:
         cold = 0 < self.temperature < _COLDEST
         if not 0 <= self.temperature < math.inf or cold:
             raise InputError(
-                f"--temperature {self.temperature:g}: use 0 (always the most likely token) or at "
+                f"temperature {self.temperature:g}: use 0 (always the most likely token) or at "
                 f"least {_COLDEST:g}, such as 0.8; 1 keeps the model's probabilities"
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(
-                f"--top-k {self.top_k}: use at least 1, or omit it to sample from all tokens"
+                f"top_k {self.top_k}: use at least 1, or omit it to sample from all tokens"
             )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p {self.top_p:g}: use a probability above 0 and at most 1")
+            raise InputError(f"top_p {self.top_p:g}: use a probability above 0 and at most 1")
 
     def __call__(self, logits_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
         """Returns ids, int32 [B].

@@ -16,10 +16,12 @@ import pytest
 from flax import nnx
 from small_state import make_state, meta_of
 
+import jaxtrain
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
 from jaxtrain.cli import generate
 from jaxtrain.data.text import byte_level
+from jaxtrain.errors import InputError
 from jaxtrain.inference import language_model
 from jaxtrain.models import gpt, mlm
 from jaxtrain.ops import generation
@@ -246,18 +248,18 @@ def test_the_default_source_is_the_latest_run(
             "tokens with the one that begins it, but the context window has 24: pass",
         ),
         (["RUN", "a\udcff"], "the text is not UTF-8"),
-        (["RUN", "a", "--tokens", "0"], "--tokens 0: use at least 1"),
-        (["RUN", "a", "--samples", "0"], "--samples 0: use at least 1"),
-        (["RUN", "a", "--seed", "-1"], "--seed -1: use a number from 0 to 4294967295"),
+        (["RUN", "a", "--tokens", "0"], "tokens 0: use at least 1"),
+        (["RUN", "a", "--samples", "0"], "samples 0: use at least 1"),
+        (["RUN", "a", "--seed", "-1"], "seed -1: use a number from 0 to 4294967295"),
         (
             ["RUN", "a", "--temperature", "-0.5"],
-            "--temperature -0.5: use 0 (always the most likely token)",
+            "temperature -0.5: use 0 (always the most likely token)",
         ),
         (["RUN", "a", "--temperature", "1e-7"], "or at least 1e-06, such as 0.8"),
         (["RUN", "a", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
-        (["RUN", "a", "--top-k", "0"], "--top-k 0: use at least 1"),
-        (["RUN", "a", "--top-k", "291"], "--top-k 291: use a number from 1 to 290"),
-        (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: use a probability above 0"),
+        (["RUN", "a", "--top-k", "0"], "top_k 0: use at least 1"),
+        (["RUN", "a", "--top-k", "291"], "top_k 291: use a number from 1 to 290"),
+        (["RUN", "a", "--top-p", "1.2"], "top_p 1.2: use a probability above 0"),
         (["RUN", "a", "--topk", "3"], "unknown argument --topk 3"),
         (["nowhere", "a"], "nowhere does not exist"),
         (
@@ -287,6 +289,29 @@ def test_wrong_use_is_one_line(
     assert message in found.err
     assert found.err.count("\n") == 1
     assert not found.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": 0}, "tokens 0: use at least 1"),
+        ({"temperature": -1}, "temperature -1: use 0"),
+        ({"top_k": 0}, "top_k 0: use at least 1"),
+        ({"top_k": 291}, "top_k 291: use a number from 1 to 290"),
+        ({"top_p": 2}, "top_p 2: use a probability"),
+        ({"seed": -1}, "seed -1: use a number from 0"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": "once " * 40}, "tokens with the one that begins it"),
+    ],
+)
+def test_errors_in_python_name_arguments(
+    source: Path, arguments: dict[str, Any], message: str
+) -> None:
+    model = jaxtrain.load_model(source)
+    with pytest.raises(InputError) as caught:
+        model.generate(**({"prompt": "once"} | arguments))
+    assert message in str(caught.value)
+    assert "--" not in str(caught.value)
 
 
 def costs_by_hand(model: language_model.CausalModel, ids: list[int]) -> list[float]:

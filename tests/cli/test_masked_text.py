@@ -353,7 +353,7 @@ def test_commands(
             ["fill", "FOLDER", "[MASK] " * 20],
             "has 20 tokens, but the model takes at most 14: shorten it",
         ),
-        (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
+        (["fill", "FOLDER", "[MASK]", "--top", "0"], "top 0: use a number from 1 to 11"),
         (["fill", "nowhere", "[MASK]"], "nowhere does not exist"),
         (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere: no such file or folder"),
         (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: pass a text file"),

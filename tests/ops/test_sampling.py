@@ -105,13 +105,13 @@ def test_seeds_repeat_and_rows_are_independent() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1.0}, r"--temperature -1: use 0 \(always the most likely"),
-        ({"temperature": float("nan")}, r"--temperature nan"),
-        ({"temperature": float("inf")}, r"--temperature inf"),
-        ({"temperature": 1e-30}, r"--temperature 1e-30: use 0"),
-        ({"top_k": 0}, r"--top-k 0: use at least 1"),
-        ({"top_p": 0.0}, r"--top-p 0: use a probability"),
-        ({"top_p": 1.5}, r"--top-p 1.5: use a probability"),
+        ({"temperature": -1.0}, r"temperature -1: use 0 \(always the most likely"),
+        ({"temperature": float("nan")}, r"temperature nan"),
+        ({"temperature": float("inf")}, r"temperature inf"),
+        ({"temperature": 1e-30}, r"temperature 1e-30: use 0"),
+        ({"top_k": 0}, r"top_k 0: use at least 1"),
+        ({"top_p": 0.0}, r"top_p 0: use a probability"),
+        ({"top_p": 1.5}, r"top_p 1.5: use a probability"),
     ],
 )
 def test_meaningless_settings_are_refused(settings: dict[str, Any], message: str) -> None:
