@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from jaxtrain import main
-from jaxtrain.cli import train
+from jaxtrain.cli import bench, command_line, doctor, plan, train
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.training import profiler, session
 
@@ -35,6 +37,23 @@ def test_the_flags_are_fixed() -> None:
     }
 
 
+def test_the_list_of_run_flags_is_that_of_the_parser() -> None:
+    takes_value = {
+        action.option_strings[0]: action.nargs != 0
+        for action in train.flags_parser()._actions
+        if action.option_strings[0] not in ("--version", "--help")
+    }
+    assert takes_value == {flag: flag != "--debug" for flag in invocation.RUN_FLAGS}
+
+
+@pytest.mark.parametrize("command", [bench, doctor, plan])
+def test_the_arguments_of_a_run_can_be_pasted(command: ModuleType) -> None:
+    valued = [flag for flag in invocation.RUN_FLAGS if flag != "--debug"]
+    typed = ["--debug", *(word for flag in valued for word in (flag, "1")), "--seed", "3"]
+    flags, overrides = command_line.parse(command._parser(), typed)
+    assert (flags.config, overrides) == ("1", ["--seed", "3"])
+
+
 def test_the_documentation_has_every_exit_code(checkout: Path) -> None:
     page = checkout / "docs" / "reference" / "exit-codes.md"
     documented = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
@@ -51,6 +70,9 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         (["--config", "h10_16"], "h100_16"),
         (["--confg", "demo"], "--config is missing"),
         ([*DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        ([*DEMO_ON_8, "--complied", "DIR"], "did you mean --compiled?"),
+        ([*DEMO_ON_8, "--on-edn", "true"], "did you mean --on-end?"),
+        (["plan", *DEMO_ON_8, "--complied", "DIR"], "did you mean --compiled?"),
         ([*DEMO_ON_8, "--optim.peak_lr", "fast"], "fast"),
         (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "8"], "7"),
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),

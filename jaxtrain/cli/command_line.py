@@ -67,10 +67,10 @@ def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
         parser: the parser of a command.
         without: the flags that the command uses itself.
     """
-    for flag in ("--output-dir", "--resume", "--profile", "--simulate-devices", "--compiled"):
-        if flag not in without:
-            parser.add_argument(flag, help=argparse.SUPPRESS)
-    parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    for flag in invocation.RUN_FLAGS:
+        if flag not in ("--config", *without):
+            action = "store_true" if flag == "--debug" else "store"
+            parser.add_argument(flag, action=action, help=argparse.SUPPRESS)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

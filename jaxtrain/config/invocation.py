@@ -11,6 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxtrain import versions
 from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_path
 
+RUN_FLAGS = (
+    *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
+    *("--compiled", "--track", "--on-end"),
+)
+"""The flags of jaxtrain.cli.train.flags_parser without --version and --help; not fields.
+All but --debug take a value."""
+
 # Flags that commands for later runs do not repeat. No run records --on-end: one in the history of a
 # run would be a stranger's command.
 _ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug", "--on-end")

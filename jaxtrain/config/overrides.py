@@ -16,18 +16,13 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from jaxtrain.config.invocation import RUN_FLAGS
 from jaxtrain.errors import InputError, Problem, fields_of
 
 T = TypeVar("T")
 
 _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
-
-# Not fields, but suggested for a misspelled flag (jaxtrain.cli.train.flags_parser).
-_FLAGS = (
-    *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
-    "--track",
-)
 
 # Names that other trainers use, and the field's name here.
 _OTHER_NAMES = {
@@ -378,9 +373,9 @@ def _in_words(flag: str, known: dict[str, Leaf]) -> tuple[str, list[str]]:
     if same:
         return f"{message}; did you mean {' or '.join(same)}?", same
     dashed = flag.replace("_", "-")
-    if dashed in _FLAGS:  # suggesting the same word would not help
+    if dashed in RUN_FLAGS:  # suggesting the same word would not help
         return f"{message}; {dashed} is a flag that not every command takes", []
-    near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
+    near = difflib.get_close_matches(flag, [*known, *RUN_FLAGS], n=1)
     hint = f"did you mean {near[0]}?" if near else "--help all lists the fields"
     return f"{message}; {hint}", near
 
