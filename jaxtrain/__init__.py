@@ -4,6 +4,7 @@ The Python API: :func:`train`, :func:`load_model`, :func:`load_config`, and :fun
 this package loads no jax; the functions import what they need.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,7 +108,9 @@ def train(
         track=((track,) if isinstance(track, str) else track, tuple[str, ...]),
     )
     from jaxtrain.training import session
+    from jaxtrain.xla import platform
 
+    platform.use_cpu_without_driver(os.environ)
     with invocation.from_python():
         run = config if isinstance(config, Run) else load_config(config)
         changes = dict(overrides or {})
@@ -145,7 +148,9 @@ def load_model(
     where = getattr(source, "directory", source)  # of a TrainResult
     _check_types(source=(where, str), precision=(precision, Precision))
     from jaxtrain.inference.model import Model
+    from jaxtrain.xla import platform
 
+    platform.use_cpu_without_driver(os.environ)
     with invocation.from_python():
         return Model(cast(str | Path, where), precision)
 

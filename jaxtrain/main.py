@@ -20,6 +20,7 @@ from jaxtrain import terminal
 from jaxtrain.cli import COMMAND_GROUPS, COMMANDS, train
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAgain, Stopped
+from jaxtrain.xla import platform
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     disk), 130 Ctrl-C, 141 output pipe closed.
     """
     arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
+    platform.use_cpu_without_driver(os.environ)
     try:
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0], arguments[1:])

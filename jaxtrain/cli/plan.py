@@ -17,6 +17,7 @@ from jaxtrain.planning import cards, input_measurement, input_rate, plan, planne
 from jaxtrain.planning.planner import Planner
 from jaxtrain.storage import atomic
 from jaxtrain.training import saved_programs
+from jaxtrain.xla import platform
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
@@ -132,7 +133,7 @@ def _check_save(flags: argparse.Namespace) -> None:
     if flags.save is None:
         return
     saved_programs.check_writable(flags.save)
-    if flags.simulate_devices is None and not planner.gpu_compiler():
+    if flags.simulate_devices is None and not platform.has_cuda_plugin():
         raise InputError(
             "--save needs jax's compiler for GPUs (no GPU required): "
             f"{versions.install('cuda12')}; or compile for CPU devices with --simulate-devices N"

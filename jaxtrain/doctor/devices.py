@@ -52,7 +52,7 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
         )
         return
     if found.version is None:
-        yield ok("no NVIDIA driver")
+        yield ok("no NVIDIA driver: jax uses the CPU")
         return
     least = LEAST_DRIVER.get(cuda) if cuda is not None else None
     if least is not None and not requirements.at_least(found.version, least):

@@ -4,7 +4,6 @@ The step is compiled in a separate process, whose jax compiles for GPUs that are
 """
 
 import dataclasses
-import importlib.util
 import math
 import os
 import tempfile
@@ -17,13 +16,12 @@ from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
 from jaxtrain.planning import calibration as measured_rates
-from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0
 
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _UNKNOWN_HOST = input_rate.Host()
 CPU = "cpu"
 """In a request, in place of a card: compile for virtual CPU devices of this machine."""
@@ -248,11 +246,6 @@ def save_for_cpu(name: str, typed: Sequence[str], devices: int, folder: Path) ->
         raise NotCompiled(name, findings)
 
 
-def gpu_compiler() -> bool:
-    """Whether jax can compile for GPUs here (extra ``cuda12`` or ``cuda13``)."""
-    return any(importlib.util.find_spec(name) for name in _PLUGINS)
-
-
 def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
     """Compiles the step in a worker; returns ``{"failure": ...}`` if that fails.
 
@@ -263,7 +256,7 @@ def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
         InputError: the config cannot be built.
     """
     with tempfile.TemporaryDirectory() as dump:
-        estimate = request.gpu == CPU or not gpu_compiler()
+        estimate = request.gpu == CPU or not platform.has_cuda_plugin()
         asked = dataclasses.asdict(request) | {"dump": dump, "estimate": estimate}
         variables = environment(os.environ, Path(dump))
         try:

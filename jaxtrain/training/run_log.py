@@ -23,6 +23,7 @@ from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.training import run_directory
+from jaxtrain.xla import platform
 
 # The last message may wait for a lock or an unresponsive disk; the process ends anyway after this.
 _CUT_OFF_S = 1.0
@@ -124,6 +125,8 @@ class RunLog(events.EventLog):
         self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
+        if jax.default_backend() == "cpu" and platform.lacks_driver():
+            self.say("no NVIDIA driver: jax uses the CPU, although its CUDA plugin is installed")
         self._watchdog.report_to(directory, self._say_last)
         self._signals.before_exit(self._cut_off)
 

@@ -13,13 +13,14 @@ from step_findings import findings
 from jaxtrain import main
 from jaxtrain.cli import plan
 from jaxtrain.planning import planner
+from jaxtrain.xla import platform
 
 TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--gpus", "2x2"]
 
 
 @pytest.fixture(autouse=True)
 def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def test_a_driver_that_is_too_old(version: str, cuda: int, least: str) -> None:
 def test_a_driver_that_is_new_enough() -> None:
     assert "8 x NVIDIA H100" in all_ok(devices.driver(H100, 12))
     assert all_ok(devices.driver(Driver("580.65.06"), 13))
-    assert all_ok(devices.driver(Driver(), 12)) == "no NVIDIA driver"
+    assert all_ok(devices.driver(Driver(), 12)) == "no NVIDIA driver: jax uses the CPU"
 
 
 def test_a_driver_that_does_not_answer() -> None:

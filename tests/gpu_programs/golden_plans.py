@@ -17,8 +17,9 @@ import programs
 import pytest
 
 from jaxtrain import config
-from jaxtrain.planning.planner import Planner, gpu_compiler
+from jaxtrain.planning.planner import Planner
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.xla import platform
 
 # Takes half the time to compile; the plans of h100_16 and gpt_h100_8 are the same with and without.
 _QUICK = "--xla_backend_optimization_level=0"
@@ -106,7 +107,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]
 
 def test_the_plan_is_that_of_a_gpu(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found, golden = pair
-    assert gpu_compiler()
+    assert platform.has_cuda_plugin()
     assert not found["estimate"]
     assert found["jax"] == golden["jax"], "a plan is valid for one version of jax: rewrite it"
 

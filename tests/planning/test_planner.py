@@ -7,7 +7,7 @@ from program import TINY_MLM
 
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, input_rate, planner, prediction
-from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla import platform, subprocess_worker
 
 
 def asked(config: str = "demo", **more: object) -> planner.PlanRequest:
@@ -40,7 +40,7 @@ def test_a_worker_that_takes_too_long_is_stopped() -> None:
 
 
 def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     with pytest.raises(InputError, match="did you mean"):
         planner.compile_step(asked(overrides=("--optim.peak_lrr", "1")), timeout_s=120)
 
@@ -62,7 +62,7 @@ def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_step_that_is_computed_twice_needs_a_second_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     typed = (*TINY_MLM[2:], "--loop.steps", "9", "--loop.replay_every", "120")
     found = planner.compile_step(asked("demo_mlm", overrides=typed), 300)
     rows = prediction.memory(found, cards.card("h100"), 1, 8).rows
@@ -73,7 +73,7 @@ def test_a_step_that_is_computed_twice_needs_a_second_state(
 @pytest.mark.long
 def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^40 clips of 8 x 64 x 64 x 3 exceed the size limit of an array."""
-    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     found = planner.compile_step(asked(overrides=("--data.batch_size", str(2**40))), timeout_s=120)
     assert "Error: " in found["failure"]
     assert "\n" not in found["failure"]

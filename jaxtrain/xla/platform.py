@@ -1,0 +1,53 @@
+"""Chooses the CPU where jax's CUDA plugin is installed, but no NVIDIA driver; imports no jax.
+
+Such machines are common: ``plan`` requires the plugin, but no GPU. In each process that uses
+devices, jax would print a traceback (``cuInit(0) failed: Unknown CUDA error 303``, jax 0.10 to
+0.12) and then use the CPU.
+"""
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+_DRIVER_LIBRARY = "libcuda.so.1"
+
+
+def has_cuda_plugin() -> bool:
+    """Whether jax has the compiler for GPUs (extra ``cuda12`` or ``cuda13``)."""
+    return any(importlib.util.find_spec(name) for name in _PLUGINS)
+
+
+def lacks_driver() -> bool:
+    """Whether jax's CUDA plugin is installed, but no NVIDIA driver."""
+    return has_cuda_plugin() and not _has_driver()
+
+
+def use_cpu_without_driver(environment: MutableMapping[str, str]) -> None:
+    """Makes jax use the CPU, without looking for GPUs, if there is no NVIDIA driver for its plugin.
+
+    Processes that this one starts inherit the choice. ``JAX_PLATFORMS`` takes precedence if it is
+    set, and so does ``jax_platforms`` if jax has been imported.
+
+    Args:
+        environment: ``os.environ``.
+    """
+    if environment.get("JAX_PLATFORMS") or not lacks_driver():
+        return
+    environment["JAX_PLATFORMS"] = "cpu"
+    jax = sys.modules.get("jax")
+    if jax is not None and not jax.config.jax_platforms:  # it has read the variable already
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _has_driver() -> bool:
+    if any(Path(name).exists() for name in _DRIVER_FILES):
+        return True
+    try:  # in Windows' subsystem for Linux, the library is the only part of the driver
+        ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return False
+    return True
