@@ -352,21 +352,17 @@ def _iota(sizes: str, order: str | None) -> list[int]:
     return [int(one) for one in numbers.flat]
 
 
+# Opcodes that run no kernel; "" stands for lines without one.
+_NO_KERNEL = (FREE | {""}) - {"while", "conditional", "call"}
+
+
 def _overlapped(lines: list[str], number: int, name: str) -> bool:
     """Returns whether computation is scheduled between a collective's start and its end."""
-    idle = (
-        "-start",
-        "-done",
-        "get-tuple-element(",
-        "bitcast(",
-        "parameter(",
-        "constant(",
-        "tuple(",
-    )
     for line in itertools.islice(lines, number + 1, None):
         if re.search(rf"-done\(%?{re.escape(name)}\)", line):
             return False
-        if not any(word in line for word in idle):
+        opcode = opcode_of(line)  # operands may be named after other collectives
+        if opcode not in _NO_KERNEL and not opcode.endswith(("-start", "-done")):
             return any(
                 re.search(rf"-done\(%?{re.escape(name)}\)", later) for later in lines[number:]
             )

@@ -28,6 +28,41 @@ def test_collectives_have_groups_and_counts() -> None:
     assert (reduce.times, reduce.overlapped, reduce.wire_bytes) == (1, False, 2 * 40 / 2)
 
 
+SCHEDULE = """HloModule step, is_scheduled=true
+
+ENTRY %main (p0: bf16[4], p1: bf16[4]) -> bf16[8] {{
+  %p0 = bf16[4]{{0}} parameter(0)
+  %p1 = bf16[4]{{0}} parameter(1)
+  %first = (bf16[4]{{0}}, bf16[8]{{0}}) all-gather-start(%p0), replica_groups={{{{0,1}}}}
+  %all-gather-done.1 = bf16[8]{{0}} all-gather-done(%first)
+  %second = (bf16[4]{{0}}, bf16[8]{{0}}) all-gather-start(%p1), replica_groups={{{{0,1}}}}
+  {between}
+  ROOT %all-gather-done.2 = bf16[8]{{0}} all-gather-done(%second)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "overlapped"),
+    [
+        ("%x = bf16[8]{0} fusion(%p0), kind=kLoop, calls=%add", True),
+        ("%x = bf16[8]{0} fusion(%all-gather-done.1), kind=kLoop, calls=%add", True),
+        ("%x = bf16[8]{0} fusion(%get-tuple-element.7), kind=kLoop, calls=%add", True),
+        ('%x = bf16[4]{0} copy(%constant), metadata={op_name="tuple(x)"}', True),
+        ("%x = (bf16[8]{0}) while(%tuple.1), condition=%less, body=%add", True),
+        ("%fusion.3 = bf16[2,4]{1,0} bitcast(%all-gather-done.1)", False),
+        ("%x = (bf16[8]{0}) tuple(%all-gather-done.1)", False),
+        ("%x = (bf16[8]{0}, bf16[8]{0}, u32[]) copy-start(%all-gather-done.1)", False),
+        ("", False),
+    ],
+)
+def test_a_kernel_during_a_collective_overlaps_it_whatever_it_reads(
+    between: str, overlapped: bool
+) -> None:
+    first, second = hlo.collectives(SCHEDULE.format(between=between), 2)
+    assert (first.overlapped, second.overlapped) == (False, overlapped)
+
+
 def test_the_line_of_the_model_is_preferred() -> None:
     stacks = hlo.Stacks(TEXT)
     assert stacks.line(3, "models/") == "models/mlm.py:166"
