@@ -50,35 +50,35 @@ class History:
     def handle(self, event: Started | StepCompiled | PhaseEnded | Ended) -> None:
         """Appends an event."""
         if isinstance(event, Started):
-            self._start = event
-            self._write("start", time.time(), event.step, _start(event))
-            waiting, self._waiting = self._waiting, []
-            for phase in waiting:
-                self._phase_ended(phase)
+            start = _line("start", time.time(), event.step, _start(event))
+            waiting = [_phase(phase, event) for phase in self._waiting]
+            self._start, self._waiting = event, []
+            self._file.append("".join([start, *waiting]))  # at once: a full disk may reject it
         elif isinstance(event, StepCompiled):
-            self._write("compiled", time.time(), event.step, _compiled(event))
-        elif isinstance(event, PhaseEnded):
-            self._phase_ended(event)
+            self._file.append(_line("compiled", time.time(), event.step, _compiled(event)))
+        elif isinstance(event, Ended):
+            entry = {"code": event.code, "why": event.why}
+            self._file.append(_line("end", time.time(), event.step, entry))
+        elif self._start is None:
+            self._waiting.append(event)
         else:
-            self._write("end", time.time(), event.step, {"code": event.code, "why": event.why})
+            self._file.append(_phase(event, self._start))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def _phase_ended(self, phase: PhaseEnded) -> None:
-        if self._start is None:
-            self._waiting.append(phase)
-            return
-        entry: dict[str, Any] = {"name": phase.name, "seconds": phase.seconds}
-        if phase.name == TRAINING:
-            entry |= {"waited_s": phase.waited_s, "from_step": phase.from_step}
-        step = self._start.step if phase.step is None else phase.step
-        self._write("phase", phase.ended, step, entry)
 
-    def _write(self, event: str, when: float, step: int | None, entry: dict[str, Any]) -> None:
-        record = {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
-        self._file.append(json.dumps(record) + "\n")
+def _phase(phase: PhaseEnded, start: Started) -> str:
+    entry: dict[str, Any] = {"name": phase.name, "seconds": phase.seconds}
+    if phase.name == TRAINING:
+        entry |= {"waited_s": phase.waited_s, "from_step": phase.from_step}
+    return _line("phase", phase.ended, start.step if phase.step is None else phase.step, entry)
+
+
+def _line(event: str, when: float, step: int | None, entry: dict[str, Any]) -> str:
+    record = {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
+    return json.dumps(record) + "\n"
 
 
 def _start(event: Started) -> dict[str, Any]:

@@ -224,12 +224,17 @@ def test_a_full_disk_does_not_end_the_run(
 ) -> None:
     with full_disk.full(monkeypatch, history.NAME):
         written = story.begin()
+        for name in ("data", "restore"):
+            with story.phases.within(name):
+                story.spend(1.0)
         written.started(10)
         story.spend(1.0)
         story.phases.cut()
     assert capsys.readouterr().out.count("warning: cannot write history.jsonl") == 1
     written.ended(0, "done")
-    assert [record["event"] for record in story.records()] == ["start", "phase", "end"]
+    events = [(record["event"], record.get("name")) for record in story.records()]
+    phases = [("phase", "data"), ("phase", "restore"), ("phase", "start")]
+    assert events == [("start", None), *phases, ("end", None)]
 
 
 def test_a_tiny_gap_between_two_phases_belongs_to_the_next(story: Story) -> None:
