@@ -375,7 +375,8 @@ class Checkpoints:
         except OSError:  # the disk is gone
             newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "none is complete"
-        cure = cure_of(wrong) or "check that disk, or choose another --output-dir"
+        usual = "check that disk, or choose another --output-dir"
+        cure = "see its log" if key_value.NO_VOTE in wrong else cure_of(wrong) or usual
         if cure == FREE_SPACE:
             cure += " (lower --checkpoint.keep)"
         return SaveFailed(

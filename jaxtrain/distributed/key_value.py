@@ -82,6 +82,10 @@ class Client(Protocol):
         """Returns when all processes have called it."""
 
 
+NO_VOTE = "did not answer within"
+"""In the outcome of a vote, after the first process that did not vote."""
+
+
 class NoAnswer(RunAgain):
     """A process did not answer in time, or the service is gone."""
 
@@ -351,7 +355,7 @@ class Votes:
                 return failure
             if time.monotonic() > deadline:
                 silent = min(set(range(self._store.count)) - votes.keys())
-                return f"process {silent} did not answer within {self._timeout_s:g} s"
+                return f"process {silent} {NO_VOTE} {self._timeout_s:g} s"
             time.sleep(next(pauses))
 
 

@@ -11,6 +11,7 @@ from small_state import make_state, mesh_of, meta_of, save, target_of
 
 from jaxtrain.checkpoint import files, layout, manifest, resume, saver
 from jaxtrain.checkpoint.restore import restore
+from jaxtrain.distributed import key_value
 from jaxtrain.errors import InputError, RunAgain, Stopped
 
 
@@ -60,6 +61,18 @@ def test_a_failed_save_reports_the_fix_for_its_cause(
     with pytest.raises(saver.SaveFailed) as caught:
         checkpoints.save(make_state(2), meta_of(2))
     assert str(caught.value).endswith(f"({os.strerror(number)}): none is complete; {cure}")
+    checkpoints.close()
+
+
+def test_a_process_that_does_not_answer_is_not_blamed_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1, lambda line: None)
+    silent = f"process 3 {key_value.NO_VOTE} 1200 s"
+    monkeypatch.setattr(checkpoints._votes, "agree", lambda part, failure: silent)
+    with pytest.raises(saver.SaveFailed) as caught:
+        checkpoints.save(make_state(2), meta_of(2))
+    assert str(caught.value).endswith(f"({silent}): none is complete; see its log")
     checkpoints.close()
 
 
