@@ -92,14 +92,16 @@ class Names:
         return len({match[1] for name in tensors if (match := number.match(name))})
 
     def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-        """Skips unused arrays and aliases."""
+        """Skips unused arrays and aliases; an alias alone stands for its array."""
         found = {
             name: array
             for name, array in tensors.items()
             if name not in self.tied and not any(part in name for part in self.unused)
         }
         for name, own in self.tied.items():
-            if name in tensors and own in found and not np.array_equal(found[own], tensors[name]):
+            if name not in tensors:
+                continue
+            if not np.array_equal(found.setdefault(own, tensors[name]), tensors[name]):
                 raise InputError(
                     f"{source}: {name} differs from {own}, but this model has one array for both "
                     "(tie_word_embeddings)"

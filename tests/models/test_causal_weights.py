@@ -216,6 +216,9 @@ def test_rotary_tables_and_tied_output_weights_are_skipped(
     for name, array in weights.load(folder).params.items():
         np.testing.assert_array_equal(found[name], array)
     if kind == "llama":
+        only = {"model.embed_tokens.weight": None, **tied}
+        found = weights.load(changed(folder, tmp_path / "alias", **only)).params
+        np.testing.assert_array_equal(found["embedding.table"], table)
         other = changed(folder, tmp_path / "untied", **{"lm_head.weight": table + 1})
         with pytest.raises(InputError, match=r"lm_head.weight differs from model.embed_tokens"):
             weights.load(other)
