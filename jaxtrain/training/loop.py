@@ -20,7 +20,8 @@ def train(setup: TrainSetup) -> None:
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
     if saver.meta.evaluation_due and _validate(setup, state):
-        saver.save(progress.position(), state, regular=False, best=True)
+        with progress.interrupted("save"):
+            saver.save(progress.position(), state, regular=False, best=True)
     while not (stopping.decision or patience_over(run.loop, saver.meta) or progress.finished()):
         if progress.too_many_bad():
             state = _roll_back(setup, state)
