@@ -76,6 +76,14 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         ([*DEMO_ON_8, "--optim.peak_lr", "fast"], "fast"),
         (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "8"], "7"),
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
+        (
+            [*DEMO_ON_8, "--profile", "10:15", "--loop.replay_every", "12"],
+            "--profile 10:15 contains step 12, which loop.replay_every 12 computes twice",
+        ),
+        (
+            [*DEMO_ON_8, "--profile", "150:165", "--loop.replay_every", "1000"],
+            "--profile 150:165 contains step 160, which",
+        ),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
         (["dmeo"], "did you mean train demo?"),
