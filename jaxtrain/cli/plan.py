@@ -65,7 +65,15 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     )
     for line in planned.said:
         terminal.out(line)
-    terminal.out("compiling the step (about half a minute) ...")
+    if platform.has_cuda_plugin():
+        terminal.out("compiling the step (about half a minute) ...")
+    else:
+        terminal.out(
+            "without jax's compiler for GPUs, this is an estimate: whether the run fits, its time, "
+            "and its cost stay unknown. To install it (no GPU required), press Ctrl-C and run "
+            f"{versions.install('cuda12')}"
+        )
+        terminal.out("compiling the step for a CPU (up to several minutes) ...")
     found = planned.compiled((), save=flags.save)
     terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
