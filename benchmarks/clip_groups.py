@@ -122,7 +122,7 @@ class Runs:
         clips = ("--data.clips_per_video", "6", "--data.clips_per_group", str(group))
         more = ("--optim.peak_lr", str(_RATE), "--loop.eval_examples", "24")
         ema = ("--optim.average.rule", "ema", "--optim.average.decay", "0.95")
-        cache = ("--data.cache_dir", str(self._top / "cache"), "--data.verify", "never")
+        cache = ("--data.cache_dir", str(self._top / "cache"))
         return config.load("demo", [*data, *clips, *more, *ema, *cache])
 
     def _sources(self, group: int) -> Any:

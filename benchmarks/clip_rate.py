@@ -105,8 +105,8 @@ def _luma(frame: av.VideoFrame) -> np.ndarray:
 
 
 def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
-    """Returns the training split in order; files are not verified on first use."""
-    more = ["--data.path", path, "--data.verify", "never", *overrides]
+    """Returns the training split in order."""
+    more = ["--data.path", path, *overrides]
     run = config.load("h100_8", more)
     source = run.data.open(run.model, seed=run.seed, say=print).train
     quarantine = Quarantine(Path(os.devnull))

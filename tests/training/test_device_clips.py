@@ -19,7 +19,7 @@ from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.training import setup
 
 SETTINGS = (
-    *("--data.batch_size", "4", "--data.verify", "never", "--data.workers", "0"),
+    *("--data.batch_size", "4", "--data.workers", "0"),
     *("--loop.eval_examples", "3", "--checkpoint.best_metric", "None"),
 )
 

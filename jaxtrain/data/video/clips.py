@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +46,6 @@ class Clips:
         frames, height, width: size of a clip. The model's config is not stored, because a worker
             that unpickles it would import jax.
         entries: the files.
-        folder: the input's folder in the cache.
         train: whether to cut and augment at random; otherwise clips are cut from the middle and are
             not augmented.
         latents: a teacher's latents of fixed windows, or None.
@@ -60,7 +58,6 @@ class Clips:
     height: int
     width: int
     entries: tuple[Entry, ...]
-    folder: Path
     train: bool
     latents: LatentStore | None = None
     room: tuple[int, int] | None = None
@@ -135,9 +132,12 @@ class Clips:
             return self._fixed(index)
         draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
         entry = self.entries[index // self._clips]
-        present = self._present(entry)
-        numbers = present[self._choose(len(present), draws[:2], entry)]
-        return _or_raise(self._read(entry, [numbers], [draws])[0])
+
+        def read(present: np.ndarray) -> dict[str, np.ndarray]:
+            numbers = present[self._choose(len(present), draws[:2], entry)]
+            return _or_raise(self._read(entry, [numbers], [draws])[0])
+
+        return video_index.with_frames(entry, read)
 
     def together(
         self, indices: Sequence[int], rngs: Sequence[np.random.Generator], shared: Generator
@@ -155,7 +155,8 @@ class Clips:
         """
         entry = self.entries[indices[0] // self._clips]
         try:
-            present = self._present(entry)
+            video_index.check_unchanged(entry)
+            present = np.arange(entry.scanned.frames)
             least = self.group * self.frames
             begins = _stretches(entry, present, least, least * self.config.max_frame_delta)
             anchor, parts = shared.random(), shared.permutation(self.group)
@@ -224,22 +225,8 @@ class Clips:
         return dataclasses.replace(self, entries=())
 
     def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
-        numbers = window * self.frames + np.arange(self.frames)
-        lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
-        if lost.size:
-            raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
-        return numbers.tolist()
-
-    def _present(self, entry: Entry) -> np.ndarray:
-        """Returns the numbers of the frames that can be decoded, ascending."""
-        everything = np.arange(entry.scanned.frames)
-        if self.config.verify == "never":
-            video_index.check_unchanged(entry)
-            return everything
-        verdict = video_index.first_use(entry, self.folder)
-        if verdict.broken is not None:
-            raise BadExample(entry.path, verdict.broken)
-        return np.setdiff1d(everything, verdict.missing, assume_unique=True)
+        video_index.check_unchanged(entry)
+        return (window * self.frames + np.arange(self.frames)).tolist()
 
     def _choose(
         self,

@@ -63,9 +63,10 @@ class Config:
     train_split: float = 0.95
     """Fraction of the files for training, 0 to 1; the others are for validation. Ignored if
     val_path is set."""
-    verify: Literal["first_use", "index", "never"] = "first_use"
-    """When to decode each file completely, to find damage inside it: when a process first uses the
-    file, while indexing, or never."""
+    verify: Literal["index", "never"] = "never"
+    """When to decode each file completely, to find damage inside it before training: while
+    indexing, or never. Each clip checks the frames that it decodes, and a damaged one is replaced.
+    The output of prepare clips is never decoded completely, because writing it was the check."""
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
     splits, an epoch contains each of a file's consecutive clips once, center-cropped and not
@@ -275,13 +276,10 @@ class Config:
         root = cache.root(self.cache_dir)
         taught = _has_prepared_latents(model)
         path = str(demo_videos.prepare(root, say)) if self.path is None else self.path
-        train, bad, folder = self._index(path, "--data.path", model, root, say)
-        val_folder = folder
+        train, bad = self._index(path, "--data.path", model, root, say)
         files = len(train) + len(bad)
         if self.val_path is not None:
-            val, val_bad, val_folder = self._index(
-                self.val_path, "--data.val_path", model, root, say
-            )
+            val, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
             if len({video_files.video_of(entry.name) for entry in train}) < 2:
@@ -294,18 +292,10 @@ class Config:
             sides = video_files.split([entry.name for entry in train], self.train_split)
             val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]
             train = [entry for entry, trains in zip(train, sides, strict=True) if trains]
-        # Files found broken at their first use stay in the order, so that it is the same in every
-        # run. They are reported here, and replaced by substitutes.
-        known = [
-            BadExample(entry.path, entry.verdict.broken)
-            for entry in (*train, *val)
-            if entry.verdict is not None and entry.verdict.broken and self.verify == "first_use"
-        ]
-        _report_skipped(bad + known, say)
+        _report_skipped(bad, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
-        good = files - len(bad) - len(known)
-        train_clips = self.clips(model, train, folder, train=True)
-        val_clips = self.clips(model, val, val_folder, train=False)
+        train_clips = self.clips(model, train, train=True)
+        val_clips = self.clips(model, val, train=False)
         if taught:
             bucket = cache.bucket_of(self.cache_dir)
             found = latents.find(root, model, self.teacher, (train_clips, val_clips), say, bucket)
@@ -317,9 +307,9 @@ class Config:
             val=val_clips,
             files=files,
             example_file=next((e.path for e in val[:1] if os.path.isfile(e.path)), ""),
-            bad=tuple(bad + known),
+            bad=tuple(bad),
             faster=self._faster(path, model) if train_clips.keyframes_are_far else "",
-            summary=f"{files:,} videos ({good:,} good), {frames:,} frames, "
+            summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames, "
             f"{len(train):,} train / {len(val):,} val",
         )
 
@@ -333,7 +323,7 @@ class Config:
             f"{model.width}; then --data.path OUT"
         )
 
-    def clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> Clips:
+    def clips(self, model: Any, entries: list[Entry], *, train: bool) -> Clips:
         """Returns the clips of one split; see :class:`Clips`."""
         return Clips(
             config=self,
@@ -341,7 +331,6 @@ class Config:
             height=model.height,
             width=model.width,
             entries=tuple(entries),
-            folder=folder,
             train=train,
             # Validation converts on the host, so that its results do not depend on this.
             room=self._room(model) if train and self.converts_on_device(model) else None,
@@ -349,11 +338,12 @@ class Config:
 
     def _index(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
-    ) -> tuple[list[Entry], list[BadExample], Path]:
-        """Returns the usable and the broken files of one input, and its folder in the cache."""
+    ) -> tuple[list[Entry], list[BadExample]]:
+        """Returns the usable and the broken files of one input."""
         found = video_files.find(path, flag, root, say)
+        decode_all = self.verify == "index" and not self.is_prepared(expanded(path))
         folder = index.folder_of(path, root)
-        entries = index.build(found, folder, decode_all=self.verify == "index", say=say)
+        entries = index.build(found, folder, decode_all=decode_all, say=say)
         usable, bad = [], []
         for entry in entries:
             reason = self.unusable(entry, model.frames)
@@ -372,7 +362,7 @@ class Config:
                 f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used "
                 f"({bad[0]}): {cure}"
             )
-        return usable, bad, folder
+        return usable, bad
 
     def unusable(self, entry: Entry, frames: int) -> str | None:
         """Returns why no clip can be cut from a file, or None."""

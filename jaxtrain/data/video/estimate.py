@@ -1,6 +1,6 @@
 """Estimates what ``prepare latents`` takes, from a sample of the videos.
 
-All videos of the sample are verified, and a few batches of their clips are encoded.
+All videos of the sample are indexed, and a few batches of their clips are encoded.
 """
 
 import dataclasses
@@ -56,12 +56,12 @@ def estimate(
     target = latents.store(cache.path_of(where), model, teacher.name, cache.bucket_of(where))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        clips = data.clips(model, [], folder, train=False)
+        clips = data.clips(model, [], train=False)
         todo = _todo(data, clips, target, folder, say)
         sample = [found for _, found in spread(todo, lambda one: one[0], most)]
         began = time.monotonic()
-        verify = data.verify != "never"
-        entries = index.build(sample, folder, decode_all=verify, say=lambda line: None)
+        decode_all = data.verify == "index"
+        entries = index.build(sample, folder, decode_all=decode_all, say=lambda line: None)
         verified_s = time.monotonic() - began
         reasons = [_unusable(data, entry, model.frames) for entry in entries]
         good = [entry for entry, why in zip(entries, reasons, strict=True) if why is None]

@@ -5,7 +5,6 @@ Shapes: T frames, H height, W width.
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +22,6 @@ class Clip:
 
     Attributes:
         entry: the file.
-        folder: the input's index folder in the cache.
         place: place of the first frame within the possible range, 0 to 1.
         frames, height, width: size of the clip.
         chosen: which of the intact frames, which may repeat; () takes `frames` consecutive ones
@@ -31,7 +29,6 @@ class Clip:
     """
 
     entry: Entry
-    folder: Path
     place: float
     frames: int
     height: int
@@ -42,13 +39,11 @@ class Clip:
         """Decodes the clip, uint8 [T, H, W, 3].
 
         Raises:
-            BadExample: the file is broken or too short.
+            BadExample: the file is too short, or a frame is damaged.
         """
-        verdict = index.first_use(self.entry, self.folder)
-        if verdict.broken is not None:
-            raise BadExample(self.entry.path, verdict.broken)
-        info = self.entry.scanned
-        there = np.setdiff1d(np.arange(info.frames), verdict.missing, assume_unique=True)
+        return index.with_frames(self.entry, self._read)
+
+    def _read(self, there: np.ndarray) -> np.ndarray:
         needed = max(self.chosen) + 1 if self.chosen else self.frames
         room = len(there) - needed
         if room < 0:
@@ -84,7 +79,7 @@ def choose(
     Raises:
         InputError: there are no videos, or none can be used.
     """
-    usable, folder = _usable(path, flag, frames, say)
+    usable = _usable(path, flag, frames, say)
     count = clips or len(usable)
     if count < len(usable):
         usable = [usable[place * len(usable) // count] for place in range(count)]
@@ -93,7 +88,7 @@ def choose(
         for place in range(len(usable))
     ]
     return [
-        Clip(entry, folder, (number + 0.5) / share, frames, height, width)
+        Clip(entry, (number + 0.5) / share, frames, height, width)
         for entry, share in zip(usable, shares, strict=True)
         for number in range(share)
     ]
@@ -125,7 +120,7 @@ def from_the_start(
     Raises:
         InputError: there are no videos, or none can be used.
     """
-    usable, folder = _usable(path, flag, 1 if complete else frames, say)
+    usable = _usable(path, flag, 1 if complete else frames, say)
     found = []
     for entry in usable:
         info = entry.scanned
@@ -135,14 +130,12 @@ def from_the_start(
             some = taken[first : first + frames]
             some += some[-1:] * (frames - len(some))
             place = some[0] / info.frames
-            found.append(Clip(entry, folder, place, frames, height, width, tuple(some)))
+            found.append(Clip(entry, place, frames, height, width, tuple(some)))
     return found
 
 
-def _usable(
-    path: str, flag: str, frames: int, say: Callable[[str], None]
-) -> tuple[list[Entry], Path]:
-    """Returns the videos with enough frames, and the input's index folder in the cache."""
+def _usable(path: str, flag: str, frames: int, say: Callable[[str], None]) -> list[Entry]:
+    """Returns the videos with enough frames."""
     root = cache.root(None)
     found = files.find(path, flag, root, say)
     folder = index.folder_of(path, root)
@@ -162,4 +155,4 @@ def _usable(
             f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used (the "
             f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
-    return usable, folder
+    return usable

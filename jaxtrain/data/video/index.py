@@ -1,31 +1,28 @@
 """The index of a video data set: frames and keyframes of each file, built once and cached.
 
 Building the index scans packets, which takes milliseconds per file. Decoding millions of files
-would take core-weeks, so a file is decoded completely when it is first used, or here on demand. The
-index is one JSON-lines file per input path. Files whose size or modification time has changed are
-scanned again, and so are files that could not be read.
-
-A worker that verifies a file at its first use writes the verdict atomically to a small file next to
-the index. The next run that opens the data adds these verdicts to the index.
+would take core-weeks, so files are decoded completely only on demand; a clip checks the frames that
+it decodes. The index is one JSON-lines file per input path. Files whose size or modification time
+has changed are scanned again, and so are files that could not be read.
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from jaxtrain.data import cache, remote, worker_count
 from jaxtrain.data.video import decode, packets
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
@@ -33,6 +30,8 @@ _FORMAT = 2  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
 _KEEP_EVERY_S = 60.0
 _NAME = "index.jsonl"
+
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +98,7 @@ def build(
         say: prints a message.
     """
     file = folder / _NAME
-    old, markers = _load(file, say), _load_verdicts(folder)
+    old = _load(file, say)
     todo = sum(one.name not in old for one in found)
     if todo > 1:
         say(f"indexing {todo:,} videos")
@@ -110,7 +109,7 @@ def build(
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def examine(one: video_files.Found) -> Entry:
-            return _examine(one, old.get(one.name), markers.get(one.name), decode_all)
+            return _examine(one, old.get(one.name), decode_all)
 
         for entry in pool.map(examine, found):
             entries.append(entry)
@@ -124,8 +123,6 @@ def build(
                 pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
     if {entry.name: entry for entry in entries} != old:
         _save(file, entries)
-    for name in markers:  # they are in the index now
-        verdict_file(folder, name).unlink(missing_ok=True)
     return entries
 
 
@@ -163,28 +160,32 @@ def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
     return cache.digest(files, *more)
 
 
-def first_use(entry: Entry, folder: Path) -> FrameCheck:
-    """Returns the verdict on a file from the index or another worker, or by decoding the file.
+def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
+    """Calls ``read`` with the numbers of the file's frames, ascending, and returns its result.
+
+    An intact file may lack a frame or two, and only decoding it completely shows which. That is
+    done if ``read`` fails, and ``read`` is called again with the frames that the file has.
+
+    Args:
+        entry: the file.
+        read: decodes some of the frames.
 
     Raises:
-        BadExample: the file is gone or has changed since it was indexed.
+        BadExample: the file is gone or has changed since it was indexed, or a frame is damaged.
     """
-    mtime_ns = check_unchanged(entry)
-    if entry.verdict is not None and mtime_ns == entry.mtime_ns:
-        return entry.verdict
-    file = verdict_file(folder, entry.name)
-    left = _read_verdict(file)
-    if left is not None and left["size"] == entry.size and left["mtime_ns"] == mtime_ns:
-        return FrameCheck(tuple(left["missing"]), left["broken"])
-    verdict = decode.verify(entry.path, entry.scanned, entry.span)
-    record = {"name": entry.name, "size": entry.size, "mtime_ns": mtime_ns, **verdict._asdict()}
-    with contextlib.suppress(InputError):  # a full disk: the file is decoded again next time
-        cache.write_file(file, json.dumps(record))
-    return verdict
+    check_unchanged(entry)
+    numbers = np.arange(entry.scanned.frames)
+    try:
+        return read(numbers)
+    except BadExample:
+        verdict = entry.verdict or decode.verify(entry.path, entry.scanned, entry.span)
+        if verdict.broken is not None or not verdict.missing:
+            raise
+    return read(np.setdiff1d(numbers, verdict.missing, assume_unique=True))
 
 
-def check_unchanged(entry: Entry) -> int:
-    """Returns the modification time in ns; raises BadExample if the file is gone or has changed."""
+def check_unchanged(entry: Entry) -> None:
+    """Raises BadExample if the file is gone or has changed."""
     span = entry.span
     try:
         status = os.stat(entry.file)
@@ -196,18 +197,9 @@ def check_unchanged(entry: Entry) -> int:
     elif status.st_size != entry.size:
         text = f"has {status.st_size} bytes now, {entry.size} when it was indexed"
         raise BadExample(entry.path, f"changed during the run: {text}")
-    return status.st_mtime_ns
 
 
-def verdict_file(folder: Path, name: str) -> Path:
-    """Returns the file that passes the verdict on a video to the next run."""
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-    return folder / "verdicts" / digest[:2] / f"{digest[2:]}.json"
-
-
-def _examine(
-    found: video_files.Found, old: Entry | None, left: dict[str, Any] | None, decode_all: bool
-) -> Entry:
+def _examine(found: video_files.Found, old: Entry | None, decode_all: bool) -> Entry:
     """Returns the entry of one file; decodes the file only if ``decode_all``."""
     try:
         status = os.stat(found.file)
@@ -237,12 +229,7 @@ def _examine(
             reason=reason,
             span=found.span,
         )
-    if entry.info is None or entry.verdict is not None:
-        return entry
-    if left is not None and (left["size"], left["mtime_ns"]) == (entry.size, entry.mtime_ns):
-        verdict = FrameCheck(tuple(left["missing"]), left["broken"])
-        return dataclasses.replace(entry, verdict=verdict)
-    if decode_all:
+    if decode_all and entry.info is not None and entry.verdict is None:
         verdict = decode.verify(found.path, entry.info, found.span)
         return dataclasses.replace(entry, verdict=verdict)
     return entry
@@ -299,17 +286,3 @@ def _from_line(line: str) -> Entry:
     if fields["span"]:
         fields["span"] = Span(**fields["span"])
     return Entry(**fields)
-
-
-def _load_verdicts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the verdicts written by workers, by file name."""
-    left = map(_read_verdict, (folder / "verdicts").glob("*/*.json"))
-    return {one["name"]: one for one in left if one is not None}
-
-
-def _read_verdict(file: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # absent, or another process has just added it to the index
-        return None
-    return record

@@ -224,33 +224,15 @@ def _use_all(source: Any) -> list[str]:
     return broken
 
 
-def test_first_use_finds_damage_that_only_decoding_shows(mixed: Path) -> None:
-    sources = _open(mixed, train_split=0.5)
-    assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
-    assert _use_all(sources.train) + _use_all(sources.val) == ["garbled.mp4"]
-    for source in (sources.train, sources.val):
-        for index, entry in enumerate(source.entries):
-            if entry.name == "garbled.mp4":  # even clips before the damage are not used
-                for seed in range(10):
-                    with pytest.raises(BadExample, match=r"is corrupt|decoding fails"):
-                        source.example(index, _rng(seed))
-    again = _open(mixed, train_split=0.5)
-    assert _bad_names(again) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
-    # The order must be the same in every run, so the broken file stays in it.
-    assert again.train.fingerprint == sources.train.fingerprint
-    assert (len(again.train), len(again.val)) == (len(sources.train), len(sources.val))
-    assert _use_all(again.train) + _use_all(again.val) == ["garbled.mp4"]
-    assert again.summary.startswith("7 videos (3 good), ")
-
-
 def test_verify_index_and_never(mixed: Path) -> None:
     sources = _open(mixed, verify="index")
     assert _bad_names(sources) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
     assert _use_all(sources.train) + _use_all(sources.val) == []
     assert len(sources.train) + len(sources.val) == 3
-    sources = _open(mixed, verify="never")
+    sources = _open(mixed)
     assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
     assert len(sources.train) + len(sources.val) == 4
+    assert sources.summary.startswith("7 videos (4 good), ")
 
 
 def test_the_console_lists_a_few_skipped_files(mixed: Path) -> None:
@@ -265,7 +247,7 @@ def test_the_console_lists_a_few_skipped_files(mixed: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_rejected(mixed: Path) -> None:
     train = _open(mixed).train
     os.truncate(train.entries[0].path, 1000)
-    for verify in ("first_use", "never"):
+    for verify in ("index", "never"):
         source = _open(mixed, verify=verify).train
         path = Path(source.entries[0].path)
         path.write_bytes(path.read_bytes() + b"more")

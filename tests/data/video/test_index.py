@@ -1,11 +1,13 @@
 """The index is built once, updated when files change, and identified by their content."""
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sample_videos as sample
 
@@ -134,44 +136,34 @@ def test_a_damaged_index_is_rebuilt(data: Path) -> None:
         assert _build(data) == first
 
 
-def test_the_verdict_of_first_use_is_stored(data: Path, calls: list[str]) -> None:
-    folder = data.parent / "cache"
-    sample.garble(sample.write(data / "1.mp4", sample.busy(30)))
-    entries = _build(data)
-    calls.clear()
-    assert index.first_use(entries["0.mp4"], folder).broken is None
-    broken = index.first_use(entries["1.mp4"], folder)
-    assert broken.broken is not None
-    assert calls == ["d 0.mp4", "d 1.mp4"]
-    # Another process finds the verdict of the first one, and the next run adds it to the index.
-    assert index.first_use(entries["1.mp4"], folder) == broken
-    assert _build(data)["1.mp4"].verdict == broken
-    assert not list(folder.glob("verdicts/*/*.json"))
-    assert _build(data)["1.mp4"].verdict == broken
-    assert index.first_use(_build(data)["1.mp4"], folder) == broken
-    assert not [call for call in calls[2:] if call.startswith("d")]
-
-
-def test_a_verdict_is_discarded_when_its_file_changes(data: Path, calls: list[str]) -> None:
-    folder = data.parent / "cache"
+def test_a_file_that_changes_or_vanishes_during_a_run_is_refused(data: Path) -> None:
     entry = _build(data)["0.mp4"]
-    index.first_use(entry, folder)
-    os.utime(data / "0.mp4", ns=(1, 1))
-    calls.clear()
-    index.first_use(entry, folder)
-    assert calls == ["d 0.mp4"]
-    entry = _build(data)["0.mp4"]
-    assert entry.verdict is not None
-    os.utime(data / "0.mp4", ns=(2, 2))
-    calls.clear()
-    index.first_use(entry, folder)
-    assert calls == ["d 0.mp4"]
+    index.check_unchanged(entry)
     sample.write(data / "0.mp4", 40)
     with pytest.raises(BadExample, match=r"changed during the run: has \d+ bytes now, \d+ when"):
-        index.first_use(entry, folder)
+        index.check_unchanged(entry)
     (data / "0.mp4").unlink()
     with pytest.raises(BadExample, match="No such file or directory, although it was indexed"):
-        index.first_use(entry, folder)
+        index.check_unchanged(entry)
+
+
+def test_frames_that_an_intact_file_lacks_are_replaced_by_others(
+    data: Path, calls: list[str]
+) -> None:
+    (data / "2.avi").write_bytes(sample.write(data / "long.avi", 30).read_bytes())
+    entry = _build(data)["2.avi"]
+    entry = dataclasses.replace(entry, info=entry.scanned._replace(frames=31, keyframes=()))
+    calls.clear()
+
+    def read(numbers: np.ndarray) -> list[int]:
+        wanted: list[int] = numbers[-3:].tolist()
+        sample.decoded(entry.path, entry.scanned, wanted)
+        return wanted
+
+    assert index.with_frames(entry, read) == [27, 28, 29]
+    assert calls == ["d 2.avi"]
+    assert index.with_frames(entry, lambda numbers: len(numbers)) == 31
+    assert calls == ["d 2.avi"], "a file that can be read was decoded completely"
 
 
 def test_decoding_all_while_indexing(data: Path, calls: list[str]) -> None:

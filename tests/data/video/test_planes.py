@@ -178,7 +178,7 @@ def test_a_broken_clip_is_reported(prepared: Path, tmp_path: Path) -> None:
     copy.parent.mkdir()
     copy.write_bytes(piece.read_bytes())
     other = sample.write(copy.with_name("b.mp4"), 20)
-    _, sources = opened(copy.parent, convert_on="device", verify="never", val_path=str(other))
+    _, sources = opened(copy.parent, convert_on="device", val_path=str(other))
     copy.write_bytes(copy.read_bytes()[:100])
     with pytest.raises(BadExample, match=r"a\.mp4"):
         sources.train.example(0, np.random.default_rng(0))
