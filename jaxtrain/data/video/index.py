@@ -164,7 +164,8 @@ def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
     """Calls ``read`` with the numbers of the file's frames, ascending, and returns its result.
 
     An intact file may lack a frame or two, and only decoding it completely shows which. That is
-    done if ``read`` fails, and ``read`` is called again with the frames that the file has.
+    done if ``read`` fails, and ``read`` is called again with the frames that the file has, unless
+    the file turns out to be broken.
 
     Args:
         entry: the file.
@@ -177,9 +178,9 @@ def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
     numbers = np.arange(entry.scanned.frames)
     try:
         return read(numbers)
-    except BadExample:
+    except decode.Undecodable:
         verdict = entry.verdict or decode.verify(entry.path, entry.scanned, entry.span)
-        if verdict.broken is not None or not verdict.missing:
+        if verdict.broken is not None:
             raise
     return read(np.setdiff1d(numbers, verdict.missing, assume_unique=True))
 

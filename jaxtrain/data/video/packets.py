@@ -337,9 +337,12 @@ def single_threaded(stream: VideoStream) -> VideoStream:
 
 
 def flag_corrupt(stream: VideoStream) -> None:
-    """Makes damage visible: HEVC's decoder does not flag corrupt frames, so it must raise."""
+    """Makes damage visible: HEVC's decoder does not flag corrupt frames, so it must raise.
+
+    It also compares frames with their checksums, if the stream has any.
+    """
     if stream.codec_context.name == "hevc":
-        options = {**stream.codec_context.options, "err_detect": "explode"}
+        options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
         stream.codec_context.options = options
 
 

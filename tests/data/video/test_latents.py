@@ -366,11 +366,11 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
     sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
     made = _prepare(sources, tmp_path / "cache")
     [bad] = made.bad
-    assert (bad.path, bad.windows, bad.of) == (str(broken), 4, 4)
-    assert (made.fresh, made.windows, made.without) == (2, 8, 1)
+    assert (bad.path, bad.windows, bad.of) == (str(broken), 3, 4), "one ends before the damage"
+    assert (made.fresh, made.windows, made.without) == (3, 9, 0)
     again: list[str] = []
     assert _prepare(sources, tmp_path / "cache", say=again.append) == (3, 0, 0, (bad,))
-    assert again[0] == "2 of 3 videos already have latents"
+    assert again[0] == "3 of 3 videos already have latents"
     taught = _open(tmp_path / "videos", tmp_path / "cache", TAUGHT)
     every = [(s, n) for s in (taught.train, taught.val) for n in range(len(s))]
     refused = []
@@ -379,11 +379,11 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
             split.example(index, np.random.default_rng(0))
         except BadExample as bad:
             refused.append(bad.path)
-    assert refused == [str(broken)] * 4
+    assert refused == [str(broken)] * 3
     store = latents.store(tmp_path / "cache", MODEL, Means.name)
     entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
     with pytest.raises(BadExample, match="has no latents"):
-        store.load(entry, 0)
+        store.load(entry, 3)
 
 
 def test_a_video_with_new_latents_for_all_windows_lacks_none(
@@ -716,7 +716,7 @@ def test_windows_without_latents_in_a_bucket_are_reported_again(
     broken = sample.garble(tmp_path / "videos/1.mp4")
     sources = _open(tmp_path / "videos", URL, max_bad_share=0.5)
     made = _prepare_to(sources)
-    assert [(bad.path, bad.windows) for bad in made.bad] == [(str(broken), 4)]
+    assert [(bad.path, bad.windows) for bad in made.bad] == [(str(broken), 3)]
     assert _prepare_to(sources) == (3, 0, 0, made.bad)
     entry = next(
         one
