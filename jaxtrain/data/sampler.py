@@ -19,6 +19,7 @@ from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Grouped, Source
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import disks
 
 # A run stops if this many examples in a row are broken. Configs tolerate far less than half of the
 # files being bad, so the probability of reaching this limit by chance is below 2**-32.
@@ -221,13 +222,17 @@ class TrainingRows:
         return made
 
     def _try(self, position: int, index: int, attempt: int = 0) -> Tried:
-        try:
+        def load() -> dict[str, np.ndarray]:
+            nonlocal index
             rng = generator(self.order.seed, position, attempt)
             if attempt:
                 # A substitute is drawn from the complete split, so that the neighbors of a broken
                 # example are not seen more often than others.
                 index = int(rng.integers(self.order.size))
-            return index, self.source.example(index, rng)
+            return self.source.example(index, rng)
+
+        try:
+            return index, disks.when_readable(load)
         except BadExample as bad:
             return index, bad
 
@@ -283,7 +288,9 @@ class ValidationRows:
         if position < self.examples:
             index = position * len(self.source) // self.examples
             try:
-                example = self.source.example(index, generator(self.seed, index))
+                example = disks.when_readable(
+                    lambda: self.source.example(index, generator(self.seed, index))
+                )
                 weight = np.array(1, np.float32)
             except BadExample as bad:
                 self.quarantine.add(bad, found="validation", position=position)

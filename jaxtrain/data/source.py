@@ -31,6 +31,8 @@ class Source(Protocol):
 
         Raises:
             BadExample: the example cannot be read.
+            DiskAway: it cannot be read now. The pipeline waits, and tries again with the same
+                randomness (:func:`jaxtrain.storage.disks.when_readable`).
         """
 
 

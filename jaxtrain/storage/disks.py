@@ -1,11 +1,25 @@
-"""Classifies disk errors: which may be temporary, and how to fix them."""
+"""Classifies disk errors: which may be temporary, and how to fix them; waits for disks."""
 
 import errno
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from jaxtrain.errors import InputError, RunAgain, stop_inside
+from jaxtrain.errors import BadExample, InputError, RunAgain, stop_inside
+
+OUTAGE_S = 120.0
+"""Longest outage of a data disk that readers wait for. Launchers then start the run again."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+Made = TypeVar("Made")
+
+
+class DiskAway(RunAgain):
+    """A disk is temporarily unavailable, or open files or memory are scarce."""
+
 
 # Errors that may be gone when a launcher restarts the same command, and their fixes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,7 +49,58 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     words = error.strerror or reason(error)
     first = cure_of(words)
     message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
+    if error.errno in (*_AWAY, *_SCARCE):
+        return DiskAway(message)
     return RunAgain(message) if first else InputError(message)
+
+
+def unreadable(
+    path: str, error: OSError, more: str = "", *, existed: bool = False
+) -> DiskAway | BadExample:
+    """Returns the exception for an input file that cannot be read.
+
+    It is DiskAway if the error may be temporary. So is the absence of a file that existed before,
+    and a missing permission for it, if its folder is empty or cannot be listed: then the disk is
+    most likely not mounted.
+
+    Args:
+        path: the file.
+        error: from the operating system.
+        more: end of the reason.
+        existed: whether the file could be read before.
+    """
+    words = f"{error.strerror or error}{more}"
+    if error.errno in (*_AWAY, *_SCARCE):
+        return DiskAway(f"{path} cannot be read ({words}): {_CURES[error.errno]}, and start again")
+    gone = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM)
+    if existed and error.errno in gone and _is_unmounted(os.path.dirname(path)):
+        return DiskAway(f"{path} cannot be read ({words}): bring the disk back, and start again")
+    return BadExample(path, words)
+
+
+def _is_unmounted(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is None
+    except OSError:
+        return True
+
+
+def when_readable(read: Callable[[], Made]) -> Made:
+    """Returns what ``read`` returns; calls it again while it raises DiskAway.
+
+    Raises:
+        DiskAway: the disk has been unavailable for :data:`OUTAGE_S`.
+    """
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    while True:
+        try:
+            return read()
+        except DiskAway:
+            if time.monotonic() - began + pause_s > OUTAGE_S:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def unwritable(path: Path, words: str | None) -> InputError | RunAgain:

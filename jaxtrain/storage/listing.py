@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from jaxtrain.errors import InputError
+from jaxtrain.storage import disks
 
 
 def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
@@ -17,13 +17,15 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
         say: receives a line at the end if links were skipped.
 
     Raises:
-        InputError: a folder cannot be listed. Training without its files would be a different run.
+        DiskAway, InputError: a folder cannot be listed. Training without its files would be a
+            different run.
     """
 
     def stop(error: OSError) -> None:
-        raise InputError(
-            f"cannot list the folder {error.filename} ({error.strerror}): make it readable, or "
-            "move it elsewhere"
+        raise disks.disk_trouble(
+            error,
+            f"cannot list the folder {error.filename}",
+            "make it readable, or move it elsewhere",
         ) from error
 
     seen: set[str] = set()

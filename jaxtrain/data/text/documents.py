@@ -44,7 +44,7 @@ from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.storage import addresses, bucket_output, listing, shared_folder
+from jaxtrain.storage import addresses, bucket_output, disks, listing, shared_folder
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import normalized
 from jaxtrain.telemetry import progress_bar
@@ -492,7 +492,15 @@ def _scan_on_node(found: Fresh, text_field: str | None) -> Scanned:
 
 
 def scan_file(found: Fresh, text_field: str | None) -> Scanned:
-    """Reads a file once; returns its contents in numbers, or why it is bad."""
+    """Reads a file; returns its contents in numbers, or why it is bad.
+
+    Raises:
+        DiskAway: its disk is unavailable for longer than readers wait.
+    """
+    return disks.when_readable(lambda: _scan_once(found, text_field))
+
+
+def _scan_once(found: Fresh, text_field: str | None) -> Scanned:
     _, path, name, size, mtime_ns = found
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0
@@ -514,7 +522,10 @@ def scan_file(found: Fresh, text_field: str | None) -> Scanned:
     except BadExample as error:
         reason = error.reason
     except OSError as error:
-        reason, unread = error.strerror or str(error), True
+        failure = disks.unreadable(path, error)
+        if isinstance(failure, disks.DiskAway):
+            raise failure from error
+        reason, unread = failure.reason, True
     if reason is not None:
         documents = characters = text_bytes = 0
     return Scanned(

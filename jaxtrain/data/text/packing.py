@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import cache
+from jaxtrain.data.text.number_file import NumberFile
 from jaxtrain.data.text.splitting import SPLITS
 
 _VERSION = 2  # of the packing rule and of the files
@@ -107,7 +108,7 @@ def span_blocks(
 
 
 class Packed:
-    """Reads packed examples by number. Cheap to pickle: maps the files at first use.
+    """Reads packed examples by number. Cheap to pickle: opens the files at first use.
 
     Args:
         tokens: path of a token stream.
@@ -116,20 +117,13 @@ class Packed:
     """
 
     def __init__(self, tokens: str, dtype: str, spans: str) -> None:
-        self._paths = (tokens, dtype, spans)
-        self._maps: tuple[np.ndarray, np.ndarray] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_paths": self._paths, "_maps": None}  # pickle would copy a memory map's contents
+        self._stream, self._spans = NumberFile(tokens, dtype), NumberFile(spans, "uint64")
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns the tokens of example ``index``, without [CLS] and [SEP] around them."""
-        if self._maps is None:
-            tokens, dtype, spans = self._paths
-            self._maps = (
-                np.asarray(np.memmap(tokens, dtype, "r")),
-                np.asarray(np.memmap(spans, np.uint64, "r")).reshape(-1, 2),
-            )
-        stream, index_map = self._maps
-        start, end = index_map[index]
-        return stream[int(start) : int(end)]
+        """Returns the tokens of example ``index``, without [CLS] and [SEP] around them.
+
+        Raises:
+            DiskAway, BadExample: they cannot be read, now or at all.
+        """
+        start, end = self._spans.read(2 * index, 2 * index + 2)
+        return self._stream.read(int(start), int(end))

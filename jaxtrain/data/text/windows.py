@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxtrain.data import cache
 from jaxtrain.data.text import tokenizer, tokens
+from jaxtrain.data.text.number_file import NumberFile, numbers_of
 
 IGNORED = -1  # target of positions without a prediction
 _VERSION = 1  # of the cutting rule
@@ -25,7 +26,7 @@ _VERSION = 1  # of the cutting rule
 class WindowSource:
     """One split as windows; see :class:`jaxtrain.data.source.Source`.
 
-    Cheap to pickle: maps the files at first use.
+    Cheap to pickle: opens the files at first use.
 
     Attributes:
         stream: path of the split's token stream.
@@ -58,30 +59,32 @@ class WindowSource:
 
         Raises:
             IndexError: there is no such example.
+            DiskAway, BadExample: it cannot be read, now or at all.
         """
         del rng
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        stream, bytes_V = self._maps
         start, size = index * self.sequence_length, self.sequence_length
-        window = stream[start : start + size + 1].astype(np.int32)
+        stop = min(start + size + 1, self.length)
+        window = self._stream.read(start, stop).astype(np.int32)
         tokens_S, bytes_S = np.zeros(size, np.int32), np.zeros(size, np.int32)
         targets_S = np.full(size, IGNORED, np.int32)
         targets = window[1:]
         tokens_S[: len(window)] = window[:size]
         targets_S[: len(targets)] = targets
-        bytes_S[: len(targets)] = bytes_V[targets]
+        bytes_S[: len(targets)] = self._bytes_V[targets]
         return {"tokens": tokens_S, "targets": targets_S, "target_bytes": bytes_S}
 
     @functools.cached_property
-    def _maps(self) -> tuple[np.ndarray, np.ndarray]:
-        return (
-            np.asarray(np.memmap(self.stream, self.dtype, "r")),
-            np.asarray(np.memmap(self.token_bytes, np.int32, "r")),
-        )
+    def _stream(self) -> NumberFile:
+        return NumberFile(self.stream, self.dtype)
+
+    @functools.cached_property
+    def _bytes_V(self) -> np.ndarray:
+        return numbers_of(self.token_bytes, "int32")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields without the memory maps, whose contents pickle would copy."""
+        """Returns the fields without what has been read."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

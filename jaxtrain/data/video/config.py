@@ -20,7 +20,7 @@ from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
@@ -340,7 +340,7 @@ class Config:
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample]]:
         """Returns the usable and the broken files of one input."""
-        found = video_files.find(path, flag, root, say)
+        found = disks.when_readable(lambda: video_files.find(path, flag, root, say))
         decode_all = self.verify == "index" and not self.is_prepared(expanded(path))
         folder = index.folder_of(path, root)
         entries = index.build(found, folder, decode_all=decode_all, say=say)

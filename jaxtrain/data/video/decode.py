@@ -54,7 +54,11 @@ class FrameCheck(NamedTuple):
 
 
 def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
-    """Decodes a complete file to find out whether it is intact."""
+    """Decodes a complete file to find out whether it is intact.
+
+    Raises:
+        DiskAway, BadExample: the system cannot read the file, now or at all.
+    """
     delivered: list[int | None] = []
     stamps: list[int | None] = []
     try:
@@ -67,7 +71,7 @@ def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
                     if frame.is_corrupt:
                         return FrameCheck((), f"frame {len(delivered)} is corrupt")
                     delivered.append(frame.pts)
-    except (av.FFmpegError, OSError) as error:
+    except av.FFmpegError as error:
         text = f"decoding fails after {len(delivered)} of {info.frames} frames: {reason(error)}"
         return FrameCheck((), text)
     missing = _missing(delivered, stamps, info)
@@ -107,7 +111,9 @@ def read(
 
     Raises:
         Undecodable: a frame, or one that it may be predicted from, cannot be decoded intact.
-        BadExample: the packets before the clip take too much memory.
+        BadExample: the packets before the clip take too much memory, or the system cannot read the
+            file.
+        DiskAway: the disk is temporarily unavailable.
     """
     positions = {number: position for position, number in enumerate(numbers)}
     found: set[int] = set()
@@ -125,7 +131,7 @@ def read(
             found = came
         except Undecodable as bad:
             failure = f": {bad.reason}"
-        except (av.FFmpegError, OSError) as error:
+        except av.FFmpegError as error:
             failure = f": {reason(error)}"
         if len(found) == len(numbers):
             return
@@ -195,7 +201,7 @@ def _read_together(
             take(clip, position, frame)
 
     # Errors are ignored here: they are found and reported when a clip is read by itself.
-    errors = (av.FFmpegError, OSError, BadExample)
+    errors = (av.FFmpegError, BadExample)
     with contextlib.suppress(*errors), open_input(path, span) as container:
         _read_from(path, container, info, sorted(takers), start, give)
     return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}

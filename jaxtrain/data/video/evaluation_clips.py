@@ -13,7 +13,7 @@ from jaxtrain.data.video import files, index
 from jaxtrain.data.video.clips import unaugmented
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, disks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Clip:
         Raises:
             BadExample: the file is too short, or a frame is damaged.
         """
-        return index.with_frames(self.entry, self._read)
+        return disks.when_readable(lambda: index.with_frames(self.entry, self._read))
 
     def _read(self, there: np.ndarray) -> np.ndarray:
         needed = max(self.chosen) + 1 if self.chosen else self.frames

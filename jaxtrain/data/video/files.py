@@ -32,7 +32,7 @@ from jaxtrain.data import remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
-from jaxtrain.storage import addresses, listing
+from jaxtrain.storage import addresses, disks, listing
 from jaxtrain.storage.atomic import expanded
 
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
@@ -293,7 +293,9 @@ def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
             case _:
                 lines = [line.strip() for line in text.splitlines()]
                 raw = [line for line in lines if line and not line.startswith("#")]
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+    except OSError as error:
+        raise disks.disk_trouble(error, f"{where} cannot be read", "make it readable") from error
+    except (ValueError, RecursionError, csv.Error) as error:
         raise InputError(f"{where} cannot be read: {error}") from error
     for number, item in enumerate(raw, 1):
         yield _item(item, f"{where}, entry {number}")

@@ -23,7 +23,7 @@ from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
 _FORMAT = 2  # version of the index; one of another version is rebuilt
@@ -96,6 +96,9 @@ def build(
         folder: the input's folder in the cache.
         decode_all: whether to decode every file that is not verified yet, to find damage inside it.
         say: prints a message.
+
+    Raises:
+        DiskAway: their disk is unavailable for longer than readers wait.
     """
     file = folder / _NAME
     old = _load(file, say)
@@ -109,7 +112,7 @@ def build(
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def examine(one: video_files.Found) -> Entry:
-            return _examine(one, old.get(one.name), decode_all)
+            return disks.when_readable(lambda: _examine(one, old.get(one.name), decode_all))
 
         for entry in pool.map(examine, found):
             entries.append(entry)
@@ -186,12 +189,18 @@ def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
 
 
 def check_unchanged(entry: Entry) -> None:
-    """Raises BadExample if the file is gone or has changed."""
+    """Checks that a file is there and has not changed.
+
+    Raises:
+        BadExample: it is gone, or has changed.
+        DiskAway: its disk is temporarily unavailable.
+    """
     span = entry.span
     try:
         status = os.stat(entry.file)
     except OSError as error:
-        raise BadExample(entry.path, f"{error.strerror}, although it was indexed") from error
+        more = ", although it was indexed"
+        raise disks.unreadable(entry.path, error, more, existed=True) from error
     if span is not None:
         if status.st_mtime_ns != entry.mtime_ns or status.st_size < span.offset + span.size:
             raise BadExample(entry.path, "changed during the run: its tar was modified")
@@ -205,9 +214,10 @@ def _examine(found: video_files.Found, old: Entry | None, decode_all: bool) -> E
     try:
         status = os.stat(found.file)
     except OSError as error:
-        return Entry(
-            name=found.name, path=found.path, size=-1, mtime_ns=0, reason=str(error.strerror)
-        )
+        failure = disks.unreadable(found.path, error)
+        if isinstance(failure, disks.DiskAway):
+            raise failure from error
+        return Entry(name=found.name, path=found.path, size=-1, mtime_ns=0, reason=failure.reason)
     size = status.st_size if found.span is None else found.span.size
     mtime_ns = status.st_mtime_ns
     if old is not None and _is_same(old, found, size, mtime_ns):

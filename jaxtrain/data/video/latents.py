@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import functools
 import io
 import itertools
 import json
@@ -21,7 +22,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -218,11 +219,19 @@ class LatentStore:
 
         Raises:
             BadExample: they cannot be read, or do not exist because the window is broken.
+            DiskAway: they cannot be read now.
         """
         file = self.file(entry)
         try:
-            found = np.asarray(np.load(file, mmap_mode="r")[window], np.float32)
-        except (OSError, ValueError, EOFError, IndexError) as error:
+            # Without a memory map, which would end the process if the disk fails (SIGBUS).
+            with open(file, "rb") as opened:
+                found = _window(opened, window)
+        except OSError as error:
+            failure = disks.unreadable(str(file), error, existed=True)
+            if isinstance(failure, disks.DiskAway):
+                raise failure from error
+            raise BadExample(entry.path, f"its latents cannot be read: {failure}") from error
+        except (ValueError, EOFError, IndexError) as error:
             raise BadExample(entry.path, f"its latents cannot be read: {file}: {error}") from error
         if np.isnan(found[0, 0, 0, 0]):
             raise BadExample(entry.path, f"window {window} has no latents: it could not be decoded")
@@ -780,10 +789,8 @@ class Encoder:
                 without = job.lacking()
                 if without is not None:
                     lacking.append(without)
-                # If its disk failed, the next command tries it again.
-                if not any(disks.cure_of(bad.reason) for bad in job.bad):
-                    target.save(job.entry, job.latents, without)
-                    fresh += without is None or without.windows < without.of
+                target.save(job.entry, job.latents, without)
+                fresh += without is None or without.windows < without.of
                 finished(job.entry)
             yield Made(0, fresh, len(clips), tuple(lacking))
 
@@ -835,6 +842,19 @@ class _Claims(contextlib.AbstractContextManager["_Claims"]):
             claim.close()
 
 
+def _window(file: BinaryIO, window: int) -> np.ndarray:
+    """Returns the latents of a window from a file of :meth:`LatentStore.save`, as float32."""
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    count = math.prod(shape[1:])
+    end = file.tell() + shape[0] * count * dtype.itemsize
+    if dtype != _DTYPE or window >= shape[0] or os.fstat(file.fileno()).st_size != end:
+        raise ValueError(f"it is damaged, or does not have window {window}")
+    file.seek(window * count * dtype.itemsize, os.SEEK_CUR)
+    data = file.read(count * dtype.itemsize)
+    return np.frombuffer(data, dtype, count).reshape(shape[1:]).astype(np.float32)
+
+
 def _decode(
     todo: Iterable[tuple[Windows, Entry]], shape: Shape, threads: int, ahead: int
 ) -> Iterator[_Decoded]:
@@ -842,7 +862,8 @@ def _decode(
 
     def one(job: _Job, window: int) -> _Decoded:
         try:
-            return job, window, job.split.pixels(job.entry, window)
+            read = functools.partial(job.split.pixels, job.entry, window)
+            return job, window, disks.when_readable(read)
         except BadExample as bad:
             return job, window, bad
 

@@ -5,8 +5,10 @@ are missing. Intact files may lack a frame or two.
 """
 
 import bisect
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import av
@@ -16,6 +18,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from jaxtrain.errors import BadExample
+from jaxtrain.storage import disks
 
 SLACK_FRAMES = 2
 SLACK_SHARE = 0.02
@@ -36,8 +39,7 @@ OPTIONS = {
     # A file of another format, such as a playlist (ffconcat), could open other files. 220 kB can
     # name one of them 20,000 times, whose scan takes minutes.
     "format_whitelist": ",".join(FORMATS),
-    # subfile reads a part of a file.
-    "protocol_whitelist": "file,subfile",
+    "protocol_whitelist": "file",
     # While a file is opened, each video stream has a decoder, which holds three frames of the
     # largest size (measured: 80 MiB for a PNG stream). Movies have up to about 30 streams,
     # including audio and subtitles.
@@ -131,13 +133,72 @@ def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
     return stream.codec_context.name != "vp8" or bool(bytes(packet)[0] & _VP8_SHOWN)
 
 
-def open_input(path: str, span: Span | None = None) -> InputContainer:
-    """Opens a file, or part of one, for reading; its metadata may be in any encoding."""
-    name = local(path)
-    if span is not None:
-        name = f"subfile,,start,{span.offset},end,{span.offset + span.size},,:{local(span.file)}"
-    # By default, PyAV 18 raises on metadata that is not UTF-8; PyAV 19 has no such setting.
-    return av.open(name, options=OPTIONS, **_ANY_TEXT)
+@contextlib.contextmanager
+def open_input(path: str, span: Span | None = None) -> Iterator[InputContainer]:
+    """Opens a file, or part of one, for reading; its metadata may be in any encoding.
+
+    Raises:
+        DiskAway, BadExample: the system cannot read the file, now or at all; at the end of the
+            block at the latest.
+    """
+    source = _Source(path, span)
+    try:
+        # By default, PyAV 18 raises on metadata that is not UTF-8; PyAV 19 has no such setting.
+        with av.open(source, options=OPTIONS, **_ANY_TEXT) as container:
+            yield container
+    finally:
+        source.close()
+        if source.error is not None:
+            raise source.error
+
+
+class _Source:
+    """Reads a file, or part of one, for FFmpeg, which takes some errors for the end of the file.
+
+    Attributes:
+        name: for FFmpeg.
+        error: the first error of the system.
+    """
+
+    def __init__(self, path: str, span: Span | None) -> None:
+        self.name = local(path)
+        self.error: Exception | None = None
+        self._path = path
+        self._file = path if span is None else span.file
+        try:
+            self._descriptor = os.open(self._file, os.O_RDONLY)
+            size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise disks.unreadable(path, error, existed=True) from error
+        self._begin, self._size = (0, size) if span is None else (span.offset, span.size)
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        """Returns the next bytes; none at the end."""
+        size = max(0, min(size, self._size - self._at))
+        try:
+            data = os.pread(self._descriptor, size, self._begin + self._at)
+        except OSError as error:
+            self.error = self.error or disks.unreadable(self._path, error, existed=True)
+            raise self.error from error
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to a byte, and returns its number."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Returns the number of the next byte."""
+        return self._at
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def local(path: str) -> str:
@@ -154,6 +215,7 @@ def scan(path: str, span: Span | None = None) -> Scan:
 
     Raises:
         BadExample: the file is missing, has no video, or is shorter than its headers declare.
+        DiskAway: its disk is temporarily unavailable.
     """
     if span is None:
         _check_file(path)
@@ -169,7 +231,7 @@ def scan(path: str, span: Span | None = None) -> Scan:
     except av.ArgumentError as error:  # of FFmpeg, for a format that is not in FORMATS
         text = "cannot be read: its format is damaged or not supported: convert it to .mp4"
         raise BadExample(path, text) from error
-    except (av.FFmpegError, OSError) as error:
+    except av.FFmpegError as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error
 
 
@@ -177,7 +239,7 @@ def _check_file(path: str) -> None:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise BadExample(path, str(error.strerror)) from error
+        raise disks.unreadable(path, error) from error
     except ValueError as error:  # a NUL in the name, from a list
         raise BadExample(path, f"is not a valid file name: {error}") from error
     if not stat.S_ISREG(status.st_mode):

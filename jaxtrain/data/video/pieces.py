@@ -192,7 +192,7 @@ def _intact_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFr
                     raise BadExample(path, f"frame {count} is corrupt")
                 count += 1
                 yield frame
-    except (av.FFmpegError, OSError) as error:
+    except av.FFmpegError as error:
         text = f"decoding fails after {count} of {info.frames} frames: {reason(error)}"
         raise BadExample(path, text) from error
     if are_too_few(info.frames - count, info.frames):

@@ -43,7 +43,7 @@ from jaxtrain.data.estimate import (
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage import (
     addresses,
     bucket_output,
@@ -81,13 +81,11 @@ _PUBLISH_TRIES = 10
 _LATE_S = 75.0
 _NAMED = 20  # skipped videos that the console lists
 _SHOWN = 200  # characters of an entry in an error
-_UNREAD = 100  # videos in a row: then the disk of SOURCE is gone
 _CLAIM = 16  # characters of a digest that name a claim and a half-done folder
 _MISSING = "No such file or directory"
 _BY_OTHERS = "by others"  # in a record that another command wrote, which also reported it
 
 _CHANGED = "changed while it was cut"
-_DENIED = os.strerror(errno.EACCES)
 
 Record = dict[str, Any]
 _Identity = list[int | str] | None
@@ -430,7 +428,6 @@ def _run(
     if again:
         say(f"trying {_videos(len(again))} again after all others: each killed its worker before")
         todo += again
-    unread = 0  # in a row
     with progress_bar.counted("cutting", "videos", len(jobs), tally.done, say, "dropped") as show:
         busy: list[_Job] = []
         while todo:
@@ -445,13 +442,6 @@ def _run(
                     if skipped <= _NAMED:
                         say(f"skipped: {job.found.path}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
-                unread = unread + 1 if disks.cure_of(record["dropped"] or "") else 0
-                if unread == _UNREAD:  # else it would drop a million, and end as if all were well
-                    raise RunAgain(
-                        f"the last {unread} videos could not be read, such as {job.found.path}: "
-                        f"{record['dropped']}: {disks.cure_of(record['dropped'])}, and start again;"
-                        " finished videos are kept"
-                    )
             # Without the engine, whose start takes seconds.
             todo, free = [], dict[str, float]()  # since when a video is not being cut
             if busy:
@@ -714,7 +704,8 @@ def _cut(job: _Job, settings: Settings) -> Record:
 
     Raises:
         OSError: the output disk fails.
-        RunAgain, InputError: the video is in a bucket and cannot be fetched.
+        RunAgain, InputError: the video cannot be read now, or it is in a bucket and cannot be
+            fetched.
     """
     with contextlib.ExitStack() as stack:
         found, work = job.found, stack.enter_context(_half_done(job))
@@ -734,7 +725,13 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
     """
     video = _identity(job.found)
     try:
-        made = pieces.cut(found.path, found.span, work, settings)
+
+        def cut() -> pieces.Cut:
+            for left in work.iterdir():
+                left.unlink()
+            return pieces.cut(found.path, found.span, work, settings)
+
+        made = disks.when_readable(cut)
         if _identity(job.found) != video:
             raise BadExample(found.path, _CHANGED)
         sizes = _sizes(work)
@@ -749,9 +746,11 @@ def _cut_found(job: _Job, found: Found, work: Path, settings: Settings) -> Recor
     except BadExample as bad:
         reason = bad.reason if _identity(job.found) == video else _CHANGED
         # The video is not at fault, so the next command tries it again.
-        if reason == _CHANGED or _DENIED in reason or disks.cure_of(reason):
+        if reason == _CHANGED or isinstance(bad.__cause__, PermissionError):
             return _record(job, video, dropped=reason)
         return _dropped(job, reason, video)
+    except disks.DiskAway:
+        raise
     except Exception as error:  # from FFmpeg's filters and encoder, or unexpected
         # Reading a broken video raises BadExample. Other OSErrors come from the output disk, and
         # end the command.

@@ -148,7 +148,7 @@ class Video:
             for frame in video.codec_context.decode(None):  # frames that the decoder still holds
                 came = self._counted(frame, came)
                 yield frame
-        except (av.FFmpegError, OSError) as error:
+        except av.FFmpegError as error:
             raise InputError(
                 f"{self.path}: decoding fails after {came} of {self.frames} frames "
                 f"({packets.reason(error)}): repair or replace the file"

@@ -17,6 +17,7 @@ from pathlib import Path
 from jaxtrain.data import cache
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
+from jaxtrain.storage import disks
 
 SUFFIX = ".tar"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -147,10 +148,13 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
         if found is None:
             found = _list(tar)
             cache.write_file(kept, json.dumps({"tar": now, "members": found}))
+    except OSError as error:
+        raise disks.disk_trouble(
+            error, f"{tar} cannot be read as a tar", "make it readable"
+        ) from error
     # Invalid or oversized numbers, invalid sparse maps, and deeply nested headers.
-    except (OSError, tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        text = getattr(error, "strerror", None) or error
-        raise InputError(f"{tar} cannot be read as a tar: {text}") from error
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"{tar} cannot be read as a tar: {error}") from error
     for name, offset, size in found[-1:]:
         if offset + size > status.st_size:
             raise InputError(

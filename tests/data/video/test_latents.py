@@ -413,24 +413,29 @@ def test_a_video_with_new_latents_for_all_windows_lacks_none(
     assert _prepare(sources, tmp_path).bad == ()
 
 
-def test_a_video_whose_disk_fails_is_tried_again_by_the_next_command(
+def test_a_disk_that_fails_is_waited_for(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = _open(data, tmp_path)
     real = type(sources.train).pixels
-    broken = sources.train.entries[0]
+    away = sources.train.entries[0]
+    failures = 2
 
     def fail(clips: Any, entry: Any, window: int) -> np.ndarray:
-        if entry == broken and window == 0:
-            raise BadExample(entry.path, f"cannot be read: {os.strerror(errno.EIO)}")
+        nonlocal failures
+        if entry == away and failures:
+            failures -= 1
+            raise disks.unreadable(entry.path, OSError(errno.EIO, os.strerror(errno.EIO)))
         return real(clips, entry, window)
 
     monkeypatch.setattr(type(sources.train), "pixels", fail)
+    with monkeypatch.context() as patched:
+        patched.setattr(disks, "OUTAGE_S", 0.0)
+        with pytest.raises(RunAgain, match=r"read \(Input/output error\): bring the disk"):
+            _prepare(sources, tmp_path)
     made = _prepare(sources, tmp_path)
-    assert (made.fresh, [bad.path for bad in made.bad]) == (made.videos - 1, [broken.path])
-    monkeypatch.undo()
-    again = _prepare(sources, tmp_path)
-    assert (again.fresh, again.bad) == (1, ())
+    assert (failures, made.videos, made.bad) == (0, 4, ())
+    assert _prepare(sources, tmp_path).fresh == 0
 
 
 def test_missing_latents_give_an_error_with_the_command(data: Path, tmp_path: Path) -> None:

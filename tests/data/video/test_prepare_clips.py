@@ -27,7 +27,7 @@ from jaxtrain.data.video import decode, demo_videos, packets, pieces, prepare_cl
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import atomic
+from jaxtrain.storage import atomic, disks
 
 SMALL = Settings(
     height=32,
@@ -455,24 +455,27 @@ def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(
     assert lines[-1] == "skipped: 4 more, all in report.json"
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(errno.ESTALE, "Stale file handle"), (errno.EACCES, "Permission denied")]
-)
-def test_a_video_that_cannot_be_read_now_is_tried_again_by_the_next_command(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+def _fail(monkeypatch: pytest.MonkeyPatch, name: str, number: int, times: int) -> None:
+    """Makes the system fail to open a file so many times."""
+    real, left = os.open, [times]
+
+    def fail(path: Any, *rest: Any, **more: Any) -> int:
+        if str(path).endswith(name) and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", fail)
+
+
+def test_a_video_that_may_not_be_read_is_tried_again_by_the_next_command(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    real = packets.open_input
-
-    def fail(path: str, *rest: Any) -> Any:
-        if path.endswith("1.mp4"):
-            raise OSError(number, words)
-        return real(path, *rest)
-
-    monkeypatch.setattr(packets, "open_input", fail)
+    _fail(monkeypatch, "1.mp4", errno.EACCES, 1)
     report, said = _run(source, tmp_path / "out")
     assert (report["cut"], len(report["dropped"])) == (2, 2)
-    assert any(f"1.mp4: cannot be read: {words}" in line for line in said)
+    assert any("1.mp4: Permission denied" in line for line in said)
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     report, said = _run(source, tmp_path / "out")
@@ -507,22 +510,15 @@ def test_a_node_that_is_lost_late_does_not_remove_the_clips_of_another(
     assert published == [out / "0.mp4.pieces"]
 
 
-def test_a_disk_that_is_gone_ends_the_command(
+def test_a_disk_that_is_gone_is_waited_for_and_then_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would drop all videos that are left, and end with exit code 0."""
     monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    monkeypatch.setattr(prepare_clips, "_UNREAD", 2)
-
-    def fail(path: str, *rest: Any) -> Any:
-        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-
+    _fail(monkeypatch, ".mp4", errno.ENOTCONN, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(packets, "open_input", fail)
-        message = (
-            r"^the last 2 videos could not be read, such as .*0\.mp4: cannot be read: Transport "
-            "endpoint is not connected: bring the disk back, and start again; finished videos are"
-        )
+        patched.setattr(disks, "OUTAGE_S", 0.0)
+        message = r"\.mp4 cannot be read \(Transport endpoint is not connected\): bring the disk"
         with pytest.raises(RunAgain, match=message):
             _run(source, tmp_path / "out")
     report, _ = _run(source, tmp_path / "out")
