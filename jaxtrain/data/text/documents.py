@@ -310,7 +310,7 @@ def look_up(
     Raises:
         InputError: see :func:`find`.
     """
-    where = pattern if addresses.is_address(pattern) else str(Path(pattern).absolute())
+    where = pattern if addresses.is_address(pattern) else str(expanded(pattern).absolute())
     key = cache.digest(_VERSION, where, text_field)
     record = folder / f"scan-{key[:16]}.jsonl"
     cache.fetch_file(record, bucket, _LARGEST_RECORD, say)

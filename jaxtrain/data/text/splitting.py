@@ -56,6 +56,19 @@ class Split:
         keep_train = min(most - keep_val, train)
         return dataclasses.replace(self, kept=(keep_train, most - keep_train))
 
+    def for_training(self) -> "Split":
+        """Returns the split without files for validation; skips other validation documents."""
+        kept = self.kept[TRAIN], 0
+        if self.sides is None:
+            return dataclasses.replace(self, kept=kept)
+        counts = [n for n, side in zip(self.counts, self.sides, strict=True) if side == TRAIN]
+        return Split(
+            counts=tuple(counts),
+            sides=(TRAIN,) * len(counts),
+            totals=(self.totals[TRAIN], 0),
+            kept=kept,
+        )
+
     def of_file(self, file: int) -> Iterator[np.ndarray]:
         """Yields uint8 blocks of TRAIN, VAL, or SKIPPED for a file's documents, in order."""
         ranks = [0, 0] if self.kept == self.totals else self._before[file].tolist()

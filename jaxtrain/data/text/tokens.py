@@ -36,7 +36,7 @@ from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
-from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
+from jaxtrain.data.text.splitting import SKIPPED, SPLITS, TRAIN, Split
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import addresses, shared_folder
 from jaxtrain.storage.atomic import remove_leftovers, write_whole
@@ -99,6 +99,13 @@ class Corpus:
             if first + file.documents > start:
                 yield from self._read_file(at, file, first, start)
             first += file.documents
+
+    def for_training(self) -> "Corpus":
+        """Returns the training documents, without files that are for validation only."""
+        split = self.split.for_training()
+        sides = self.split.sides or (TRAIN,) * len(self.files)
+        files = [file for file, side in zip(self.files, sides, strict=True) if side == TRAIN]
+        return dataclasses.replace(self, files=files, split=split)
 
     def without_files(self) -> "Corpus":
         """Returns the same without files, for other processes, which receive some of them."""

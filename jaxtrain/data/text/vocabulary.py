@@ -80,8 +80,14 @@ def cache_folder(
     corpora: Sequence[Corpus], vocab_size: int, kind: tokenizer.Kind, folder: Path
 ) -> Path:
     """Returns the folder of a trained tokenizer, whether or not it exists; see :func:`prepare`."""
-    key = cache.digest(_VERSIONS[kind], [corpus.key() for corpus in corpora], vocab_size, kind)
+    keys = [corpus.key() for corpus in _for_training(corpora)]
+    key = cache.digest(_VERSIONS[kind], keys, vocab_size, kind)
     return folder / f"vocabulary-{key[:20]}"
+
+
+def _for_training(corpora: Sequence[Corpus]) -> list[Corpus]:
+    """Returns the training documents: with other validation text, the tokenizer is the same."""
+    return [corpus.for_training() for corpus in corpora if corpus.split.kept[TRAIN]]
 
 
 def _fraction(corpora: Sequence[Corpus]) -> float:
@@ -112,8 +118,9 @@ def _count(
     """Counts the words of training documents, evenly spread, up to the limit of characters.
 
     The result is the same for any number of processes and with any engine: it depends only on the
-    parts, and these only on the corpora.
+    parts, and these only on the training documents.
     """
+    corpora = _for_training(corpora)
     fraction = _fraction(corpora)
     tasks = _tasks(corpora, fraction)
     if engine is not None:

@@ -186,6 +186,20 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run()[0].sha256 != first[0].sha256
 
 
+def test_a_path_in_the_home_folder_has_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a path that begins with ~ does not depend on the working directory."""
+    write(tmp_path / "home/texts/a.txt", "A text.")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        for path in ("~/texts", str(tmp_path / "home/texts")):
+            scan(path, None, tmp_path / "cache", "--data.path", print)
+    assert len(list((tmp_path / "cache").glob("scan-*.jsonl"))) == 1
+
+
 def test_files_that_could_not_be_read_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,33 @@ def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:
     assert words.encode("яблоко").tokens == ["[CLS]", "[UNK]", "[SEP]"]
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_trained_tokenizer_does_not_depend_on_validation_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separate: bool
+) -> None:
+    """Of a path of its own, or of the files that the split chose; also where text is sampled."""
+    monkeypatch.setattr(vocabulary, "MOST_CHARACTERS", 12_000)  # of about 40,000
+    folder = make(tmp_path / "in", files=6)
+    (tmp_path / "val").mkdir()
+    split = corpus(folder, tmp_path / "scans", train_split=0.9).split
+    at = (split.sides or ()).index(VAL)
+    changing = tmp_path / "val/text.txt" if separate else folder / f"{at}.jsonl"
+    trained = set()
+    for cache, sentences in (("one", 1), ("two", 3000)):
+        changing.write_text(json.dumps({"text": text(99, sentences)}))
+        config = text_config.Masked(
+            path=str(folder),
+            val_path=str(tmp_path / "val") if separate else None,
+            batch_size=1,
+            cache_dir=str(tmp_path / cache),
+        )
+        (tmp_path / cache).mkdir()
+        config.prepare(300, "sentences", silent)
+        (path,) = (tmp_path / cache).glob("text/vocabulary-*/tokenizer.json")
+        trained.add((path.parent.name, path.read_bytes()))
+    assert len(trained) == 1
+
+
 def test_a_cache_is_reused_until_the_text_changes(tmp_path: Path) -> None:
     source, cache = make(tmp_path / "in"), tmp_path / "cache"
     said: list[str] = []
