@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import program
 import pytest
 
 from jaxtrain import main
@@ -118,6 +119,24 @@ def test_wrong_use_is_one_line_with_the_fix(
 def refuse_to_start(run: object, flags: object) -> int:
     """Replaces the start of the training, which only a missing data path reaches."""
     raise InputError("data.path is None: set --data.path")
+
+
+def test_too_few_open_files_are_one_line_before_anything_is_compiled(tmp_path: Path) -> None:
+    started = program.command("--config", "demo_mlm", "--data.workers", "8")
+    found = subprocess.run(
+        ["bash", "-c", 'ulimit -n 80; exec "$@"', "bash", *started],
+        cwd=tmp_path,
+        env=program.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: --data.workers 8 needs about 128 open files, and ")
+    assert "(ulimit -Hn) is 80: use at most 2 workers, or raise that limit" in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert not found.stdout
 
 
 def test_a_missing_package_is_one_line_with_the_fix(

@@ -102,6 +102,8 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
     if flags.engine == "ray":
         return engine.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
+    if flags.workers and (text := worker_count.too_many(flags.workers, 0, "--workers")):
+        raise InputError(text)
     return engine.Local(flags.workers or worker_count.cores())
 
 

@@ -15,7 +15,6 @@ import itertools
 import logging
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import threading
@@ -26,6 +25,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
 from jaxtrain import terminal, versions
+from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError, RunAgain, first_line
 
 Item = TypeVar("Item")
@@ -49,7 +49,6 @@ _PATIENCE_S = 10.0  # of a start on a cluster that other jobs fill, before it sa
 # Of a wait for an autoscaler. A node with GPUs takes minutes, until its image is there.
 _AUTOSCALER_S = 600.0
 _RESIZE_S = 10.0  # how often the number of CPUs is read, as nodes come and go
-_FILES, _FILES_EACH = 512, 8  # open in this process, and for each pool of workers
 # Packages that determine what a model computes, and how it is sent.
 _MODELS = ("jax", "jaxlib", "flax")
 # Ray's error does not say that the cluster refused this process.
@@ -164,7 +163,7 @@ class Local:
             workers: number of processes.
             killed: receives the items that kill their workers.
         """
-        _allow_files(_FILES + _FILES_EACH * workers)
+        worker_count.allow_files(worker_count.files_needed(workers, 0))
         with contextlib.ExitStack() as stack:
             idle: list[concurrent.futures.Executor] = []
             running: dict[
@@ -200,14 +199,6 @@ class Local:
                     idle.append(pool)
                     yield item, result
                     fill()
-
-
-def _allow_files(count: int) -> None:
-    """Raises the limit of open files of this process, if the system allows it: 1024 by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _Pool(concurrent.futures.ProcessPoolExecutor):

@@ -21,7 +21,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import batch_parts, sampler, worker_process
+from jaxtrain.data import batch_parts, sampler, worker_count, worker_process
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
@@ -113,6 +113,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
+
+    Raises:
+        InputError: the system does not allow that many workers.
     """
 
     def __init__(
@@ -144,6 +147,10 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.ids = np.empty(0, np.int64)
         self._to_devices = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
+        gpus = devices if mesh.local_devices[0].platform == "gpu" else 0
+        if workers and (text := worker_count.too_many(workers, gpus)):
+            raise InputError(text)
+        worker_count.allow_files(worker_count.files_needed(workers, gpus))
         length = batch_parts.Runs(rows, 1).length
         self.ahead = math.ceil(batch_parts.held(rows.rows, length, workers, prefetch, devices))
         self._host = _training(rows, length, workers, prefetch, devices)
@@ -170,6 +177,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self._drop_ready()
             self._thread.join(timeout=0.05)
         self._drop_ready()  # the last batch in the queue would keep Grain's shared memory alive
+        self._ready.put(StopIteration())  # ends a thread that waits for a batch
         close = getattr(self._host, "close", None)
         if close is not None:  # at exit, Grain prints errors about iterators left open
             close()

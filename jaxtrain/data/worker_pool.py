@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from jaxtrain.data import worker_count
 from jaxtrain.errors import RunAgain
 
 Item = TypeVar("Item")
@@ -46,6 +47,7 @@ def in_order(
         for item in items:
             yield work(item, *fixed)
         return
+    worker_count.allow_files(worker_count.files_needed(processes, 0))
     pool = concurrent.futures.ProcessPoolExecutor(
         processes, mp_context=multiprocessing.get_context("spawn"), initializer=begin
     )

@@ -8,6 +8,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import resume
+from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
@@ -50,7 +51,8 @@ def check(run: config.Run, *, resumes: bool) -> None:
     Raises:
         InputError: contains every problem.
     """
-    if found := [*_devices(run), *_replay(run), *unreadable(run, resumes=resumes)]:
+    found = [*_devices(run), *_workers(run), *_replay(run), *unreadable(run, resumes=resumes)]
+    if found:
         raise InputError(*found)
 
 
@@ -185,6 +187,13 @@ def _replay(run: config.Run) -> Iterator[str]:
             "GPUs may sum in any order: add --deterministic True",
             *("loop.replay_every", "deterministic"),
         )
+
+
+def _workers(run: config.Run) -> Iterator[str]:
+    """Checks that the system allows ``data.workers``; a number chosen for this host fits."""
+    gpus = jax.local_device_count() if jax.default_backend() == "gpu" else 0
+    if run.data.workers and (text := worker_count.too_many(run.data.workers, gpus)):
+        yield Problem(text, "data.workers")
 
 
 def _devices(run: config.Run) -> Iterator[str]:

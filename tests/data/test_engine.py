@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from jaxtrain.data import engine
+from jaxtrain.data import engine, worker_count
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Unavailable
 
@@ -67,15 +67,15 @@ def test_other_items_than_the_one_that_kills_are_processed_once(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("limits", "raised"),
-    [((1024, 4096), [(2048, 4096)]), ((1024, 1500), [(1500, 1500)]), ((4096, -1), [])],
+    [((1024, 9999), [(4096, 9999)]), ((1024, 1500), [(1500, 1500)]), ((4096, -1), [])],
 )
 def test_many_workers_may_open_their_pipes(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: list[tuple[int, int]]
 ) -> None:
     """A machine with 192 cores has the limit of others: 1024."""
     found: list[tuple[int, int]] = []
-    monkeypatch.setattr(engine.resource, "getrlimit", lambda kind: limits)
-    monkeypatch.setattr(engine.resource, "setrlimit", lambda kind, both: found.append(both))
+    monkeypatch.setattr(worker_count.resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(worker_count.resource, "setrlimit", lambda kind, both: found.append(both))
     assert list(engine.Local(192).as_finished(square, [], 0, died=int)) == []
     assert found == raised
 

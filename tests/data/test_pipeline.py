@@ -1,8 +1,12 @@
 """Batches are a pure function of the number of examples seen."""
 
+import collections
 import dataclasses
 import json
+import os
 import pickle
+import resource
+import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -145,6 +149,35 @@ def training_batches(
         prefetch=1,
         quarantine=Quarantine(directory / "quarantine.jsonl"),
     )
+
+
+def test_workers_raise_the_soft_limit_of_open_files(tmp_path: Path) -> None:
+    """Each worker takes eight open files, and the usual limit is 1,024."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 4
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        batches = training_batches(tmp_path, Numbers(), workers=1)
+        next(batches)
+        batches.close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_more_workers_than_the_host_allows_are_not_started(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--data.workers 100000 needs about"):
+        training_batches(tmp_path, Numbers(), workers=100_000)
+
+
+def test_closing_ends_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Numbers(), workers=0)
+    last = collections.deque[Any](maxlen=1)
+    thread = threading.Thread(target=last.extend, args=(batches,), daemon=True)
+    thread.start()
+    batches.close()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
 
 
 def test_batches_are_global_arrays_over_all_devices(tmp_path: Path) -> None:

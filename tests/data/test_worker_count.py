@@ -1,7 +1,11 @@
 """Counting cores and memory under a container's limits, and choosing the number of workers."""
 
 import math
+import re
+import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +64,9 @@ def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> i
             {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
             MACHINE,
         ),
+        # A cpuset of the container, as of docker run --cpuset-cpus.
+        ("0::/\n", {"cpuset.cpus.effective": "0-15,32-47,50\n"}, 33),
+        ("4:cpuset:/docker/abc\n", {"cpuset/cpuset.effective_cpus": "0-7\n"}, 8),
         # Nothing to read, or nothing that makes sense.
         ("", {}, MACHINE),
         ("0::/\n", {"cpu.max": "much\n"}, MACHINE),
@@ -79,6 +86,8 @@ def test_affinity_and_other_processes_of_the_host_leave_fewer(
     limited = {"cpu.max": "3200000 100000"}
     assert cores(tmp_path, "0::/\n", limited, processes=4) == 8
     assert cores(tmp_path, "0::/\n", {"cpu.max": "max 100000"}, processes=8) == 8
+    cpuset = {"cpu.max": "max 100000", "cpuset.cpus.effective": "0-31"}
+    assert cores(tmp_path, "0::/\n", cpuset, processes=8) == 4
     monkeypatch.setattr(worker_count.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert cores(tmp_path, "0::/\n", limited, processes=4) == 3  # SLURM has divided the host
 
@@ -280,3 +289,66 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10 / 8)
     part = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False)
     assert shared.number == part.number < alone.number
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Returns a function that sets the system's limits of this process."""
+
+    def limit(
+        files: int = 2**20, tasks: int = -1, pid_max: int = 2**22, free: float = 1e12
+    ) -> None:
+        limits = {resource.RLIMIT_NOFILE: (1024, files), resource.RLIMIT_NPROC: (tasks, tasks)}
+        monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+        monkeypatch.setattr(worker_count.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(worker_count, "_KERNEL", tmp_path)
+        monkeypatch.setattr(worker_count, "memory", lambda: (free, False))
+        (tmp_path / "pid_max").write_text(f"{pid_max}\n")
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("limits", "workers", "text"),
+    [
+        ({"files": 80}, 8, "128 open files, and the hard limit of a process (ulimit -Hn) is 80: "),
+        ({"tasks": 600}, 101, "606 processes and threads, and your limit (ulimit -u) is 600: "),
+        ({"pid_max": 32768}, 100_000, "600,000 processes and threads, and kernel.pid_max is 32,"),
+        ({"free": 64 * GIB}, 100_000, "3,200,000 MiB of memory, and this host has 65,536 free: "),
+    ],
+)
+def test_more_workers_than_the_system_allows_are_refused(
+    system: Callable[..., None], limits: dict[str, Any], workers: int, text: str
+) -> None:
+    system(**limits)
+    found = worker_count.too_many(workers, 0) or ""
+    assert found.startswith(f"--data.workers {workers} needs about {text}")
+    most = int(re.findall("use at most ([0-9,]+) workers", found)[0].replace(",", ""))
+    assert worker_count.too_many(most, 0) is None
+    assert worker_count.too_many(most + 1, 0) is not None
+    assert ("docker run --ulimit nofile=N" in found) == ("files" in limits)
+
+
+def test_a_limit_of_a_containers_processes(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/pod\n")
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod/pids.max").write_text("1200\n")
+    found = worker_count.limits(0, tmp_path, tmp_path / "own")
+    assert [limit.workers for limit in found if "pids.max" in limit.cause] == [200]
+
+
+def test_few_open_files_leave_fewer_chosen_workers(
+    system: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h100_8 has 200 workers on 208 cores, which need more than 1,024 files."""
+    monkeypatch.setattr(worker_count, "cores", lambda processes: 208)
+    monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
+    run = config.load("h100_8")
+    for files, expected in ((4096, 200), (1024, 56)):
+        system(files=files)
+        found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
+        assert found.number == expected
+        assert ("(ulimit -Hn) is 1,024, which is enough for 56" in found.sentence) == (
+            files == 1024
+        )
+        assert worker_count.too_many(found.number, 8) is None

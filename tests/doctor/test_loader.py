@@ -1,6 +1,7 @@
 """Doctor's checks of the data, and of the loader's rate against the step's."""
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 
@@ -85,6 +86,10 @@ def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:
     found = measured(tmp_path, Slow(0.5), longest_s=0.1)
     assert found.examples_per_second is None
     assert time.monotonic() - began < 60
+    for thread in threading.enumerate():
+        if thread.name == "trial":
+            thread.join(timeout=10)
+            assert not thread.is_alive()
     hung = only_problem(loader.judged(dataclasses.replace(found, workers=2), None, 2))
     assert "almost no batches arrived" in hung.seen
     crowded = only_warning(loader.judged(dataclasses.replace(found, workers=8), None, 2))
