@@ -317,3 +317,20 @@ def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
 )
 def test_choosing_code_is_detected(code: str) -> None:
     assert choices(ast.parse(code))
+
+
+def test_every_string_statement_is_a_docstring(checkout: Path) -> None:
+    """One without three quotes is the lost half of a message, whose parentheses are missing."""
+    lost = []
+    for folder in ("jaxtrain", "tests", "benchmarks"):
+        for path in sorted((checkout / folder).rglob("*.py")):
+            lines = path.read_text().splitlines()
+            lost += [
+                f"{path.relative_to(checkout)}:{node.lineno}"
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+                and not lines[node.lineno - 1].strip().startswith(('"""', 'r"""'))
+            ]
+    assert not lost

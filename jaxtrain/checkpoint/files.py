@@ -96,6 +96,16 @@ def delete_oldest(folder: Path, keep: int, every: int = 1, certified: int | None
             _delete(folder / str(step))
 
 
+def most_kept(keep: int, *, certifies: bool) -> int:
+    """Returns how many checkpoints :func:`delete_oldest` leaves at most.
+
+    Args:
+        keep: see there.
+        certifies: whether steps are certified.
+    """
+    return keep + 1 + certifies
+
+
 def link(source: Path, target: Path) -> None:
     """Hard-links a checkpoint under a second name; copies it if hard links are not supported."""
 

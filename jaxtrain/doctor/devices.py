@@ -3,7 +3,7 @@
 import json
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -15,7 +15,7 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted, size
 from jaxtrain.planning import cards
-from jaxtrain.telemetry.hardware import Driver
+from jaxtrain.telemetry.hardware import Driver, Gpu
 
 LEAST_DRIVER = {12: "525", 13: "580"}
 """CUDA's major version -> the oldest driver on Linux. Source: NVIDIA, CUDA compatibility, minor
@@ -35,7 +35,7 @@ def checks(subject: Subject) -> dict[str, Check]:
         "unused": lambda: unused(subject.driver, jax.default_backend(), subject.environment),
         "count": lambda: count(subject, jax.devices()),
         "kind": lambda: kind(subject, jax.local_devices()),
-        "in use": lambda: in_use(subject.driver),
+        "in use": lambda: in_use(_own(subject)),
         "rates": lambda: rates(subject, jax.local_devices()),
         "libraries": lambda: packages.plugin(find),
         "torch": lambda: packages.torch(find),
@@ -144,7 +144,8 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         )
     if card is None:
         return
-    memory = min((gpu.memory for gpu in subject.driver.gpus), default=0)
+    own = [gpu.memory for gpu in _own(subject) if gpu.name in kinds]
+    memory = min(own, default=0)
     name = devices[0].device_kind
     if memory and memory < _ENOUGH * card.memory:
         yield problem(
@@ -176,9 +177,14 @@ def _plan(run: config.Run, name: str) -> str:
     return f"{invocation.program()} plan {shlex.join(typed)}"
 
 
-def in_use(found: Driver) -> Iterator[Finding]:
+def _own(subject: Subject) -> list[Gpu]:
+    """Returns the GPUs of this process: a host may have others, such as a display card."""
+    return subject.driver.visible(subject.environment.get(_VISIBLE))
+
+
+def in_use(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Checks that no other program holds GPU memory: XLA takes nine tenths of it at the start."""
-    for gpu in found.gpus:
+    for gpu in gpus:
         if gpu.used > _TAKEN:
             yield problem(
                 f"GPU {gpu.index}: {size(gpu.used)} of {size(gpu.memory)} are in use by another "

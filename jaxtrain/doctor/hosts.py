@@ -90,8 +90,10 @@ def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iter
         return
     direction = "ahead of" if apart[worst] > 0 else "behind"
     seen = f"the clock of process {worst} is {skew:.1f} s {direction} that of process 0"
-    cure = "synchronize the clocks with NTP on every host: timedatectl set-ntp true, or chronyc "
-    "makestep"
+    cure = (
+        "synchronize the clocks with NTP on every host: timedatectl set-ntp true, or chronyc "
+        "makestep"
+    )
     yield (problem if skew > WORST_SKEW_S else warning)(seen, cure)
 
 

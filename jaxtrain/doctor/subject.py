@@ -96,6 +96,23 @@ class Subject:
         return total_bytes(self.built.saved)
 
     @property
+    def saved_bytes(self) -> int:
+        """Bytes of the state that this process saves: with ZeRO-3 over all hosts, its shards."""
+        mesh = self.run.mesh
+        shards = mesh.fsdp if mesh.shard == "params" else 1
+        return self.state_bytes * min(self.devices, shards) // shards
+
+    @property
+    def devices(self) -> int:
+        """Number of the config's devices that belong to this process."""
+        return max(1, self.run.mesh.devices // (self.processes or 1))
+
+    @property
+    def gpus(self) -> int:
+        """Number of the config's devices that belong to this process, if they are GPUs."""
+        return 0 if jax.local_devices()[0].platform == "cpu" else self.devices
+
+    @property
     def rows(self) -> int:
         """Number of examples of a global batch that this process loads."""
         return max(1, self.run.data.batch_size // (self.processes or 1))
@@ -107,7 +124,7 @@ class Subject:
             self.run.data,
             self.run.model,
             rows=self.rows,
-            devices=max(1, self.run.mesh.devices // (self.processes or 1)),
+            devices=self.devices,
             on_cpu=jax.local_devices()[0].platform == "cpu",
             processes=process_group.processes_on_this_host(self.environment),
         ).number

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxtrain.checkpoint import files as checkpoint_files
 from jaxtrain.config import Run
 from jaxtrain.data import worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -23,10 +24,6 @@ PREFIX = ".jaxtrain-doctor-"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 
-# Measured on a CPU (jax 0.10.2): 13 open files per worker plus 7. The needs of GPUs and NCCL are
-# assumed.
-_FILES, _FILES_A_WORKER, _FILES_A_DEVICE = 200, 13, 64
-
 
 def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "system"."""
@@ -35,8 +32,8 @@ def checks(subject: Subject) -> dict[str, Check]:
     run = dataclasses.replace(subject.run, data=data)
     return {
         "shared memory": lambda: shared_memory(run, subject.rows),
-        "open files": lambda: open_files(run),
-        "host memory": lambda: host_memory(run, subject.rows, subject.state_bytes),
+        "open files": lambda: open_files(subject.workers, subject.gpus),
+        "host memory": lambda: host_memory(run, subject.rows, subject.saved_bytes),
         "writable": lambda: writable(subject),
         # Files in a bucket survive without the folder where they are staged.
         "file system": lambda: () if subject.url else file_system(subject.base),
@@ -87,33 +84,20 @@ def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     return worker_count.batches_held(data, rows, workers, devices)
 
 
-def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Finding]:
-    """Checks that a process may open as many files as the run needs.
+def open_files(workers: int, gpus: int) -> Iterator[Finding]:
+    """Checks, like a run, that the system allows the workers: open files, processes, memory.
 
     Args:
-        run: the config.
-        limit: soft and hard limit; None for the system's.
+        workers: of this process.
+        gpus: of this process.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limit is None else limit
-    need = _FILES + _FILES_A_WORKER * run.data.workers + _FILES_A_DEVICE * run.mesh.devices
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        yield ok(
-            f"{'any number of' if soft == resource.RLIM_INFINITY else soft} open files; about "
-            f"{need} are needed (estimate)"
-        )
+    if text := worker_count.too_many(workers, gpus):  # says what to do
+        yield Finding(level="problem", seen=text)
         return
-    wanted = max(4096, need)
-    if hard == resource.RLIM_INFINITY or hard >= need:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        cure = f"run ulimit -n {most} before the start"
-    else:
-        cure = (
-            f"raise the hard limit ({hard}): nofile in /etc/security/limits.conf, LimitNOFILE in "
-            f"the service, or docker run --ulimit nofile={wanted}"
-        )
-    yield problem(
-        f"only {soft} files may be open at a time; about {need} are needed (estimate)", cure
-    )
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    need = worker_count.files_needed(workers, gpus)
+    yield ok(f"this process may have {most} open files; about {need:,} are needed")
 
 
 def host_memory(
@@ -124,7 +108,7 @@ def host_memory(
     Args:
         run: the config.
         rows: examples of a batch that this process loads.
-        state_bytes: size of the complete state.
+        state_bytes: size of the part of the state that this process saves.
         memory: bytes of memory free, and whether a container limits them; None asks the system.
     """
     free, limited = worker_count.memory() if memory is None else memory
@@ -214,9 +198,11 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
     """Checks that all checkpoints that are kept fit, plus the one being written."""
     settings = run.checkpoint
     best = 1 if settings.best_metric is not None else 0
-    count = settings.keep + best + 1
+    certifies = run.loop.replay_every is not None
+    most = checkpoint_files.most_kept(settings.keep, certifies=certifies)
+    count = most + best + 1
     need, free = count * state_bytes, free_bytes(folder)
-    kept = f"{settings.keep} kept{' + the best' if best else ''} + 1 being written"
+    kept = f"{most} kept{' + the best' if best else ''} + 1 being written"
     seen = (
         f"{size(free)} free at {folder}; {count} checkpoints of {size(state_bytes)} need "
         f"{size(need)} ({kept})"
@@ -224,7 +210,7 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
     if need <= free:
         yield ok(seen)
         return
-    fits = int(free // state_bytes) - best - 1
+    fits = settings.keep - (count - int(free // state_bytes))
     lower = f"--checkpoint.keep {fits}, " if fits >= 1 else ""
     yield problem(seen, f"{lower}free {size(need - free)} there, or set another --output-dir")
 

@@ -118,12 +118,14 @@ class Gpu:
     Attributes:
         memory: total bytes, the number that nvidia-smi prints; 0 if unknown.
         used: bytes in use; 0 if unknown.
+        uuid: such as ``GPU-5a...``; "" if unknown.
     """
 
     index: int
     name: str
     memory: int
     used: int
+    uuid: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,26 @@ class Driver:
     def present(self) -> bool:
         """Returns whether this host has a driver, working or not."""
         return self.version is not None or bool(self.failure)
+
+    def visible(self, names: str | None) -> list[Gpu]:
+        """Returns the GPUs that CUDA_VISIBLE_DEVICES names; of MIG devices, none.
+
+        Args:
+            names: its value; None if it is not set. See :class:`Gpus`.
+        """
+        if names is None:
+            return list(self.gpus)
+        found = []
+        for name in map(str.strip, names.split(",")):
+            named = [
+                gpu
+                for gpu in self.gpus
+                if name == str(gpu.index) or (name and gpu.uuid.startswith(name))
+            ]
+            if len(named) != 1:  # like CUDA, which stops at the first invalid name
+                break
+            found += named
+        return found
 
 
 def driver(nvml: Any = pynvml, proc: Path = _PROC, timeout_s: float = 10.0) -> Driver:
@@ -189,14 +211,15 @@ def _driver(nvml: Any, proc: Path) -> Driver:
 
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
     try:
         # Version 2 excludes memory that the driver reserves, like nvidia-smi.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
         if error.value not in _UNSUPPORTED:
             raise
-        return Gpu(index, str(nvml.nvmlDeviceGetName(handle)), 0, 0)
-    return Gpu(index, str(nvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used))
+        return Gpu(index, name, 0, 0, uuid)
+    return Gpu(index, name, int(memory.total), int(memory.used), uuid)
 
 
 def _kernel_driver(proc: Path) -> Driver:

@@ -166,7 +166,7 @@ def test_workers_raise_the_soft_limit_of_open_files(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_the_host_allows_are_not_started(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--data.workers 100000 needs about"):
+    with pytest.raises(InputError, match=r"--data\.workers 100000 needs about"):
         training_batches(tmp_path, Numbers(), workers=100_000)
 
 

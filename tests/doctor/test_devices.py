@@ -184,7 +184,26 @@ def test_gpus_that_jax_does_not_use() -> None:
 def test_memory_held_by_another_program() -> None:
     held = dataclasses.replace(GPUS[3], used=61440 * MIB)
     driver = Driver("550.90.07", (*GPUS[:3], held, *GPUS[4:]))
-    found = only_problem(devices.in_use(driver))
+    found = only_problem(devices.in_use(driver.gpus))
     assert found.seen == "GPU 3: 60.0 GiB of 79.6 GiB are in use by another program"
     assert "CUDA_VISIBLE_DEVICES" in found.cure
-    assert not list(devices.in_use(H100))
+    assert not list(devices.in_use(H100.gpus))
+
+
+def test_only_visible_gpus_are_checked(tmp_path: Path) -> None:
+    """Not a display card, or a GPU that another program uses and that this process does not."""
+    display = hardware.Gpu(0, "NVIDIA T400 4GB", 4096 * MIB, 3072 * MIB, "GPU-display")
+    held = dataclasses.replace(GPUS[2], used=61440 * MIB, uuid="GPU-held")
+    own = dataclasses.replace(GPUS[1], uuid="GPU-own")
+    driver = Driver("550.90.07", (display, own, held))
+    run = config.load("h100_1")
+    for visible in ("1", "GPU-own", "GPU-ow,no", "1,GPU-unknown,0"):
+        environment = {"CUDA_VISIBLE_DEVICES": visible}
+        where = subject(tmp_path, run, driver=driver, environment=environment)
+        assert not list(devices.checks(where)["in use"]())
+        assert "with 79.6 GiB" in all_ok(devices.kind(where, gpus(1)))
+    everything = subject(tmp_path, run, driver=driver, environment={})
+    seen = [one.seen for one in devices.checks(everything)["in use"]()]
+    assert [text.partition(":")[0] for text in seen] == ["GPU 0", "GPU 2"]
+    assert "with 79.6 GiB" in all_ok(devices.kind(everything, gpus(1)))  # jax uses no T400
+    assert driver.visible("MIG-123") == driver.visible("") == driver.visible("-1") == []

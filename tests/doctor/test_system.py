@@ -8,6 +8,7 @@ import pytest
 from examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
 
 from jaxtrain import config
+from jaxtrain.data import worker_count
 from jaxtrain.doctor import system
 
 
@@ -36,18 +37,34 @@ def test_no_workers_and_small_batches_need_no_shared_memory(tmp_path: Path) -> N
         assert "through pipes" in all_ok(system.shared_memory(piped, 8, folder))
 
 
-def test_open_files() -> None:
-    run = config.load("h100_8", ["--data.workers", "8"])
-    found = only_problem(system.open_files(run, (256, 65536)))
-    assert found.seen.startswith("only 256 files may be open at a time; about 816 are needed")
-    assert found.cure == "run ulimit -n 4096 before the start"
-    found = only_problem(system.open_files(run, (256, 256)))
-    assert "docker run --ulimit nofile=4096" in found.cure
-    assert only_problem(system.open_files(run, (256, 1000))).cure.startswith("run ulimit -n 1000 ")
-    assert all_ok(system.open_files(run, (1024, 1024)))
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert "any number" in all_ok(system.open_files(run, unlimited))
-    assert all_ok(system.open_files(tiny()))  # of this process
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this process, however many devices the run has."""
+
+    def limit(files: int) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, files))
+
+    limit(1024)  # the soft limit is raised
+    text = all_ok(system.open_files(16, gpus=8))
+    assert text == "this process may have 1,024 open files; about 704 are needed"
+    limit(500)
+    found = only_problem(system.open_files(16, gpus=8))
+    assert found.seen == worker_count.too_many(16, 8)
+    assert "about 704 open files" in found.seen
+    limit(resource.RLIM_INFINITY)
+    assert "any number" in all_ok(system.open_files(16, gpus=8))
+
+
+def test_a_process_saves_its_shards(tmp_path: Path) -> None:
+    def saved(processes: int, *mesh: str) -> float:
+        own = subject(tmp_path, tiny(*mesh), processes=processes)
+        return own.saved_bytes / own.state_bytes
+
+    over_all = ("--mesh.data", "1", "--mesh.fsdp", "8", "--mesh.shard", "params")
+    assert saved(1, *over_all) == 1
+    assert saved(4, *over_all) == pytest.approx(1 / 4, rel=1e-3)
+    in_each = ("--mesh.data", "2", "--mesh.fsdp", "4", "--mesh.shard", "params")
+    assert saved(2, *in_each) == 1
+    assert saved(2, *over_all[:-1], "none") == 1
 
 
 def test_host_memory_and_a_containers_limit(video: config.Run) -> None:
@@ -97,8 +114,11 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m") as folder:
         found = only_problem(system.free_disk(run, folder, 2**20))
         assert "4.0 MiB free" in found.seen
-        assert "6 checkpoints of 1.0 MiB need 6.0 MiB (5 kept + 1 being written)" in found.seen
-        assert found.cure.startswith("--checkpoint.keep 3, free 2.0 MiB there")
+        # The newest multiple of checkpoint.every may be older than the newest five.
+        assert "7 checkpoints of 1.0 MiB need 7.0 MiB (6 kept + 1 being written)" in found.seen
+        assert found.cure.startswith("--checkpoint.keep 2, free 3.0 MiB there")
+        certifies = tiny("--checkpoint.keep", "5", "--loop.replay_every", "2")
+        assert "8 checkpoints" in only_problem(system.free_disk(certifies, folder, 2**20)).seen
         best = tiny("--checkpoint.best_metric", "val/loss", "--loop.eval_every", "1")
         assert "+ the best +" in only_problem(system.free_disk(best, folder, 2**21)).seen
         assert "keep" not in only_problem(system.free_disk(run, folder, 2**22)).cure

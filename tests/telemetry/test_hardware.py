@@ -74,8 +74,8 @@ def test_the_driver_with_its_gpus_and_their_memory() -> None:
     assert hardware.driver(nvml) == Driver(
         "580.65.06",
         (
-            Gpu(0, "NVIDIA H100 80GB HBM3", 81559 * MIB, 0),
-            Gpu(1, H100[0].name, 81559 * MIB, 4 * MIB),
+            Gpu(0, "NVIDIA H100 80GB HBM3", 81559 * MIB, 0, "GPU-1"),
+            Gpu(1, H100[0].name, 81559 * MIB, 4 * MIB, "GPU-2"),
         ),
     )
     assert nvml.opened == 0
