@@ -72,9 +72,16 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     (folder / "bad.mp4").write_text("no video")
     with small_disk(place / "disk", "64k") as disk:
         arguments = ["--config", "demo", "--data.path", str(folder), "--output-dir", str(disk)]
-        arguments += ["--simulate-devices", "3", "--json", str(place / "found.json")]
+        arguments += [
+            "--data.workers",
+            "8",
+            "--simulate-devices",
+            "3",
+            "--json",
+            str(place / "found.json"),
+        ]
         found = subprocess.run(
-            ["bash", "-c", 'ulimit -S -n 200; exec "$@"', "bash", *command("doctor", *arguments)],
+            ["bash", "-c", 'ulimit -n 120; exec "$@"', "bash", *command("doctor", *arguments)],
             cwd=place,
             env=environment(place),
             capture_output=True,
@@ -87,7 +94,7 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     page = flat(found.stdout)
     for seen, fix in {
         "1 device (mesh.data 1 x mesh.fsdp 1), but jax sees 3 x": "--simulate-devices 1",
-        "only 200 files may be open": "ulimit -n",
+        "--data.workers 8 needs about 128 open files": "use at most 7 workers",
         "checkpoints of 8.2 MiB": "set another --output-dir",
         "bad.mp4": "fix or remove them",
     }.items():
