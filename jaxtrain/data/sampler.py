@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grain
 import numpy as np
@@ -151,8 +151,9 @@ AnyOrder = Order | GroupedOrder | MixedOrder
 
 def order_of(source: Source, seed: int) -> AnyOrder:
     """Returns the order of a source's examples."""
-    if isinstance(source, Grouped) and source.group > 1:
-        return GroupedOrder(len(source), seed, source.group, source.spread)
+    if getattr(source, "group", 1) > 1:
+        grouped = cast(Grouped, source)
+        return GroupedOrder(len(source), seed, grouped.group, grouped.spread)
     if isinstance(source, Mixture):
         return MixedOrder(source.sizes, source.per_epoch, seed)
     return Order(len(source), seed)
@@ -205,7 +206,7 @@ class TrainingRows:
     def _first_try(self, positions: Sequence[int]) -> dict[int, Tried]:
         if not isinstance(self.order, GroupedOrder):
             return {position: self._try(position, self.order(position)) for position in positions}
-        assert isinstance(self.source, Grouped)
+        source = cast(Grouped, self.source)
         by_group: dict[int, dict[int, int]] = {}
         for position in positions:
             rank, member = self.order.group_of(position)
@@ -217,7 +218,7 @@ class TrainingRows:
             rngs = [generator(self.order.seed, position, 0) for position in members]
             # Three numbers, because an example's generator is keyed by two.
             shared = generator(self.order.seed, rank, 0, 1)
-            tried = self.source.together(indices, rngs, shared)
+            tried = source.together(indices, rngs, shared)
             made |= dict(zip(members, zip(indices, tried, strict=True), strict=True))
         return made
 

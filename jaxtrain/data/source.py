@@ -6,7 +6,7 @@ Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.data.pi
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -36,7 +36,6 @@ class Source(Protocol):
         """
 
 
-@runtime_checkable
 class Grouped(Source, Protocol):
     """A source with groups of examples that are cheaper to load together: clips of one decoding.
 

@@ -7,13 +7,12 @@ model's size, mirrors, and converts to RGB.
 Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 """
 
-import bisect
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from av.video.frame import VideoFrame
@@ -22,6 +21,7 @@ from numpy.random import Generator
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import index as video_index
+from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.latents import LatentStore
 from jaxtrain.errors import BadExample
@@ -57,7 +57,7 @@ class Clips:
     frames: int
     height: int
     width: int
-    entries: tuple[Entry, ...]
+    entries: FileTable
     train: bool
     latents: LatentStore | None = None
     room: tuple[int, int] | None = None
@@ -70,9 +70,9 @@ class Clips:
         """
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
-            return video_index.fingerprint(self.entries, "fixed", self.frames, taught)
+            return self.entries.fingerprint("fixed", self.frames, taught)
         grouped = (self.group, self.spread) if self.group > 1 else ()
-        return video_index.fingerprint(self.entries, self._clips, *grouped)
+        return self.entries.fingerprint(self._clips, *grouped)
 
     @functools.cached_property
     def group(self) -> int:
@@ -89,9 +89,8 @@ class Clips:
 
         This is false for the output of ``prepare clips``.
         """
-        frames = sum(entry.scanned.frames for entry in self.entries)
-        groups = sum(max(1, len(entry.scanned.keyframes)) for entry in self.entries)
-        return frames > _FAR * self.frames * groups
+        groups = int(np.maximum(1, self.entries.keyframes).sum())
+        return int(self.entries.frames.sum()) > _FAR * self.frames * groups
 
     @property
     def spread(self) -> int:
@@ -104,7 +103,7 @@ class Clips:
 
     def __len__(self) -> int:
         if self.config.windows == "fixed":
-            return self._ends[-1]
+            return int(self._ends[-1])
         return len(self.entries) * self._clips
 
     def windows(self, entry: Entry) -> int:
@@ -112,9 +111,9 @@ class Clips:
         return entry.scanned.frames // self.frames
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
+    def _ends(self) -> np.ndarray:
         """Returns the cumulative number of windows, one for each file."""
-        return list(itertools.accumulate(map(self.windows, self.entries)))
+        return np.cumsum(self.entries.frames // self.frames)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Loads one clip.
@@ -204,9 +203,9 @@ class Clips:
         return video_frames.Planes(entry.scanned, **size, room=self.room, position=position)
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
-        file = bisect.bisect_right(self._ends, index)
+        file = int(np.searchsorted(self._ends, index, side="right"))
         entry = self.entries[file]
-        window = index - self._ends[file] + self.windows(entry)
+        window = index - int(self._ends[file]) + self.windows(entry)
         cut = self._cut(entry, video_frames.CropPosition())
         decode.read(
             entry.path, entry.scanned, self._fixed_frames(entry, window), cut.put, entry.span
@@ -220,9 +219,9 @@ class Clips:
         """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
         return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
 
-    def without_entries(self) -> "Clips":
-        """Returns the same without files, for other processes, which receive some of them."""
-        return dataclasses.replace(self, entries=())
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the cached number of windows of each file: each worker would get a copy."""
+        return {name: value for name, value in vars(self).items() if name != "_ends"}
 
     def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
         video_index.check_unchanged(entry)

@@ -18,6 +18,7 @@ from jaxtrain.data.video import demo_videos, index, latents, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import Clips
+from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage import addresses, disks
@@ -294,8 +295,13 @@ class Config:
             train = [entry for entry, trains in zip(train, sides, strict=True) if trains]
         _report_skipped(bad, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
-        train_clips = self.clips(model, train, train=True)
-        val_clips = self.clips(model, val, train=False)
+        folders = [index.folder_of(given, root) for given in (path, self.val_path or path)]
+        tables = [
+            FileTable.stored(entries, folder, say)
+            for entries, folder in zip((train, val), folders, strict=True)
+        ]
+        train_clips = self.clips(model, tables[0], train=True)
+        val_clips = self.clips(model, tables[1], train=False)
         if taught:
             bucket = cache.bucket_of(self.cache_dir)
             found = latents.find(root, model, self.teacher, (train_clips, val_clips), say, bucket)
@@ -323,14 +329,14 @@ class Config:
             f"{model.width}; then --data.path OUT"
         )
 
-    def clips(self, model: Any, entries: list[Entry], *, train: bool) -> Clips:
+    def clips(self, model: Any, entries: FileTable, *, train: bool) -> Clips:
         """Returns the clips of one split; see :class:`Clips`."""
         return Clips(
             config=self,
             frames=model.frames,
             height=model.height,
             width=model.width,
-            entries=tuple(entries),
+            entries=entries,
             train=train,
             # Validation converts on the host, so that its results do not depend on this.
             room=self._room(model) if train and self.converts_on_device(model) else None,

@@ -17,6 +17,7 @@ from jaxtrain.data.estimate import SAMPLE, Estimate, MeasuredFile, from_sample, 
 from jaxtrain.data.video import demo_videos, files, index, latents
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.config import Config
+from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.files import Found
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample
@@ -56,7 +57,7 @@ def estimate(
     target = latents.store(cache.path_of(where), model, teacher.name, cache.bucket_of(where))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        clips = data.clips(model, [], train=False)
+        clips = data.clips(model, FileTable(folder), train=False)  # its entries are not used
         todo = _todo(data, clips, target, folder, say)
         sample = [found for _, found in spread(todo, lambda one: one[0], most)]
         began = time.monotonic()
@@ -143,6 +144,3 @@ class _Part:
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
         return self._clips.pixels(entry, window)
-
-    def without_entries(self) -> "_Part":
-        return self

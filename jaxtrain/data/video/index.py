@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -150,17 +150,6 @@ def look_up(
         same = entry is not None and _is_same(entry, one, size, status.st_mtime_ns)
         known.append((size, entry if same else None))
     return known
-
-
-def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
-    """Returns a hex digest of the files' names, sizes, and frame counts, not of paths or times.
-
-    Args:
-        entries: the files.
-        more: other JSON-serializable values that the examples depend on.
-    """
-    files = sorted((entry.name, entry.size, entry.scanned.frames) for entry in entries)
-    return cache.digest(files, *more)
 
 
 def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:

@@ -63,7 +63,7 @@ class Windows(Protocol):
     """The fixed windows of one split; see :class:`jaxtrain.data.video.clips.Clips`."""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> Sequence[Entry]:
         """Returns the files."""
 
     def windows(self, entry: Entry) -> int:
@@ -71,9 +71,6 @@ class Windows(Protocol):
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
         """Returns a window, uint8 [T, H, W, 3]; raises BadExample if it cannot be decoded."""
-
-    def without_entries(self) -> "Windows":
-        """Returns the same without files, for other processes, which receive some of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -636,8 +633,7 @@ def prepare_on_cluster(
         if target.bucket is None:
             mark = shared_folder.mark(target.folder / ".token", f"the cache {target.folder}")
         numbers = {id(split): number for number, split in enumerate(splits)}
-        bare = [split.without_entries() for split in splits]
-        fixed = (bare, load, target, mark, batch_size, threads)
+        fixed = (splits, load, target, mark, batch_size, threads)
         videos = [(numbers[id(split)], entry) for split, entry in todo]
         groups = _groups(videos, splits, _BATCHES * batch_size)
         with progress_bar.counted("encoding", "clips", _windows(todo), 0, say) as show:

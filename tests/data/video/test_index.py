@@ -12,6 +12,7 @@ import pytest
 import sample_videos as sample
 
 from jaxtrain.data.video import decode, files, index, packets
+from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.errors import BadExample
 
 
@@ -113,7 +114,8 @@ def test_files_that_are_added_and_removed(data: Path, calls: list[str]) -> None:
 def test_the_fingerprint_depends_on_the_content(data: Path) -> None:
     def fingerprint(folder: Path) -> str:
         entries = _build(folder).values()
-        return index.fingerprint([entry for entry in entries if entry.info is not None])
+        good = [entry for entry in entries if entry.info is not None]
+        return FileTable.stored(good, data.parent / "cache", print).fingerprint()
 
     before = fingerprint(data)
     moved = data.parent / "elsewhere" / "data"
