@@ -36,14 +36,17 @@ def table(folder: Path, number: int) -> FileTable:
     videos = demo_videos.prepare(cache.root(str(folder)), print)
     found = video_files.find(str(videos), "--data.path", folder, print)[:1]
     (real,) = index.build(found, folder, decode_all=False, say=print)
-    keys = tuple(Keyframe(8 * 512 * n, 8 * n) for n in range(_KEYFRAMES))
+
+    def keyframes(start: int) -> tuple[Keyframe, ...]:  # as different as those of real files
+        return tuple(Keyframe(start + 8 * 512 * n, 8 * n) for n in range(_KEYFRAMES))
+
     entries = (
         index.Entry(
             name=f"videos/{n // 1000:06}/clip-{n:09}.mp4",
             path=real.path,
             size=real.size,
             mtime_ns=real.mtime_ns,
-            info=real.scanned._replace(keyframes=keys),
+            info=real.scanned._replace(keyframes=keyframes(n)),
         )
         for n in range(number)
     )

@@ -124,13 +124,26 @@ class LatentStore:
         """Returns the path of a video's latents."""
         return self.folder / self._name(entry)
 
-    def listed(self) -> dict[str, int] | None:
-        """Returns the bytes of the objects in the bucket; None if the cache is on disk."""
+    def listed(self) -> dict[str, int]:
+        """Returns the bytes of each file where latents are written."""
         if self.bucket is None:
-            return None
+            return self.on_disk()
         output, folder = self.bucket
         there = output.bucket.sizes(folder)
         return {name.removeprefix(f"{folder}/"): size for name, size in there.items()}
+
+    def on_disk(self) -> dict[str, int]:
+        """Returns the bytes of each file on this disk.
+
+        Lists the folders: to open a million files on a network disk takes minutes.
+        """
+        sizes = {}
+        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
+            with os.scandir(folder) as files:
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):  # another command's, unfinished
+                        sizes[f"{folder.name}/{file.name}"] = file.stat().st_size
+        return sizes
 
     def finished(self, entry: Entry, windows: int, listed: dict[str, int] | None = None) -> bool:
         """Returns whether the latents of all windows of a video exist where they are written.
@@ -138,14 +151,14 @@ class LatentStore:
         Args:
             entry: the video.
             windows: the number of its windows.
-            listed: from :meth:`listed`; None asks the bucket.
+            listed: from :meth:`listed` or :meth:`on_disk`; None looks for this video only.
         """
-        if self.bucket is None:
-            return self.has(entry, windows)
-        output, folder = self.bucket
         name = self._name(entry)
         if listed is not None:
             return listed.get(name) == self._bytes(windows)
+        if self.bucket is None:
+            return self.has(entry, windows)
+        output, folder = self.bucket
         found = output.bucket.about(f"{folder}/{name}")
         return found is not None and found[0] == self._bytes(windows)
 
@@ -159,14 +172,14 @@ class LatentStore:
         Raises:
             RunAgain, InputError: the bucket or the disk fails.
         """
-        listed = self.listed()
-        if self.bucket is None or listed is None:
+        if self.bucket is None:
             return
         output, folder = self.bucket
+        here, listed = self.on_disk(), self.listed()
         wanted = [
             entry
             for entry, windows in videos
-            if not self.has(entry, windows) and self.finished(entry, windows, listed)
+            if not self.finished(entry, windows, here) and self.finished(entry, windows, listed)
         ]
         if wanted:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -243,16 +256,13 @@ class LatentStore:
             data = json.dumps({"windows": lacking.windows, "reason": lacking.reason}).encode()
             self._write(self.record(entry), data)
 
-    def recorded(self, listed: dict[str, int] | None) -> set[str]:
+    def recorded(self, listed: dict[str, int]) -> set[str]:
         """Returns the names of the files that record windows without latents.
 
         Args:
             listed: from :meth:`listed`.
         """
-        if listed is not None:
-            return {name for name in listed if name.endswith(_RECORD)}
-        there = self.folder.glob(f"[0-9a-f][0-9a-f]/*{_RECORD}")
-        return {path.relative_to(self.folder).as_posix() for path in there}
+        return {name for name in listed if name.endswith(_RECORD)}
 
     def lacking(self, entry: Entry, windows: int) -> Lacking | None:
         """Returns which windows of a finished video have no latents; None if it is not recorded."""
@@ -413,9 +423,7 @@ def find(
     files_ = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
     there = _teachers(root, model)
     chosen = teacher or (there[0] if len(there) == 1 else None)
-    if bucket is not None and (
-        chosen not in there or not all(store(root, model, chosen).has(*one) for one in files_)
-    ):
+    if bucket is not None and (chosen not in there or _missing(store(root, model, chosen), files_)):
         _fetch_descriptions(root, model, bucket)
         there = _teachers(root, model)
     else:
@@ -449,13 +457,18 @@ def find(
             "model.patch_size"
         )
     found.fetch(files_, say)
-    missing = [entry for entry, windows in files_ if not found.has(entry, windows)]
-    if missing:
+    if missing := _missing(found, files_):
         raise InputError(
             f"the latents of teacher {found.teacher} are missing for {len(missing):,} of "
             f"{len(files_):,} videos, such as {missing[0].name}: {cure}"
         )
     return found
+
+
+def _missing(there: LatentStore, videos: Iterable[tuple[Entry, int]]) -> list[Entry]:
+    """Returns the videos without latents on this disk, given the number of windows of each."""
+    here = there.on_disk()
+    return [entry for entry, windows in videos if not there.finished(entry, windows, here)]
 
 
 class Made(NamedTuple):
@@ -721,7 +734,7 @@ def _open_videos(
     """Returns the number of videos, those without a file, and what earlier files lack."""
     everything = [(split, entry) for split in splits for entry in split.entries]
     listed = target.listed()
-    # Before the files: a record is written after its file, so one without it is out of date.
+    # A record is written after its file, so one without it is out of date.
     recorded = target.recorded(listed)
     todo, known = [], Made(0, 0, 0, ())
     for split, entry in everything:

@@ -1,6 +1,7 @@
 """Several sources of text, given tokenizers, and documents inside a sequence."""
 
 import dataclasses
+import pickle
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import Masked, hub_datasets, specials
+from jaxtrain.data.text import Causal, Masked, hub_datasets, specials
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.errors import InputError
 
@@ -181,3 +182,16 @@ def test_segments_number_the_documents_of_a_sequence(tmp_path: Path) -> None:
         number += token == 3
     assert segments.tolist() == wanted
     assert max(wanted) > 2
+
+
+@pytest.mark.parametrize("kind", [Masked, Causal])
+def test_what_a_worker_receives_does_not_grow_with_the_files(
+    tmp_path: Path, kind: type[Masked] | type[Causal]
+) -> None:
+    sizes = []
+    for files in (3, 30):
+        path = write(tmp_path / f"{files:02}", files=files)
+        data = kind(path=str(path), batch_size=1, cache_dir=str(tmp_path))
+        sources = data.open(Model(vocab_size=300), seed=0, say=silent)
+        sizes.append(len(pickle.dumps(sources.train)))
+    assert sizes[0] == pytest.approx(sizes[1], abs=10)  # of numbers

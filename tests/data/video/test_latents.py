@@ -103,6 +103,20 @@ def test_latents_come_with_their_clips(data: Path, tmp_path: Path) -> None:
     assert named.train.fingerprint == sources.train.fingerprint
 
 
+def test_a_start_opens_no_file_with_latents(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open a million files on a network disk takes minutes."""
+    _prepare(_open(data, tmp_path), tmp_path)
+    monkeypatch.setattr(latents.np, "load", None)
+    sources = _open(data, tmp_path, TAUGHT)
+    assert _prepare(sources, tmp_path).fresh == 0
+    file = sources.train.latents.file(sources.train.entries[0])
+    file.write_bytes(file.read_bytes()[:-1])  # truncated
+    with pytest.raises(InputError, match=r"means-0123 are missing for 1 of 4 videos"):
+        _open(data, tmp_path, TAUGHT)
+
+
 def test_a_second_run_computes_only_missing_latents(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
 
