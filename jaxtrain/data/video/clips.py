@@ -220,7 +220,7 @@ class Clips:
         return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the cached number of windows of each file: each worker would get a copy."""
+        """Omits the cached numbers of windows, one per file: each worker would get a copy."""
         return {name: value for name, value in vars(self).items() if name != "_ends"}
 
     def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
