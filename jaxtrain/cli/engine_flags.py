@@ -104,7 +104,7 @@ def chosen(flags: argparse.Namespace) -> engine.Engine:
     _refuse_ray_flags(flags)
     if flags.workers and (text := worker_count.too_many(flags.workers, 0, "--workers")):
         raise InputError(text)
-    return engine.Local(flags.workers or worker_count.cores())
+    return engine.Local(flags.workers or worker_count.most_allowed(worker_count.cores(), 0))
 
 
 # Variables with a task's number, and with the number of tasks if one may be alone. A task may have

@@ -291,6 +291,11 @@ def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | Non
     )
 
 
+def most_allowed(workers: int, gpus: int) -> int:
+    """Returns a number of workers, or as many as the system's limits allow, but at least one."""
+    return max(1, min(workers, *(limit.workers for limit in limits(gpus))))
+
+
 def files_needed(workers: int, gpus: int) -> int:
     """Estimates how many files this process has open at a time, including pipes and devices."""
     return _MAIN_FILES + _WORKER_FILES * workers + _GPU_FILES * gpus
@@ -303,8 +308,8 @@ def allow_files(count: int) -> None:
         count: number of files needed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        most = max(count, _USUAL_FILES)
+    most = max(count, _USUAL_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

@@ -352,3 +352,4 @@ def test_few_open_files_leave_fewer_chosen_workers(
             files == 1024
         )
         assert worker_count.too_many(found.number, 8) is None
+    assert worker_count.most_allowed(208, 0) == 120  # of ``prepare``
