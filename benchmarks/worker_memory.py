@@ -4,8 +4,8 @@
 
 Makes the entries of so many prepared clips, all with the path of one real video, and starts the
 training pipeline with one worker on them. Prints one JSON object for each number of files: the
-worker's anonymous memory and memory of mapped files (/proc/PID/smaps_rollup, MiB), and the seconds
-until the worker runs and until the first batch is there.
+size of what the worker receives, its anonymous, resident, and proportional memory
+(/proc/PID/smaps_rollup), and the seconds until its first batch.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import jax
 import psutil
 
 from jaxtrain import config
-from jaxtrain.data import cache, pipeline
+from jaxtrain.data import cache, pipeline, worker_process
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import demo_videos, index
 from jaxtrain.data.video import files as video_files
@@ -59,17 +59,18 @@ def measured(folder: Path, number: int) -> dict[str, Any]:
     source = run.data.clips(run.model, table(folder, number), train=True)
     mesh = make_mesh(config.Mesh(data=1, fsdp=1, shard="none"), jax.local_devices()[:1])
     began = time.perf_counter()
-    batches = pipeline.TrainingBatches(
-        source,
-        mesh,
-        run.batch_spec(4),
-        start=0,
-        seed=0,
-        workers=1,
-        prefetch=1,
-        quarantine=Quarantine(folder / "quarantine.jsonl"),
-    )
-    next(batches)
+    with worker_process.started_by_us():  # as in a run: without jax
+        batches = pipeline.TrainingBatches(
+            source,
+            mesh,
+            run.batch_spec(4),
+            start=0,
+            seed=0,
+            workers=1,
+            prefetch=1,
+            quarantine=Quarantine(folder / "quarantine.jsonl"),
+        )
+        next(batches)
     first_s = time.perf_counter() - began
     for _ in range(_BATCHES):
         next(batches)

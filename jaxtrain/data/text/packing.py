@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import cache
-from jaxtrain.data.text.number_file import NumberFile
+from jaxtrain.data.number_file import NumberFile
 from jaxtrain.data.text.splitting import SPLITS
 
 _VERSION = 2  # of the packing rule and of the files

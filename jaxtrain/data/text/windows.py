@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import cache
+from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.text import tokenizer, tokens
-from jaxtrain.data.text.number_file import NumberFile, numbers_of
 
 IGNORED = -1  # target of positions without a prediction
 _VERSION = 1  # of the cutting rule

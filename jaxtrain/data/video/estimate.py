@@ -57,7 +57,7 @@ def estimate(
     target = latents.store(cache.path_of(where), model, teacher.name, cache.bucket_of(where))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        clips = data.clips(model, FileTable(folder), train=False)  # its entries are not used
+        clips = data.clips(model, FileTable(folder, 0), train=False)
         todo = _todo(data, clips, target, folder, say)
         sample = [found for _, found in spread(todo, lambda one: one[0], most)]
         began = time.monotonic()

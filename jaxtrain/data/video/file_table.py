@@ -1,14 +1,13 @@
-"""The files of one split as columns on disk, which all processes of a machine map into memory.
+"""The files of one split as columns on disk, from which workers read single entries.
 
-As Python objects, the entries of a million clips take 3.5 GB in each worker, which also needs more
-than a minute to unpickle them. A table is pickled as its path, and workers read single entries.
+As Python objects, the entries of a million clips take 3 GB in each worker, which also needs minutes
+to unpickle them. A table is pickled as its path.
 """
 
+import array
 import dataclasses
-import errno
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -16,10 +15,10 @@ from typing import Any, overload
 import numpy as np
 
 from jaxtrain.data import cache
+from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
-from jaxtrain.storage.disks import disk_trouble
 
 _VERSION = 1  # of the columns
 _NO = -1  # length of a value that is None
@@ -34,17 +33,22 @@ _ROW = np.dtype(
         *((name, _PART) for name in ("name", "path", "tar", "broken", "keyframes", "missing")),
     ]
 )
+_DTYPES = {"rows": _ROW, "text": np.dtype(np.uint8), "numbers": np.dtype(np.int64)}
 
 
 @dataclasses.dataclass(frozen=True)
 class FileTable(Sequence[Entry]):
     """Entries of files that can be read; each is made when it is needed.
 
+    Reading one raises DiskAway or BadExample if the columns cannot be read.
+
     Attributes:
         folder: the columns; see :meth:`stored`.
+        length: number of entries.
     """
 
     folder: Path
+    length: int
 
     @classmethod
     def stored(
@@ -73,17 +77,17 @@ class FileTable(Sequence[Entry]):
 
         target = folder / f"files-{digest.hexdigest()[:20]}"
         cache.make_folder(target, build, say)
-        return cls(target)
+        return cls(target, len(columns["rows"]))
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @overload
     def __getitem__(self, number: int) -> Entry: ...
     @overload
     def __getitem__(self, number: slice) -> list[Entry]: ...
     def __getitem__(self, number: int | slice) -> Entry | list[Entry]:
-        numbers = range(len(self))[number]  # raises IndexError
+        numbers = range(self.length)[number]  # raises IndexError
         return self._entry(numbers) if isinstance(numbers, int) else list(map(self._entry, numbers))
 
     def fingerprint(self, *more: Any) -> str:
@@ -92,7 +96,7 @@ class FileTable(Sequence[Entry]):
         Args:
             more: other JSON-serializable values that the examples depend on.
         """
-        rows, text = self._rows, self._map("text", np.dtype(np.uint8))
+        rows, text = self._column("rows"), self._column("text")
         names = [
             _decoded(text[start : start + length].tobytes())
             for start, length in rows["name"].tolist()
@@ -103,18 +107,17 @@ class FileTable(Sequence[Entry]):
     @property
     def frames(self) -> np.ndarray:
         """Returns the number of frames of each file, int64."""
-        frames: np.ndarray = self._rows["frames"]
+        frames: np.ndarray = self._column("rows")["frames"]
         return frames
 
     @property
     def keyframes(self) -> np.ndarray:
         """Returns the number of keyframes of each file, int32; 0 if they are unknown."""
-        keyframes: np.ndarray = self._rows["keyframes"]["length"] // len(Keyframe._fields)
+        keyframes: np.ndarray = self._column("rows")["keyframes"]["length"] // len(Keyframe._fields)
         return keyframes
 
     def _entry(self, number: int) -> Entry:
-        size = _ROW.itemsize
-        (row,) = np.frombuffer(self._read("rows", number * size, size), _ROW)
+        (row,) = self._files["rows"].read(number, number + 1)
         name, path, tar, broken = (
             self._text(*row[part].item()) for part in ("name", "path", "tar", "broken")
         )
@@ -136,52 +139,27 @@ class FileTable(Sequence[Entry]):
         )
 
     def _text(self, start: int, length: int) -> str | None:
-        return None if length == _NO else _decoded(self._read("text", start, length))
-
-    def _numbers(self, start: int, length: int) -> list[int] | None:
         if length == _NO:
             return None
-        return np.frombuffer(self._read("numbers", 8 * start, 8 * length), np.int64).tolist()
+        return _decoded(self._files["text"].read(start, start + length).tobytes())
 
-    def _read(self, column: str, start: int, length: int) -> bytes:
-        """Reads a part of a column, in bytes.
-
-        Not through a memory map: the kernel maps 2 MB of the file at a time, so that after a few
-        hundred entries a worker has mapped all of it; and an error of the disk kills the worker.
-        """
-        try:
-            data = os.pread(self._descriptors[column], length, start)
-            if len(data) < length:
-                raise OSError(errno.EIO, "it is truncated")
-        except OSError as error:
-            what = f"the index of the videos cannot be read: {self.folder / column}"
-            raise disk_trouble(error, what, "start again, which writes it again") from error
-        return data
+    def _numbers(self, start: int, length: int) -> list[int] | None:
+        return (
+            None if length == _NO else self._files["numbers"].read(start, start + length).tolist()
+        )
 
     @functools.cached_property
-    def _length(self) -> int:
-        return (self.folder / "rows").stat().st_size // _ROW.itemsize
+    def _files(self) -> dict[str, NumberFile]:
+        # Not memory maps: the kernel maps 2 MB at a time, so that after a few hundred entries all
+        # of a file counts as the worker's memory.
+        return {name: NumberFile(str(self.folder / name), dtype) for name, dtype in _DTYPES.items()}
 
-    @functools.cached_property
-    def _descriptors(self) -> dict[str, int]:
-        columns = ("rows", "text", "numbers")
-        return {name: os.open(self.folder / name, os.O_RDONLY) for name in columns}
+    def _column(self, name: str) -> np.ndarray:
+        return numbers_of(str(self.folder / name), _DTYPES[name])
 
-    def __del__(self) -> None:
-        for descriptor in vars(self).pop("_descriptors", {}).values():
-            os.close(descriptor)
-
-    @property
-    def _rows(self) -> np.ndarray:
-        return self._map("rows", _ROW)
-
-    def _map(self, column: str, dtype: np.dtype) -> np.ndarray:
-        path = self.folder / column
-        return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-
-    def __reduce__(self) -> tuple[type["FileTable"], tuple[Path]]:
-        """Pickles the path, without the open files."""
-        return FileTable, (self.folder,)
+    def __reduce__(self) -> tuple[type["FileTable"], tuple[Path, int]]:
+        """Pickles the fields, without the open files."""
+        return FileTable, (self.folder, self.length)
 
 
 def _decoded(data: bytes) -> str:
@@ -190,7 +168,7 @@ def _decoded(data: bytes) -> str:
 
 def _columns(entries: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Returns the arrays ``rows``, ``text`` and ``numbers``."""
-    rows, text, numbers = [], bytearray(), list[int]()
+    rows, text, numbers = [], bytearray(), array.array("q")
 
     def put(value: str | None) -> tuple[int, int]:
         if value is None:
@@ -221,5 +199,5 @@ def _columns(entries: Iterable[Entry]) -> dict[str, np.ndarray]:
     return {
         "rows": np.array(rows, _ROW),
         "text": np.frombuffer(text, np.uint8),
-        "numbers": np.array(numbers, np.int64),
+        "numbers": np.frombuffer(numbers, np.int64),
     }

@@ -88,7 +88,7 @@ def test_what_a_worker_receives_does_not_grow_with_the_files(tmp_path: Path, win
         assert source.fingerprint
         assert not source.keyframes_are_far
         sizes.append(len(pickle.dumps(source)))
-    assert sizes[0] == sizes[1]
+    assert sizes[0] == pytest.approx(sizes[1], abs=2)  # of a number
 
 
 def test_the_order_is_found_without_reading_the_files(

@@ -20,7 +20,7 @@ class NumberFile:
         dtype: dtype of the numbers.
     """
 
-    def __init__(self, path: str, dtype: str) -> None:
+    def __init__(self, path: str, dtype: str | np.dtype) -> None:
         self._path, self._dtype = path, np.dtype(dtype)
         self._descriptor = -1
 
@@ -55,8 +55,8 @@ class NumberFile:
         self._close()
 
 
-def numbers_of(path: str, dtype: str) -> np.ndarray:
-    """Returns all numbers of a small file.
+def numbers_of(path: str, dtype: str | np.dtype) -> np.ndarray:
+    """Returns all numbers of a file.
 
     Raises:
         DiskAway, BadExample: it cannot be read, now or at all.
