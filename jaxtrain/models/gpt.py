@@ -25,7 +25,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import Remat, remat
+from jaxtrain.ops.layers import Remat, embed, remat
 
 _ASPECT = 64  # width / depth
 _HEAD = 128  # largest head width
@@ -257,7 +257,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
         """Maps ids to normalized vectors [B, S, D]."""
-        return attention.rms_norm(jnp.take(self.table[...], tokens_BS, axis=0), self.norm_eps)
+        return attention.rms_norm(embed(self.table[...], tokens_BS), self.norm_eps)
 
 
 class Block(nnx.Module):

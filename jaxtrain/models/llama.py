@@ -28,7 +28,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import Remat, dropout, remat, split_keys
+from jaxtrain.ops.layers import Remat, dropout, embed, remat, split_keys
 
 _INIT_STD = 0.02
 
@@ -219,7 +219,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         """Maps ids to [B, S, D]."""
-        return dropout(jnp.take(self.table[...], tokens_BS, axis=0), self.dropout, keys_B)
+        return dropout(embed(self.table[...], tokens_BS), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):

@@ -10,7 +10,6 @@ V vocabulary, Q either S or 1 (the same for every query).
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -28,9 +27,11 @@ from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Gathered,
     Remat,
+    add_shared,
     cross_entropy,
     dropout,
     einsum_float32,
+    embed,
     gelu,
     layer_norm,
     remat,
@@ -235,7 +236,7 @@ class Dense(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, any, in] to [B, any, out]."""
-        return x @ self.kernel[...] + _row(self.bias)
+        return add_shared(x @ self.kernel[...], self.bias[...])
 
 
 class LayerNorm(nnx.Module):
@@ -268,11 +269,8 @@ class Embeddings(nnx.Module):
     ) -> jax.Array:
         """Maps ids to [B, S, D]."""
         length = tokens_BS.shape[1]
-        look_up = functools.partial(jnp.take, axis=0)
-        x_BSD = (
-            look_up(self.word[...], tokens_BS) if words is None else words.use(look_up, tokens_BS)
-        )
-        x_BSD = x_BSD + self.position[...][None, :length]
+        x_BSD = embed(self.word[...], tokens_BS) if words is None else words.use(embed, tokens_BS)
+        x_BSD = add_shared(x_BSD, self.position[...][:length])
         return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 

@@ -1,5 +1,9 @@
 """Building blocks that models share: rematerialization, float32 matmuls, norms, dropout.
 
+Whatever is summed over a batch is summed in float32: gradients of embeddings (:func:`embed`), of
+biases (:func:`add_shared`) and of norms, losses and metrics. The gradients of matmuls and
+convolutions need no care: cuBLAS and cuDNN accumulate bfloat16 in float32.
+
 Shapes: B examples, S positions, M chosen positions, D width, V vocabulary.
 """
 
@@ -13,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxtrain.ops import per_device
 from jaxtrain.ops.per_device import platform
 
 Remat = Literal["none", "block"]
@@ -110,6 +115,69 @@ def _einsum_backward(
 
 
 einsum_float32.defvjp(_einsum_forward, _einsum_backward)
+
+
+def embed(table_VD: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns the vectors of these ids, [..., D], in the dtype of the table.
+
+    The gradient is summed in float32 and rounded once. In bfloat16, of 8,192 gradients of one sign
+    for the same token, 15% of the sum would arrive; of 2,048, 46%.
+
+    Args:
+        table_VD: the embedding.
+        ids: integers [B, ...].
+    """
+    return _embed(table_VD.shape[0], table_VD, ids)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _embed(count: int, table_VD: jax.Array, ids: jax.Array) -> jax.Array:
+    del count
+    return jnp.take(table_VD, ids, axis=0)
+
+
+def _embed_forward(count: int, table_VD: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _embed(count, table_VD, ids), ids
+
+
+def _embed_backward(count: int, ids: jax.Array, grad: jax.Array) -> tuple[jax.Array, None]:
+    def of_table(rows: tuple[jax.Array, jax.Array], _: None) -> per_device.Gradients:
+        ids, grad = rows
+        wide_VD = jax.ShapeDtypeStruct((count, grad.shape[-1]), jnp.float32)
+        scatter_add = jax.linear_transpose(lambda table: jnp.take(table, ids, axis=0), wide_VD)
+        (total_VD,) = scatter_add(grad.astype(jnp.float32))
+        return None, total_VD.astype(grad.dtype)
+
+    return per_device.by_device(of_table, (ids, grad), None)[1], None
+
+
+_embed.defvjp(_embed_forward, _embed_backward)
+
+
+def add_shared(x: jax.Array, shared: jax.Array) -> jax.Array:
+    """Adds an array that all examples share, such as a bias; its gradient is summed in float32.
+
+    Args:
+        x: [B, ..., *shared.shape].
+        shared: is cast to the dtype of `x`.
+    """
+    return _add_shared(x.ndim - shared.ndim, x, shared.astype(x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _add_shared(axes: int, x: jax.Array, shared: jax.Array) -> jax.Array:
+    return x + shared.reshape((1,) * axes + shared.shape)
+
+
+def _add_shared_forward(axes: int, x: jax.Array, shared: jax.Array) -> tuple[jax.Array, None]:
+    return _add_shared(axes, x, shared), None
+
+
+def _add_shared_backward(axes: int, _: None, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, per_device.batch_sum(grad, axes)
+
+
+_add_shared.defvjp(_add_shared_forward, _add_shared_backward)
 
 
 @jax.custom_vjp

@@ -1,8 +1,8 @@
 """Gives operations access to the platform and the mesh that they are traced for.
 
 Models do not depend on the mesh, but two kinds of operations do: attention and convolution choose
-their implementation by the platform, and :func:`at_once` makes each device compute the gradients of
-its own rows of the batch. The training step sets the mesh, and the planner the platform, with
+their implementation by the platform, and :func:`by_device` makes each device compute the gradients
+of its own rows of the batch. The training step sets the mesh, and the planner the platform, with
 :func:`tracing` around the code that they trace.
 """
 
@@ -40,12 +40,10 @@ class _Devices:
     Attributes:
         platform: "cpu", "gpu" or "cuda"; None is this machine's.
         mesh: the devices over which the batch is split; None if unknown.
-        inside: whether the code being traced runs on one device's own rows.
     """
 
     platform: str | None = None
     mesh: jax.sharding.Mesh | None = None
-    inside: bool = False
 
 
 _UNKNOWN = _Devices()
@@ -64,15 +62,7 @@ def tracing(
         mesh: the devices over which the batch is split.
     """
     before = _devices.get()
-    with _traced_for(
-        dataclasses.replace(before, platform=platform or before.platform, mesh=mesh or before.mesh)
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _traced_for(devices: _Devices) -> Iterator[None]:
-    token = _devices.set(devices)
+    token = _devices.set(_Devices(platform or before.platform, mesh or before.mesh))
     try:
         yield
     finally:
@@ -106,18 +96,51 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
     Returns:
         The result of ``backward`` for all rows.
     """
-    if platform() == "cpu":
+    if platform() == "cpu" or (not _is_one_device() and _mesh_that_divides(rows) is None):
         return backward(rows, shared)
-    devices = _devices.get()
-    if devices.inside:
-        return _tied(backward(rows, shared))
-    mesh = devices.mesh
-    if mesh is None or any(leaf.shape[0] % mesh.size for leaf in jax.tree.leaves(rows)):
+
+    def tied(rows: Rows, shared: Shared) -> Gradients:
+        gradients: Gradients = lax.optimization_barrier(backward(rows, shared))
+        return gradients
+
+    return by_device(tied, rows, shared)
+
+
+def batch_sum(x: jax.Array, axes: int) -> jax.Array:
+    """Sums the first `axes` axes, the batch among them, in float32; returns the dtype of `x`.
+
+    Each device rounds the sum of its own rows, and these are summed over devices in the dtype of
+    `x`. In bfloat16, a sum of equal numbers stops growing at 256 of them. XLA adds bfloat16 in
+    float32 on CPUs, but not on H100 and later.
+    """
+
+    def own(x: jax.Array, _: None) -> Gradients:
+        return None, jnp.sum(x, range(axes), dtype=jnp.float32).astype(x.dtype)
+
+    total: jax.Array = by_device(own, x, None)[1]
+    return total
+
+
+def by_device(
+    backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: Shared
+) -> Gradients:
+    """Computes the gradients of each device's rows on that device, and sums those of shared arrays.
+
+    The sum over devices is in the dtype that ``backward`` returns. So a device may add in float32
+    and communicate in bfloat16: without this, XLA would communicate the float32 sums. On CPUs, or
+    if the mesh is unknown or does not divide the rows, it only calls ``backward``.
+
+    Args:
+        backward: as in :func:`at_once`.
+        rows: as in :func:`at_once`.
+        shared: as in :func:`at_once`.
+    """
+    mesh = _mesh_that_divides(rows)
+    if platform() == "cpu" or _is_one_device() or mesh is None:
         return backward(rows, shared)
 
     def by_itself(rows: Rows, shared: Shared) -> Gradients:
-        with _traced_for(dataclasses.replace(devices, inside=True)):
-            of_rows, of_shared = _tied(backward(rows, shared))
+        of_rows, of_shared = backward(rows, shared)
         return of_rows, jax.tree.map(lambda leaf: leaf[None], of_shared)
 
     over, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
@@ -134,7 +157,7 @@ def gathered(array: jax.Array) -> jax.Array:
     from casting after the gather. Nothing happens if the mesh is unknown or has one device.
     """
     devices = _devices.get()
-    if devices.mesh is None or devices.mesh.size == 1 or devices.inside:
+    if devices.mesh is None or devices.mesh.size == 1 or _is_one_device():
         return array
     shard = lax.optimization_barrier(lax.stop_gradient(array))
     return lax.with_sharding_constraint(shard, NamedSharding(devices.mesh, PartitionSpec()))
@@ -210,9 +233,17 @@ def _copied_backward(mesh: jax.sharding.Mesh, _: None, grad: jax.Array) -> tuple
 _copied.defvjp(_copied_forward, _copied_backward)
 
 
-def _tied(gradients: Gradients) -> Gradients:
-    tied: Gradients = lax.optimization_barrier(gradients)
-    return tied
+def _is_one_device() -> bool:
+    """Returns whether the code being traced runs on one device's own rows."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def _mesh_that_divides(rows: Any) -> jax.sharding.Mesh | None:
+    mesh = _devices.get().mesh
+    divides = mesh is not None and all(
+        leaf.shape[0] % mesh.size == 0 for leaf in jax.tree.leaves(rows)
+    )
+    return mesh if divides else None
 
 
 def _sum(parts: jax.Array) -> jax.Array:

@@ -26,6 +26,28 @@ def test_the_gradient_of_the_wide_product_matches_einsum() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_the_gradient_of_a_frequent_token_is_summed_in_float32() -> None:
+    """Added one after another in bfloat16, 16% of it would arrive."""
+    (grad,) = arrays(3, (8192, 16))
+    grad = jnp.abs(grad).astype(jnp.bfloat16)
+    table, ids = jnp.zeros((4, 16), jnp.bfloat16), jnp.full((8192,), 2)
+    _, pull = jax.vjp(lambda table: layers.embed(table, ids), table)
+    (found,) = pull(grad)
+    assert found.dtype == jnp.bfloat16
+    want = np.asarray(grad, np.float64).sum(0)
+    np.testing.assert_allclose(np.asarray(found[2], np.float64), want, rtol=2**-8)
+    assert not np.asarray(found[np.array([0, 1, 3])]).any()
+
+
+def test_the_gradient_of_a_shared_array_is_summed_over_all_other_axes() -> None:
+    x, position, grad = arrays(4, (3, 5, 2, 4), (2, 4), (3, 5, 2, 4))
+    found, pull = jax.vjp(layers.add_shared, x, position)
+    np.testing.assert_array_equal(found, np.asarray(x) + np.asarray(position))
+    np.testing.assert_array_equal(pull(grad)[0], grad)
+    want = np.asarray(grad, np.float64).sum((0, 1))
+    np.testing.assert_allclose(pull(grad)[1], want, rtol=1e-6, atol=1e-6)
+
+
 def test_the_wide_product_multiplies_no_float32() -> None:
     x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
     x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)

@@ -77,6 +77,18 @@ def test_sums_over_devices_keep_their_dtype() -> None:
     assert "f32" not in jaxpr
 
 
+def test_a_batch_is_summed_in_float32_and_communicated_in_bfloat16() -> None:
+    def total(x: jax.Array) -> jax.Array:
+        with per_device.tracing(platform="cuda", mesh=mesh()):
+            return per_device.batch_sum(x, 1)
+
+    low = jnp.asarray(ROWS, jnp.bfloat16)
+    jaxpr = str(jax.make_jaxpr(total)(low))
+    assert re.search(r"f32\[3\] = reduce_sum\[", jaxpr)
+    assert re.search(r"bf16\[3\] = reduce(_sum)?\[", jaxpr)
+    np.testing.assert_allclose(total(low), ROWS.sum(0), rtol=2**-7)
+
+
 def test_cpus_get_no_barrier() -> None:
     with per_device.tracing(mesh=mesh()):
         assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()

@@ -268,7 +268,7 @@ def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
-    """Applies batch norm, with float32 statistics over the global batch."""
+    """Applies batch norm in float32, with statistics over the global batch."""
     x = x_NHWC.astype(jnp.float32)
     mean, variance = layer.mean[...], layer.variance[...]  # [C]
     if learns:
@@ -283,7 +283,7 @@ def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool)
         mean, variance = new_mean, new_variance
     wide = (1, 1, 1, -1)
     scaled = (x - mean.reshape(wide)) * lax.rsqrt(variance + _NORM_EPSILON).reshape(wide)
-    return scaled.astype(x_NHWC.dtype) * own.scale.reshape(wide) + own.shift.reshape(wide)
+    return (scaled * own.scale.reshape(wide) + own.shift.reshape(wide)).astype(x_NHWC.dtype)
 
 
 def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:

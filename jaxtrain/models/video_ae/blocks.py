@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxtrain.ops import convolution, layers
+from jaxtrain.ops import convolution, layers, per_device
 from jaxtrain.ops.init import uniform_init
 
 WIDE = 7
@@ -185,14 +185,10 @@ def conv_frames(
     x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype
     y = convolution.by_parts(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
     if bias is not None:
-        y = y + bias.astype(x_BTHWC.dtype).reshape(1, 1, 1, -1)
+        y = layers.add_shared(y, bias)
     if skip_BTHWC is not None:
         y = y + skip_BTHWC.reshape(y.shape)
     return y.reshape(b, t, *y.shape[1:])
-
-
-def _add_bias(x_BTHWC: jax.Array, bias: nnx.Param[jax.Array]) -> jax.Array:
-    return x_BTHWC + bias[...].reshape(1, 1, 1, 1, -1)
 
 
 class Conv(nnx.Module):
@@ -231,7 +227,7 @@ class MemoryConv(nnx.Module):
 
     def joined(self, own_BTHWC: jax.Array, inherited_BTHWC: jax.Array) -> jax.Array:
         """Adds a frame's own output, its predecessor's output for it, and the bias."""
-        return _add_bias(own_BTHWC + inherited_BTHWC, self.bias)
+        return layers.add_shared(own_BTHWC + inherited_BTHWC, self.bias[...])
 
     def rectified(self, x_BTHWC: jax.Array) -> jax.Array:
         """Returns the ReLU of all frames' outputs, [B, T, H, W, C]."""
@@ -257,7 +253,7 @@ def _rectified_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.A
     # The barrier makes XLA write both in one pass, before it sums the gradient of the bias.
     both = lax.optimization_barrier(jnp.concatenate([grad, following], axis=-1))
     own = both[..., : grad.shape[-1]]
-    return both, lax.reduce(own, zero, lax.add, (0, 1, 2, 3))
+    return both, per_device.batch_sum(own, 4)
 
 
 _rectified.defvjp(_rectified_forward, _rectified_backward)
@@ -297,7 +293,7 @@ class Pointwise(nnx.Module):
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """Maps [B, T, H, W, inputs] to [B, T, H, W, outputs]."""
         y = x_BTHWC @ self.kernel[...]
-        return y if self.bias is None else _add_bias(y, self.bias)
+        return y if self.bias is None else layers.add_shared(y, self.bias[...])
 
 
 class WideMemoryBlock(nnx.Module):

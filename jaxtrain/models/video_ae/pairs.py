@@ -147,8 +147,7 @@ def _of_convolution(
         return grad_x, None, None
     of_bias = None
     if bias is not None:
-        zero = jnp.zeros((), grad_BTHWC.dtype)
-        of_bias = lax.reduce(rows[1], zero, lax.add, (0, 1, 2)).astype(bias.dtype)
+        of_bias = jnp.sum(rows[1], (0, 1, 2), dtype=jnp.float32).astype(bias.dtype)
     return grad_x, of_kernel.astype(kernel.dtype), of_bias
 
 
