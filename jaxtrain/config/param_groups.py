@@ -32,11 +32,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
-    """Parameters with one role for ``optim.muon``; gradients are clipped with the model's.
+    """Parameters with one role; gradients are clipped with the model's.
 
     Attributes:
         prefix: prefix of their dotted names.
-        role: matrix uses Muon; embedding and unembedding use AdamW with their own learning rates.
+        role: embedding and unembedding have no weight decay. With ``optim.muon``, matrix uses Muon,
+            and the others use AdamW with their own learning rates.
         scale: factor on the learning rate.
     """
 
@@ -54,7 +55,7 @@ def apart(groups: Groups) -> dict[str, Group]:
 
 
 def roles(groups: Groups) -> dict[str, Role]:
-    """Returns the groups with a role for ``optim.muon``."""
+    """Returns the groups with a role."""
     return {name: one for name, one in groups.items() if isinstance(one, Role)}
 
 

@@ -114,8 +114,8 @@ class Optim:
     eps: float = 1e-8
     """AdamW epsilon, added to the root of the mean of squared gradients."""
     weight_decay: float = 1e-2
-    """AdamW weight decay per step, multiplied by the learning rate; not applied to biases and
-    norms."""
+    """Weight decay per step, multiplied by the learning rate, in AdamW and Muon; not applied to
+    biases, norms, and the embedding and output layer of GPT and Llama."""
     accumulate: int = 1
     """Gradient accumulation: microbatches per step. More microbatches need less
     memory; data.batch_size stays the global batch size."""

@@ -111,16 +111,20 @@ def schedule_change(
     )
 
 
-def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
-    """Groups parameters by weight decay.
+def decays(name: str, array: HasShape, groups: parameter_groups.Groups) -> bool:
+    """Returns whether weight decay applies to a parameter, whatever its optimizer.
 
-    ``"decay"`` has the arrays of two and more dimensions (matrices, kernels, embeddings),
-    ``"no_decay"`` the others (biases, norms).
+    It applies to arrays of two and more dimensions (matrices, kernels), but not to biases, norms
+    and scalars, nor to what the model calls an embedding or an output layer.
+
+    Args:
+        name: its dotted name.
+        array: the parameter, or its shape.
+        groups: of the model.
     """
-    decay = frozenset(name for name, array in params.items() if len(array.shape) >= 2)
-    found = {"decay": decay, "no_decay": frozenset(params) - decay}
-    check_partition(params, found)
-    return found
+    roles = parameter_groups.roles(groups).values()
+    embeds = any(role.role != "matrix" and name.startswith(role.prefix) for role in roles)
+    return len(array.shape) >= 2 and not embeds
 
 
 def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozenset[str]]) -> None:
@@ -163,8 +167,8 @@ def make_optimizer(
         total_steps: steps of the run.
         params: dotted name -> array or shape; ``init`` and ``update`` take the same flat dict.
         others: groups of the model. A separate group has its own rate and clipping, and its
-            gradients do not count in the global norm of the others; roles matter only for
-            ``optim.muon``.
+            gradients do not count in the global norm of the others; roles matter for
+            ``optim.muon`` and weight decay (:func:`decays`).
         rule: where arrays are stored; Muon uses it to distribute its work over the devices.
         precision: of Muon's matmuls; everything else is float32.
 
@@ -174,7 +178,9 @@ def make_optimizer(
     apart = parameter_groups.apart(others or {})
     owner = {name: _owner(name, apart) for name in params}
     own = {name: array for name, array in params.items() if owner[name] is None}
-    of_matrices = functools.partial(muon.muon, precision=precision, rule=rule)
+    of_matrices = functools.partial(
+        muon.muon, precision=precision, rule=rule, weight_decay=settings.weight_decay
+    )
     transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
     labels |= {name: "no_decay" for name in params if name not in own}  # masked out before
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
@@ -183,7 +189,10 @@ def make_optimizer(
     main = optax.chain(*parts_of_main)
     if not apart:
         return main
-    parts = {"main": main} | {name: _of_group(other, settings) for name, other in apart.items()}
+    decayed = {name: decays(name, array, others or {}) for name, array in params.items()}
+    parts = {"main": main} | {
+        name: _of_group(other, settings, decayed) for name, other in apart.items()
+    }
     return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
 
 
@@ -200,7 +209,10 @@ def _main(
         "decay": _adamw(settings, rate, settings.weight_decay),
         "no_decay": _adamw(settings, rate, 0.0),
     }
-    labels = {name: group for group, members in groups(params).items() for name in members}
+    labels = {
+        name: "decay" if decays(name, array, others) else "no_decay"
+        for name, array in params.items()
+    }
     if settings.muon is None:
         return transforms, labels
     roles = parameter_groups.roles(others)
@@ -218,7 +230,7 @@ def _main(
         transforms[label] = (
             of_matrices(settings.muon, peak)
             if one.role == "matrix"
-            else _adamw(settings, peak, settings.weight_decay)
+            else _adamw(settings, peak, 0.0)
         )
         labels |= dict.fromkeys(members, label)
     found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
@@ -292,13 +304,16 @@ def _clip(max_norm: float | None) -> optax.GradientTransformation:
     return optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
 
 
-def _of_group(group: config.Group, settings: config.Optim) -> optax.GradientTransformation:
+def _of_group(
+    group: config.Group, settings: config.Optim, decayed: Mapping[str, bool]
+) -> optax.GradientTransformation:
     adamw = optax.adamw(
         group.peak_lr,
         b1=group.b1,
         b2=group.b2,
         eps=settings.eps,
         weight_decay=group.weight_decay,
+        mask=decayed,
         mu_dtype=jnp.float32,
     )
     return optax.chain(_clip(group.max_grad_norm), adamw)

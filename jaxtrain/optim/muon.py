@@ -51,6 +51,7 @@ def muon(
     rate: optax.Schedule,
     precision: config.Precision = "bfloat16",
     rule: sharding.ShardingRule | None = None,
+    weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
     """Builds Muon for matrices in the layout [in, out].
 
@@ -59,6 +60,8 @@ def muon(
         rate: completed steps -> learning rate.
         precision: dtype of the Newton-Schulz steps and of their communication.
         rule: where the matrices are stored; None leaves it to the compiler.
+        weight_decay: decoupled decay per step, multiplied by the rate, as AdamW's and as in
+            ``optax.contrib.muon``.
     """
 
     def init(params: Any) -> MuonState:
@@ -66,7 +69,6 @@ def muon(
         return MuonState(jnp.zeros((), jnp.int32), zeros)
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
-        del params
         beta = momentum_at(settings, state.updates)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
@@ -81,6 +83,8 @@ def muon(
             inputs, outputs = one.shape
             factor = math.sqrt(max(1.0, outputs / inputs))
             updates[name] = -learning_rate * factor * one.astype(jnp.float32)
+            if weight_decay:
+                updates[name] -= learning_rate * weight_decay * params[name]
         return updates, MuonState(optax.safe_increment(state.updates), momentum)
 
     return optax.GradientTransformation(init, update)

@@ -218,11 +218,12 @@ def test_initial_values(fresh: tuple[Any, Any]) -> None:
     assert np.std(np.concatenate(matrices)) == pytest.approx(0.02, rel=0.05)
 
 
-def test_norms_do_not_decay_and_matrices_use_muon() -> None:
+def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
     params = state.ModelDefinition(TINY.build).params
-    groups = build.groups(params)
-    assert {name.rpartition(".")[2] for name in groups["no_decay"]} == {
-        *("attention_norm", "ff_norm", "norm"),
+    groups = TINY.optimizer_groups()
+    kept = {name for name, array in params.items() if not build.decays(name, array, groups)}
+    assert {name.rpartition(".")[2] for name in kept} == {
+        *("attention_norm", "ff_norm", "norm", "table"),
     }
     settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
     optimizer = build.make_optimizer(settings, 10_000, params, TINY.optimizer_groups())

@@ -116,10 +116,44 @@ PARAMS = {
 }
 
 
-def test_each_parameter_is_in_exactly_one_group() -> None:
-    found = build.groups(PARAMS)
-    assert found["decay"] == {"embed.table", "block.kernel"}
-    assert found["no_decay"] == {"block.bias", "norm.scale", "temperature"}
+def test_matrices_and_kernels_decay_except_embeddings() -> None:
+    def decayed(**roles: config.Role) -> set[str]:
+        return {name for name, array in PARAMS.items() if build.decays(name, array, roles)}
+
+    assert decayed() == {"embed.table", "block.kernel"}
+    assert decayed(wte=config.Role(prefix="embed.", role="embedding")) == {"block.kernel"}
+    assert decayed(head=config.Role(prefix="block.", role="unembedding")) == {"embed.table"}
+    assert decayed(all=config.Role(prefix="block.", role="matrix")) == decayed()
+
+
+@pytest.mark.parametrize("muon", [None, config.Muon()])
+def test_only_matrices_shrink_without_gradients(muon: config.Muon | None) -> None:
+    """The decay is the rate times `weight_decay`, in AdamW, in Muon, and in separate groups."""
+    params = {
+        "blocks.0.up": jnp.ones((4, 8)),
+        "blocks.0.norm": jnp.ones(4),
+        "wte": jnp.ones((6, 4)),
+        "head": jnp.ones((6, 4)),
+        "scale": jnp.ones(()),
+        "other.kernel": jnp.ones((3, 3, 2, 2)),
+        "other.shift": jnp.ones(2),
+    }
+    groups = {
+        "matrices": config.Role(prefix="blocks.", role="matrix"),
+        "wte": config.Role(prefix="wte", role="embedding"),
+        "head": config.Role(prefix="head", role="unembedding"),
+        "other": config.Group(
+            prefix="other.", peak_lr=0.1, b1=0.9, b2=0.9, weight_decay=0.2, max_grad_norm=None
+        ),
+    }
+    some = settings(warmup_steps=0, weight_decay=0.5, peak_lr=0.01, schedule="constant", muon=muon)
+    optimizer = build.make_optimizer(some, 10, params, groups)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(params), params)
+    rate = 0.01 if muon is None else muon.peak_lr
+    want = dict.fromkeys(params, 0.0) | {"blocks.0.up": -rate * 0.5, "other.kernel": -0.1 * 0.2}
+    for name, update in updates.items():
+        np.testing.assert_allclose(update, want[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_wrong_partition_is_named() -> None:

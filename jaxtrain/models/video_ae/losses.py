@@ -115,7 +115,8 @@ class Adversary:
     b2: float = 0.99
     """AdamW beta2 of the discriminator."""
     weight_decay: float = 0.01
-    """AdamW weight decay of the discriminator per step, multiplied by its learning rate."""
+    """AdamW weight decay of the discriminator per step, multiplied by its learning rate; not
+    applied to the scales and shifts of its norms."""
     max_grad_norm: float | None = 1.0
     """Gradient clipping of the discriminator: the largest global norm. None turns it off."""
 
