@@ -228,6 +228,14 @@ class ShardingRule:
         spec = partition_spec(tuple(array.shape), self._fsdp, self._min_elements)
         return NamedSharding(self.mesh, spec)
 
+    def of_rows(self, array: HasShape) -> NamedSharding:
+        """Returns the sharding of state with a row per example: that of a batch, in every stage.
+
+        It is replicated if the devices do not divide the rows.
+        """
+        divides = array.shape[0] % self.mesh.size == 0
+        return batch_sharding(self.mesh) if divides else replicated(self.mesh)
+
     def unsharded(self, arrays: Mapping[str, HasShape]) -> dict[str, tuple[int, ...]]:
         """Returns name and shape of large arrays without a dimension that can be sharded."""
         if self._fsdp == 1:

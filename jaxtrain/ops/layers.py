@@ -31,6 +31,10 @@ class Frozen(nnx.Variable[jax.Array]):
     """A weight that is read from a file, not trained, and not saved (``Config.constants``)."""
 
 
+class PerExample:
+    """Marks an NNX variable with a row per example, which is split over devices like a batch."""
+
+
 class Gathered:
     """Marks an NNX variable that is stored in shards and gathered where it is read."""
 

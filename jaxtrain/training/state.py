@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
-from jaxtrain.ops.layers import Frozen
+from jaxtrain.ops.layers import Frozen, PerExample
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
@@ -115,6 +115,13 @@ class ModelDefinition:
             for name, array in self.params.items()
         }
 
+    def stored_extras(self, rule: ShardingRule) -> dict[str, NamedSharding]:
+        """Returns the sharding of each array of non-parameter state."""
+        return {
+            _dotted(path): (rule.of_rows if isinstance(leaf, PerExample) else rule)(leaf)
+            for path, leaf in self._extra_leaves.items()
+        }
+
     def module(
         self,
         params: Mapping[str, jax.Array],
@@ -189,6 +196,7 @@ def shardings_of(state: State, definition: ModelDefinition, rule: ShardingRule) 
         jax.tree.map(rule, state),
         guard=dict.fromkeys(state.guard, replicated(rule.mesh)),
         params=definition.stored(rule),
+        extras=definition.stored_extras(rule),
     )
 
 

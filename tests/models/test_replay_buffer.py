@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from jaxtrain import config
 from jaxtrain.models.video_ae.replay_buffer import ReplayBuffer
+from jaxtrain.sharding import ShardingRule, batch_sharding, make_mesh
+from jaxtrain.training.state import ModelDefinition
+from jaxtrain.xla.hlo import collectives
 
 
 def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
@@ -37,20 +40,36 @@ def test_each_window_draws_its_own_entries(slots: int, windows: int) -> None:
     assert replay.draw(first + 0.999).images_NHWC[0, 0, 0, 0] == 7
 
 
-def test_buffered_windows_never_cross_devices() -> None:
-    devices = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(devices, PartitionSpec("fsdp"))
-    replay = ReplayBuffer(32, (4, 4, 3), (1, 1, 1))
-    graph, kept = nnx.split(replay)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        config.Mesh(data=1, fsdp=8, shard="optimizer"),
+        config.Mesh(data=2, fsdp=4, shard="params"),
+        config.Mesh(data=8, fsdp=1, shard="none"),
+    ],
+)
+def test_buffered_windows_never_cross_devices(settings: config.Mesh) -> None:
+    """Windows are wider and higher than the number of slots, and larger than is replicated."""
+    mesh = make_mesh(settings)
+    definition = ModelDefinition(lambda _: ReplayBuffer(32, (64, 64, 3), (1, 1, 1)))
+    stored = definition.stored_extras(ShardingRule(mesh, settings))
+    assert {sharding.spec for sharding in stored.values()} == {PartitionSpec(("data", "fsdp"))}
 
     def step(kept: Any, images: jax.Array, context: jax.Array, draws: jax.Array) -> Any:
-        made = nnx.merge(graph, kept)
-        found = made.draw(draws)
-        made.keep(images, context, draws)
-        return found, nnx.state(made)
+        replay = definition.module({}, kept)
+        drawn = replay.draw(draws)
+        replay.keep(images, context, draws)
+        return drawn, definition.extras_of(replay)
 
-    images, context = batch(0, 16)
-    given = jax.device_put((kept, images, context, jnp.zeros((16,))), rows)
-    compiled = jax.jit(step, out_shardings=rows).lower(*given).compile().as_text()
-    for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
-        assert name not in compiled
+    _, kept = definition.init(jax.random.key(0))
+    of_batch = jnp.zeros((16, 64, 64, 3)), jnp.zeros((16, 1, 1, 1)), jnp.zeros((16,))
+    rows = batch_sharding(mesh)
+    jitted = jax.jit(step, in_shardings=(stored, rows, rows, rows), out_shardings=(rows, stored))
+    assert not collectives(jitted.lower(kept, *of_batch).compile().as_text(), 8)
+
+
+def test_a_buffer_that_the_devices_do_not_divide_is_replicated() -> None:
+    settings = config.Mesh(data=1, fsdp=8, shard="optimizer")
+    definition = ModelDefinition(lambda _: ReplayBuffer(33, (64, 64, 3), (1, 1, 1)))
+    stored = definition.stored_extras(ShardingRule(make_mesh(settings), settings))
+    assert {sharding.spec for sharding in stored.values()} == {PartitionSpec()}

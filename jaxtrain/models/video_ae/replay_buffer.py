@@ -1,7 +1,8 @@
 """A replay buffer of reconstructions from earlier steps.
 
 The buffer's slots are divided among the windows of a batch: each window draws from and writes to a
-shelf of its own. So buffered windows never cross devices; drawing from all slots would send every
+shelf of its own. Slots are split over devices like the windows, so buffered windows never cross
+devices if both are multiples of the number of devices; drawing from all slots would send every
 window of every batch between devices. Which window draws what depends only on the batch. Clips are
 at random positions in a batch, so a shelf holds windows of any clip.
 
@@ -14,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain.ops.layers import PerExample
 
-class Kept(nnx.Variable[jax.Array]):
-    """A buffered array."""
+
+class Kept(nnx.Variable[jax.Array], PerExample):
+    """A buffered array, whose slots are split over devices like the windows of a batch."""
 
 
 class Drawn(NamedTuple):
