@@ -1,6 +1,7 @@
 """Video autoencoder, 12x480x720, a short run on one node of 8 A800.
 
-Differs from `h100_8` in smaller microbatches, a weaker reconstruction loss, and 2000 steps.
+Differs from `h100_8` in smaller microbatches, half the weight of the reconstruction loss, and 2000
+steps. As the only loss, its weight changes only gradient clipping.
 
     python -m jaxtrain.main --config a800_8 --data.path CLIPS
 """

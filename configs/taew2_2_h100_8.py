@@ -2,7 +2,7 @@
 
 The teacher runs inside the step, on the same random clips: the encoder learns its latents, and the
 decoder learns to decode them. The weights have the shapes of TAEHV's `taew2_2`. Differs from
-`h100_8` in the model, and in fewer checkpoints, which contain the teacher.
+`h100_8` in the model, and in keeping 10 checkpoints, which do not contain the teacher.
 
     python -m jaxtrain.main --config taew2_2_h100_8 --data.path CLIPS --model.teacher.weights VAE
 """

@@ -92,7 +92,8 @@ class Config:
     so it starts with the mean color of each 8x8 square over the frames of a latent, and the other
     channels learn the details."""
     reconstruction_weight: float = 20.0
-    """Weight of the mean squared error of a clip, with colors from 0 to 1."""
+    """Weight of the mean squared error of a clip, with colors from 0 to 1. As the only loss, its
+    weight changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
     teacher: Teacher | None = None
     """Training on a teacher's latents; None turns it off."""
     perceptual: Perceptual | None = None
