@@ -19,7 +19,8 @@ EXIT_CODES = {
     3: "`plan`: the run does not fit",
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "
     "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
-    "or other results, a server that does not respond, or a device that computes wrong results",
+    "or other results, a data disk or server that does not respond, or a device that computes "
+    "wrong results",
     INTERRUPTED: "`loop.max_hours` is over, or Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }

@@ -13,7 +13,7 @@ class NumberFile:
     """A file of numbers. Cheap to pickle: opens the file at first use.
 
     If its disk fails, a memory map would end the process (SIGBUS). Here, the read fails, and the
-    next one opens the file again, which may be on a disk that was mounted again.
+    next read opens the file again, because the disk may have been mounted again.
 
     Args:
         path: the file.

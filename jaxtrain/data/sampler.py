@@ -206,7 +206,6 @@ class TrainingRows:
     def _first_try(self, positions: Sequence[int]) -> dict[int, Tried]:
         if not isinstance(self.order, GroupedOrder):
             return {position: self._try(position, self.order(position)) for position in positions}
-        source = cast(Grouped, self.source)
         by_group: dict[int, dict[int, int]] = {}
         for position in positions:
             rank, member = self.order.group_of(position)
@@ -215,12 +214,18 @@ class TrainingRows:
         for rank, members in by_group.items():
             begin = self.order.begin(rank)
             indices = [begin + member for member in members.values()]
-            rngs = [generator(self.order.seed, position, 0) for position in members]
-            # Three numbers, because an example's generator is keyed by two.
-            shared = generator(self.order.seed, rank, 0, 1)
-            tried = source.together(indices, rngs, shared)
+            load = functools.partial(self._together, rank, tuple(members), indices)
+            tried = disks.when_readable(load)
             made |= dict(zip(members, zip(indices, tried, strict=True), strict=True))
         return made
+
+    def _together(
+        self, rank: int, positions: Sequence[int], indices: Sequence[int]
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        rngs = [generator(self.order.seed, position, 0) for position in positions]
+        # Three numbers, because an example's generator is keyed by two.
+        shared = generator(self.order.seed, rank, 0, 1)
+        return cast(Grouped, self.source).together(indices, rngs, shared)
 
     def _try(self, position: int, index: int, attempt: int = 0) -> Tried:
         def load() -> dict[str, np.ndarray]:

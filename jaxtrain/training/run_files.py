@@ -39,7 +39,8 @@ FILES = {
     ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
     "try again",
     ".lock": "held by the active run; names its host and process",
-    "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
+    "quarantine.jsonl": "input that is damaged or too short, with the reason; clips that contain "
+    "damage are never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
     "ends",
     "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from jaxtrain import main
 from jaxtrain.cli import configs
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import disks
 
 # TensorStore 0.1's message for a full disk; the notes at its end come in either order.
@@ -57,3 +58,41 @@ def test_only_a_full_disk_is_temporary(
     monkeypatch.setattr(configs, "main", fail)  # any command
     assert main.main(["configs", "list"]) == code
     assert f"configs: out.json cannot be read or written: {words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
+def test_a_file_that_cannot_be_read_now_is_not_broken(number: int) -> None:
+    found = disks.unreadable("x/y", OSError(number, os.strerror(number)))
+    assert isinstance(found, disks.DiskAway)
+    assert str(found).startswith(f"x/y cannot be read ({os.strerror(number)}): ")
+
+
+def test_a_missing_file_is_broken_unless_its_disk_is_not_mounted(tmp_path: Path) -> None:
+    missing = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    (tmp_path / "other").touch()
+    path = str(tmp_path / "gone")
+    assert isinstance(disks.unreadable(path, missing, existed=True), BadExample)
+    (tmp_path / "other").unlink()
+    assert isinstance(disks.unreadable(path, missing, existed=True), disks.DiskAway)
+    assert isinstance(disks.unreadable(path, missing), BadExample)
+    inside = str(tmp_path / "folder" / "gone")
+    assert isinstance(disks.unreadable(inside, missing, existed=True), disks.DiskAway)
+
+
+def test_reading_waits_for_a_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, failures = [0.0], [5]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def read() -> str:
+        if failures[0]:
+            failures[0] -= 1
+            raise disks.DiskAway("away")
+        return "content"
+
+    assert disks.when_readable(read) == "content"
+    assert 0 < now[0] < 10
+    failures[0] = 1000
+    with pytest.raises(RunAgain, match="away"):
+        disks.when_readable(read)
+    assert disks.OUTAGE_S - 10 < now[0] < disks.OUTAGE_S + 10
