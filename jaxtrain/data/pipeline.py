@@ -24,7 +24,7 @@ import numpy as np
 from jaxtrain.data import batch_parts, sampler, worker_count, worker_process
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import batch_sharding, local_rows
 
 Arrays = dict[str, np.ndarray]
@@ -200,7 +200,10 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             # No variable here may hold a batch: it would keep Grain's shared memory to the end.
             while self._offer(self._item(next(self._host))):
                 pass
-        except BaseException as error:  # the main thread raises it
+        except (InputError, RunAgain) as error:  # the main thread raises it, and prints one line
+            # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
+            self._offer(error.with_traceback(None))
+        except BaseException as error:
             self._offer(error)
 
     def _item(self, local: list[Arrays]) -> tuple[dict[str, jax.Array], np.ndarray]:

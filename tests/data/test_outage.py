@@ -46,7 +46,6 @@ def test_an_outage_of_the_data_disk(tmp_path: Path, library: Path, kind: str, nu
     waits = disk_outage.wait_for(tmp_path, 1.0)
     ended = program.run(tmp_path, *arguments, "ended", **outage, **waits)
     assert ended.returncode == 75, ended.stdout + ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if "cannot be read" in line]
-    assert len(lines) == 1, ended.stderr
-    assert "bring the disk back, and start again" in lines[0]
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("bring the disk back, and start again")
     assert not list((tmp_path / "ended").glob("quarantine*"))
