@@ -14,7 +14,7 @@ import pytest
 import sample_videos as sample
 
 from jaxtrain.data import video
-from jaxtrain.data.video import decode
+from jaxtrain.data.video import decode, prepare_clips
 from jaxtrain.errors import BadExample, InputError
 
 MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
@@ -233,6 +233,25 @@ def test_verify_index_and_never(mixed: Path) -> None:
     assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
     assert len(sources.train) + len(sources.val) == 4
     assert sources.summary.startswith("7 videos (4 good), ")
+
+
+def test_prepared_clips_are_never_decoded_completely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "clips"
+    for number in range(3):
+        sample.write(folder / f"{number}.mp4", 20)
+
+    def verify(path: str, *rest: Any) -> Any:
+        raise AssertionError(f"{path} was decoded completely")
+
+    monkeypatch.setattr(decode, "verify", verify)
+    with pytest.raises(AssertionError, match="was decoded completely"):
+        _open(folder, verify="index")
+    (folder / prepare_clips.WORK).mkdir()
+    source = _open(folder, verify="index").train
+    for index in range(len(source)):
+        source.example(index, _rng(index))
 
 
 def test_the_console_lists_a_few_skipped_files(mixed: Path) -> None:
