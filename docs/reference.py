@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jaxtrain import config, errors, main
-from jaxtrain.telemetry import metrics
+from jaxtrain.config import metrics
 
 DOCS = Path(__file__).resolve().parent
 _MARKED = re.compile(

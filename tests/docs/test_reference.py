@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from jaxtrain.telemetry.metrics import METRICS
+from jaxtrain.config.metrics import METRICS
 
 
 @pytest.fixture(scope="module")
