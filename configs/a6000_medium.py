@@ -37,7 +37,5 @@ run = config.Run(
     loop=config.Loop(
         steps=100_000, log_every=50, eval_every=2000, eval_examples=256, hang_timeout_s=1800.0
     ),
-    checkpoint=config.Checkpoint(
-        every=5000, keep=3, best_metric="val/bits_per_byte", best_mode="min"
-    ),
+    checkpoint=config.Checkpoint(every=5000, keep=3, best_metric="val/bits_per_byte"),
 )

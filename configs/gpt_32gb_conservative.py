@@ -31,7 +31,5 @@ run = config.Run(
     loop=config.Loop(
         tokens_per_param=20, log_every=10, eval_every=250, eval_examples=256, hang_timeout_s=1800.0
     ),
-    checkpoint=config.Checkpoint(
-        every=1000, keep=3, best_metric="val/bits_per_byte", best_mode="min"
-    ),
+    checkpoint=config.Checkpoint(every=1000, keep=3, best_metric="val/bits_per_byte"),
 )

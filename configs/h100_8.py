@@ -53,5 +53,5 @@ run = config.Run(
         eval_examples=20,
         hang_timeout_s=3600.0,
     ),
-    checkpoint=config.Checkpoint(every=2000, keep=100, best_metric="val/psnr", best_mode="max"),
+    checkpoint=config.Checkpoint(every=2000, keep=100, best_metric="val/psnr"),
 )

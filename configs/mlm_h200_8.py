@@ -42,5 +42,5 @@ run = config.Run(
     loop=config.Loop(
         epochs=5, log_every=50, eval_every=2000, eval_examples=7680, hang_timeout_s=3600.0
     ),
-    checkpoint=config.Checkpoint(every=2000, keep=5, best_metric="val/loss", best_mode="min"),
+    checkpoint=config.Checkpoint(every=2000, keep=5, best_metric="val/loss"),
 )

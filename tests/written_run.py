@@ -17,7 +17,7 @@ CONFIG = {
     "data": {"path": None, "batch_size": 8},
     "optim": {"peak_lr": 0.01, "schedule": "cosine"},
     "loop": {"steps": 100},
-    "checkpoint": {"best_metric": "val/loss", "best_mode": "min"},
+    "checkpoint": {"best_metric": "val/loss"},
 }
 VERSIONS = {"python": "3.11.7", "jax": "0.10.2"}
 

@@ -31,7 +31,7 @@ Then, for the checkpoint of 2, 3, 6, 8 or 9:
     not one of them. Also without ``--resume``.
 12. :func:`check_same_run`: refused if the data, the seed or the meaning of the parameters differ.
 13. :func:`best_so_far`: its best validation counts only in the same run directory, with the same
-    metric, and while the best checkpoint exists.
+    metric and validation set, and while the best checkpoint exists.
 
 A command that uses a trained model calls :func:`of_source`; a rollback calls
 :func:`to_roll_back_to`. "Intact" means that every byte was verified
@@ -585,7 +585,11 @@ def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def best_so_far(
-    best: dict[str, Any] | None, settings: config.Checkpoint, start_from: Path, directory: Path
+    saved: Mapping[str, Any],
+    criterion: Mapping[str, object],
+    start_from: Path,
+    directory: Path,
+    say: Say,
 ) -> dict[str, Any] | None:
     """Case 13: returns the best validation before a resume; None if there is none that counts.
 
@@ -593,10 +597,12 @@ def best_so_far(
     stopping must be the same in all processes.
 
     Args:
-        best: from the checkpoint's metadata, with its ``step``, ``metric`` and ``mode``.
-        settings: this run's.
+        saved: the checkpoint's metadata: ``best``, with its ``step``, ``metric`` and ``mode``, and
+            ``validation``, the digest of what validated.
+        criterion: this run's ``metric``, ``mode`` and ``validation``.
         start_from: the checkpoint.
         directory: this run's directory.
+        say: prints why the best validation so far does not count.
 
     Raises:
         InputError, RunAgain: in all processes, if the disk does not respond.
@@ -605,14 +611,24 @@ def best_so_far(
         process_group,
     )  # imports jax, which commands that only look do not need
 
+    best = saved["best"]
     if best is None or not _is_of(directory, start_from):
         return None
     if not process_group.process_zero_decides(
         lambda: "there" if _has_best(directory, best["step"], start_from) else ""
     ):
         return None
-    same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
-    return best if same else None
+    before = {name: best[name] for name in ("metric", "mode")} | {
+        "validation": saved.get("validation")
+    }
+    changed = [name for name in before if before[name] != criterion[name]]
+    if changed and criterion["metric"] is not None:
+        what = "the validation set" if changed == ["validation"] else "checkpoint.best_metric"
+        say(
+            f"{what} differs from the checkpoint's: the best checkpoint so far ({best['metric']} "
+            f"{best['value']:.4g} at step {best['step']}) and the patience no longer count"
+        )
+    return None if changed else best
 
 
 def _has_best(directory: Path, step: int, start_from: Path) -> bool:

@@ -7,12 +7,13 @@ overrides of the command line and checks it before any device is touched. The cl
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from jaxtrain.config import files, invocation, overrides
+from jaxtrain.config import files, invocation, metrics, overrides
 from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
@@ -216,8 +217,9 @@ class Checkpoint:
     multiple of checkpoint.every, and the newest that loop.replay_every has certified."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
-    best_mode: Literal["max", "min"] = "max"
-    """Whether a larger (max) or a smaller (min) best_metric is better."""
+    best_mode: Literal["max", "min"] | None = None
+    """Whether a larger (max) or a smaller (min) best_metric is better. Needed only for a metric
+    whose direction is unknown."""
     mirror: str | None = None
     """Folder in a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run directory is
     copied while training continues. A resume uses the newest complete checkpoint of the two."""
@@ -597,6 +599,17 @@ def _check_batch(run: Run) -> Iterator[str]:
         )
 
 
+def best_mode(run: Run) -> metrics.Mode | None:
+    """Returns whether ``checkpoint.best_metric`` is better when larger or smaller.
+
+    None without a metric.
+    """
+    if run.checkpoint.best_metric is None:
+        return None
+    known = metrics.table(metrics.added_by(run.model))
+    return metrics.describe(run.checkpoint.best_metric, known).better or run.checkpoint.best_mode
+
+
 def _check_best(run: Run) -> Iterator[str]:
     metric = run.checkpoint.best_metric
     if metric is not None and not metric.startswith("val/"):
@@ -604,6 +617,8 @@ def _check_best(run: Run) -> Iterator[str]:
             f"checkpoint.best_metric '{metric}' is not a validation metric (val/...)",
             "checkpoint.best_metric",
         )
+    elif metric is not None:
+        yield from _check_mode(metric, run.checkpoint.best_mode, run.model)
     if metric is not None and run.loop.eval_every is None:
         yield Problem(
             f"checkpoint.best_metric {metric} needs validations, but loop.eval_every is None: set "
@@ -615,4 +630,25 @@ def _check_best(run: Run) -> Iterator[str]:
             f"loop.early_stop_patience {run.loop.early_stop_patience} needs a metric to watch: set "
             "--checkpoint.best_metric, or --loop.early_stop_patience None",
             *("loop.early_stop_patience", "checkpoint.best_metric"),
+        )
+
+
+def _check_mode(name: str, mode: metrics.Mode | None, model: Any) -> Iterator[str]:
+    known = metrics.table(metrics.added_by(model))
+    better = metrics.describe(name, known).better
+    if better is None and mode is None:
+        choices = [f"val/{key}" for key, metric in known.items() if metric.better]
+        near = difflib.get_close_matches(name, choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        yield Problem(
+            f"checkpoint.best_metric {name}: it is unknown whether larger or smaller is better: "
+            f"set --checkpoint.best_mode max or min{hint}",
+            *("checkpoint.best_metric", "checkpoint.best_mode"),
+        )
+    if better is not None and mode not in (None, better):
+        larger = "larger" if better == "max" else "smaller"
+        yield Problem(
+            f"checkpoint.best_mode {mode} contradicts checkpoint.best_metric {name}: {larger} "
+            "values are better; set --checkpoint.best_mode None",
+            *("checkpoint.best_mode", "checkpoint.best_metric"),
         )

@@ -96,6 +96,7 @@ member                   of       used for
 ``constants``            Config   state from files, such as the weights of a loss
 ``freeze``, a field      Config   parameters that are not trained
 ``index_limits``         Config   synthetic batches for measuring
+``metrics``              Config   metrics that are not in :data:`jaxtrain.config.metrics.METRICS`
 ``usage``                Config   the command for a trained model, at the end of a run
 ``bare``                 Config   loading a trained model without its training-only parts
 ``from_older``           Config   descriptions of models in files of older versions
@@ -126,6 +127,8 @@ Of the config:
   optimizer state, and are replicated, so that they are never communicated.
 - ``index_limits() -> {name: count}``: for each array of indices in a batch, the number of valid
   values. Synthetic batches stay below it.
+- ``metrics() -> {name: Metric}``: the metrics that are not in the table of
+  :mod:`jaxtrain.config.metrics`: which direction is better, their titles and units.
 - ``usage``: the command that uses a trained model; ``{run}`` in it stands for the run directory,
   ``{input}`` for an input file.
 - ``bare() -> Config``: the same network without its training-only parts.

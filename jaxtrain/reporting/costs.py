@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxtrain.config.metrics import METRICS
 from jaxtrain.reporting import facts, formats, times
 from jaxtrain.reporting.markup import Html, element, joined
 from jaxtrain.reporting.run_files import RecordedRun
@@ -127,15 +128,15 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
     """Compares measured rates with the datasheet's."""
 
     def rate(run: RecordedRun, name: str) -> object:
-        found = facts.series(run, name)
+        found = facts.series(run, f"train/{name}")
         middle = facts.typical(found)
         if middle is None:
             return NOTHING
-        best = element("small", f" best {formats.metric(name, max(found))}")
-        return joined([formats.metric(name, middle), best])
+        best = element("small", f" best {formats.metric(max(found), METRICS[name].unit)}")
+        return joined([formats.metric(middle, METRICS[name].unit), best])
 
     def middle(run: RecordedRun, name: str) -> object:
-        return formats.metric(name, facts.typical(facts.series(run, name)))
+        return formats.metric(facts.typical(facts.series(run, f"train/{name}")), METRICS[name].unit)
 
     def flops(value: float | None) -> object:
         return NOTHING if value is None else formats.large(value, "FLOP/s")
@@ -144,7 +145,7 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         return NOTHING if value is None else f"{value:.3g}"
 
     rows: list[Row] = [
-        (text, [rate(run, f"train/{name}") for run in runs])
+        (text, [rate(run, name) for run in runs])
         for text, name in (
             ("steps per second", "steps_per_second"),
             ("examples per second", "samples_per_second"),
@@ -156,9 +157,9 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         ("datasheet, dense bf16, all devices", [flops(facts.peak_flops(run)) for run in runs]),
         (
             "MFU: model / datasheet FLOP/s",
-            [middle(run, "train/mfu") for run in runs],
+            [middle(run, "mfu") for run in runs],
         ),
-        ("data wait", [middle(run, "train/data_wait_fraction") for run in runs]),
+        ("data wait", [middle(run, "data_wait_fraction") for run in runs]),
     ]
     planned = [facts.seconds_at_the_peaks(run) for run in runs]
     if any(planned):

@@ -4,34 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxtrain.reporting import facts, formats
+from jaxtrain.config import metrics
+from jaxtrain.reporting import facts
 from jaxtrain.reporting.run_files import RecordedRun
 
 MOST_POINTS = 2000
 _LEAST_GIB = 0.1  # smaller memory is drawn in MiB
-_FIRST = ("loss", "accuracy", "psnr", "ssim", "lpips", "pseudo_perplexity", "bits_per_byte")
-_LAST = ("learning_rate", "grad_norm", "throughput", "mfu", "data_wait_fraction")
-_TITLES = {
-    "psnr": "PSNR, dB",
-    "ssim": "SSIM",
-    "lpips": "LPIPS",
-    "grad_norm": "gradient norm",
-    "mfu": "MFU (model / datasheet FLOP/s)",
-    "data_wait_fraction": "data wait (fraction of the time)",
-    "gpu_memory_usage": "GPU memory, GiB",
-    "gpu_utilization": "GPU utilization",
-    "gpu_power_w": "GPU power, W",
-    "gpu_temperature_c": "GPU temperature, \N{DEGREE SIGN}C",
-    "host_memory_gib": "host memory, GiB",
-    "shm_gib": "/dev/shm, GiB",
-    "bits_per_byte": "bits per byte",
-    "steps_per_second": "steps per second",
-    "samples_per_second": "examples per second",
-    "tokens_per_second": "tokens per second",
-}
-_SYSTEM = ("gpu_", "host_", "shm_")
-# These three rates have the same shape, so the page draws only the first one that was recorded.
-_RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 
 
 class Constant(NamedTuple):
@@ -39,10 +17,12 @@ class Constant(NamedTuple):
 
     Attributes:
         name: such as ``train/learning_rate``.
+        unit: of the metric.
         values: of each run; None where the run has not recorded it.
     """
 
     name: str
+    unit: str
     values: list[float | None]
 
 
@@ -65,12 +45,15 @@ def charts(
         for name in record
         if "/" in name and not name.endswith("_std")
     }
-    rate = next((name for name in _RATES if name in names), None)
-    names -= set(_RATES) - {rate}
+    rate = next((name for name in metrics.RATES if name in names), None)
+    names -= set(metrics.RATES) - {rate}
+    added = {name: metric for run in runs for name, metric in run.metrics.items()}
+    known = metrics.table(added)
     thinned = False
     found = []
     constants: list[Constant] = []
-    for name in sorted(names, key=_rank):
+    for name in sorted(names, key=lambda name: metrics.position(name, known)):
+        metric = metrics.describe(name, known)
         lines: list[dict[str, Any]] = []
         for index, run in enumerate(runs):
             for kind in ("train", "val"):
@@ -81,25 +64,23 @@ def charts(
                     step, time, value = zip(*kept, strict=True)
                     line: dict[str, Any] = {"run": index, "kind": kind, "step": step, "time": time}
                     lines.append(line | {"value": [_rounded(one) for one in value]})
-        if lines and name not in _FIRST and _is_constant(lines):
+        if lines and not metric.better and _is_constant(lines):
             for kind in ("train", "val"):
                 values = {line["run"]: line["value"][0] for line in lines if line["kind"] == kind}
                 if values:
                     of_runs = [values.get(index) for index in range(len(runs))]
-                    constants.append(Constant(f"{kind}/{name}", of_runs))
+                    constants.append(Constant(f"{kind}/{name}", metric.unit, of_runs))
         elif lines:
-            title = _in_mib(_TITLES.get(name, name.replace("_", " ")), lines)
+            unit = "" if metric.unit in ("fraction", "1/s") else metric.unit
+            title = _in_mib(f"{metric.title}, {unit}" if unit else metric.title, lines)
             found.append(
                 {
                     "name": name,
                     "title": title,
-                    "percent": formats.is_fraction(name),
-                    "zero": formats.is_fraction(name)
-                    or name in _RATES
-                    or "memory" in name
-                    or name == "learning_rate",
+                    "percent": metric.unit == "fraction",
+                    "zero": metric.unit in ("fraction", "1/s", "GiB") or name == "learning_rate",
                     "unit": title.endswith("iB"),
-                    "log": facts.smaller_is_better(name) or name == "grad_norm",
+                    "log": metric.better == "min" or name == "grad_norm",
                     "curves": lines,
                 }
             )
@@ -192,17 +173,6 @@ def _finite(value: float | None) -> float | None:
 def _rounded(value: float | None) -> float | None:
     """Rounds to seven digits, the precision of float32."""
     return None if value is None else float(f"{value:.7g}")
-
-
-def _rank(name: str) -> tuple[int, int, str]:
-    """Sorts quality metrics first, then training, then system metrics."""
-    if name in _FIRST:
-        return 0, _FIRST.index(name), name
-    if name in _RATES:
-        return 2, _LAST.index("throughput"), name
-    if name in _LAST:
-        return 2, _LAST.index(name), name
-    return (3 if name.startswith(_SYSTEM) else 1), 0, name
 
 
 def nonfinite(run: RecordedRun, found: Mapping[str, facts.Result]) -> list[str]:

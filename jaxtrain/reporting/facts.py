@@ -6,22 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxtrain.config import metrics
 from jaxtrain.reporting import formats, times
 from jaxtrain.reporting.run_files import RecordedRun
-
-# Smaller is better for these metrics; for all others larger is better.
-_SMALLER = ("loss", "lpips", "perplexity", "bits_per_byte", "distance", "flicker")
-_NOT_QUALITY = (
-    "learning_rate",
-    "grad_norm",
-    "per_second",
-    "mfu",
-    "fraction",
-    "gpu_",
-    "memory",
-    "shm",
-)
-_FIRST = ("loss", "psnr", "ssim", "lpips", "accuracy", "pseudo_perplexity", "bits_per_byte")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +29,14 @@ class Result:
     """How a metric developed.
 
     Attributes:
+        unit: of the metric.
         first, last, best: values; None if all were NaN/Inf.
         best_step: step of ``best``.
         nonfinite: number of NaN/Inf records.
         nonfinite_step: step of the first such record.
     """
 
+    unit: str
     first: float | None
     last: float | None
     best: float | None
@@ -112,35 +101,30 @@ def devices(run: RecordedRun) -> tuple[str, str]:
     return f"{start.get('devices', '?')}{per_process}", str(start.get("device_kind", "?"))
 
 
-def smaller_is_better(name: str) -> bool:
-    """Returns whether smaller values of a metric are better."""
-    return any(word in name for word in _SMALLER)
-
-
 def results(run: RecordedRun) -> dict[str, Result]:
-    """Returns how each quality metric developed; those of the validation come first."""
-    names = {name for record in run.records for name in record if "/" in name}
-    kept = [
+    """Returns how each metric of quality developed; those of the validation come first."""
+    names = {
         name
-        for name in names
-        if not name.endswith("_std") and not any(word in name for word in _NOT_QUALITY)
-    ]
+        for record in run.records
+        for name in record
+        if "/" in name and metrics.describe(name, run.metrics).better
+    }
 
-    def rank(name: str) -> tuple[bool, int, str]:
-        last = name.rpartition("/")[2]
-        place = _FIRST.index(last) if last in _FIRST else len(_FIRST)
-        return not name.startswith("val/"), place, name
+    def rank(name: str) -> tuple[bool, tuple[int, bool, str]]:
+        return not name.startswith("val/"), metrics.position(name, run.metrics)
 
-    return {name: _result(run, name) for name in sorted(kept, key=rank)}
+    return {name: _result(run, name) for name in sorted(names, key=rank)}
 
 
 def _result(run: RecordedRun, name: str) -> Result:
     every = [(record["step"], record[name]) for record in run.records if name in record]
     finite = [(step, value) for step, value in every if value is not None and math.isfinite(value)]
     bad = [step for step, value in every if value is None or not math.isfinite(value)]
-    choose = min if smaller_is_better(name) else max
+    metric = metrics.describe(name, run.metrics)
+    choose = min if metric.better == "min" else max
     best = choose(finite, key=lambda pair: pair[1], default=(None, None))
     return Result(
+        unit=metric.unit,
         first=finite[0][1] if finite else None,
         last=every[-1][1],
         best=best[1],

@@ -6,8 +6,6 @@ import math
 from jaxtrain.telemetry.console import duration
 
 _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_UNITS = {"memory_usage": "GiB", "_gib": "GiB", "_w": "W", "_c": "\N{DEGREE SIGN}C"}
-_FRACTIONS = ("accuracy", "mfu", "data_wait_fraction", "gpu_utilization")
 
 
 def seconds(value: float) -> str:
@@ -43,33 +41,19 @@ def large(value: float, unit: str = "") -> str:
     return f"{value:.4g} {unit}".strip()
 
 
-def metric(name: str, value: float | None) -> str:
-    """Formats a metric's value with its unit.
-
-    Args:
-        name: such as ``train/psnr``.
-        value: None is shown as a dash.
-    """
-    last = name.rpartition("/")[2]
+def metric(value: float | None, unit: str) -> str:
+    """Formats a metric's value; None as a dash."""
     if value is None:
         return "\N{EN DASH}"
     if not math.isfinite(value):
         return str(value)
-    if last in _FRACTIONS:
+    if unit == "fraction":
         return f"{value:.1%}"
-    if last in ("psnr", "psnr_std"):
-        return f"{value:.2f} dB"
-    for ending, unit in _UNITS.items():
-        if last.endswith(ending):
-            if unit == "GiB" and 0 < abs(value) < 0.1:
-                return f"{value * 1024:.3g} MiB"
-            return f"{value:.1f} {unit}"
-    return short(value)
-
-
-def is_fraction(name: str) -> bool:
-    """Returns whether a metric is a fraction, which the page shows in percent."""
-    return name.rpartition("/")[2] in _FRACTIONS
+    if unit == "GiB" and 0 < abs(value) < 0.1:
+        return f"{value * 1024:.3g} MiB"
+    if unit in ("", "1/s"):
+        return short(value)
+    return f"{value:.2f} dB" if unit == "dB" else f"{value:.1f} {unit}"
 
 
 def moment(seconds_since_1970: float) -> str:

@@ -1,11 +1,13 @@
 """Reads a run directory; files that are missing or damaged are reported on the page."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.config import metrics
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import addresses, atomic, lock
 
@@ -59,6 +61,17 @@ class RecordedRun:
     def starts(self) -> list[Mapping[str, Any]]:
         """Returns the ``start`` events."""
         return [event for event in self.history if event["event"] == "start"]
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, metrics.Metric]:
+        """Returns all metrics by name, with those that the model adds."""
+        added = self.last("start").get("metrics") or {}
+        return metrics.table(
+            {
+                name: metrics.Metric(**fields | {"better": fields.get("better")})
+                for name, fields in added.items()
+            }
+        )
 
     def last(self, event: str) -> Mapping[str, Any]:
         """Returns the newest event of a kind; {} if there is none."""
@@ -262,6 +275,17 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
 
 
+def _are_metrics(value: object) -> bool:
+    names = {field.name for field in dataclasses.fields(metrics.Metric)}
+    return isinstance(value, dict) and all(
+        isinstance(fields, dict)
+        and fields.keys() <= names
+        and fields.get("better") in ("max", "min", None)
+        and all(_is_text(fields.get(name, "")) for name in ("title", "unit"))
+        for fields in value.values()
+    )
+
+
 # Fields that the page computes with, and a check of the value's type. None is always allowed. A run
 # writes nothing else, so a line with any other value is not an event.
 _KINDS: dict[str, Callable[[object], bool]] = {
@@ -273,6 +297,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     "code": lambda value: type(value) is int and abs(value) < _MAX_INTEGER,
     "versions": _is_texts,
     "config": _is_config,
+    "metrics": _are_metrics,
     "arguments": lambda value: isinstance(value, list) and all(map(_is_text, value)),
 }
 

@@ -101,7 +101,7 @@ def _facts(runs: Sequence[RecordedRun]) -> list[Row]:
     )
     rows: list[Row] = [("steps", of_all(_steps))]
     for name in leading:
-        rows.append((name, [_result(name, found.get(name)) for found in results]))
+        rows.append((name, [_result(found.get(name)) for found in results]))
     return [
         *rows,
         ("running time", of_all(_time)),
@@ -119,13 +119,13 @@ def _steps(run: RecordedRun) -> object:
     return joined([f"{done:,}", of])
 
 
-def _result(name: str, found: facts.Result | None) -> object:
+def _result(found: facts.Result | None) -> object:
     if found is None:
         return NOTHING
     best = ""
     if found.best is not None and found.best != found.last:
-        best = f" best {formats.metric(name, found.best)} at step {found.best_step:,}"
-    return joined([formats.metric(name, found.last), element("small", best)])
+        best = f" best {formats.metric(found.best, found.unit)} at step {found.best_step:,}"
+    return joined([formats.metric(found.last, found.unit), element("small", best)])
 
 
 def _time(run: RecordedRun) -> object:
@@ -222,7 +222,8 @@ def _constant(runs: Sequence[RecordedRun], constants: Sequence[Constant]) -> Htm
     if not constants:
         return Html("")
     rows: list[Row] = [
-        (name, [formats.metric(name, value) for value in values]) for name, values in constants
+        (name, [formats.metric(value, unit) for value in values])
+        for name, unit, values in constants
     ]
     count = "1 constant metric" if len(rows) == 1 else f"{len(rows)} constant metrics"
     return element("details", element("summary", count), side_by_side(runs, rows), id="constant")
@@ -236,22 +237,24 @@ def _results(runs: Sequence[RecordedRun]) -> Html:
         return Html("")
     if len(runs) > 1:
         rows: list[Row] = [
-            (name, [_from_to(name, found.get(name)) for found in results]) for name in names
+            (name, [_from_to(found.get(name)) for found in results]) for name in names
         ]
         return side_by_side(runs, rows)
     cells = []
     for name, found in results[0].items():
-        values = [formats.metric(name, value) for value in (found.first, found.last, found.best)]
+        values = [
+            formats.metric(value, found.unit) for value in (found.first, found.last, found.best)
+        ]
         step = NOTHING if found.best_step is None else f"{found.best_step:,}"
         cells.append([name, *values, step])
     return table(["", "first", "last", "best", "at step"], cells)
 
 
-def _from_to(name: str, found: facts.Result | None) -> object:
+def _from_to(found: facts.Result | None) -> object:
     if found is None:
         return NOTHING
-    first, last = formats.metric(name, found.first), formats.metric(name, found.last)
+    first, last = formats.metric(found.first, found.unit), formats.metric(found.last, found.unit)
     best = ""
     if found.best is not None:
-        best = f" best {formats.metric(name, found.best)} at step {found.best_step:,}"
+        best = f" best {formats.metric(found.best, found.unit)} at step {found.best_step:,}"
     return joined([f"{first} → {last}", element("small", best)])

@@ -34,6 +34,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxtrain import errors, terminal
+from jaxtrain.config import metrics
 from jaxtrain.distributed.signals import why
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
@@ -182,6 +183,7 @@ class Started:
         config: every field of the config.
         arguments: the command line.
         began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
+        added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
     """
 
     step: int
@@ -191,6 +193,7 @@ class Started:
     config: Mapping[str, Any]
     arguments: Sequence[str]
     began: float = dataclasses.field(default_factory=time.time)
+    added_metrics: Mapping[str, metrics.Metric] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ time):
 - ``end``: the exit code and the reason. A killed process writes none.
 """
 
+import dataclasses
 import json
 import socket
 import time
@@ -97,6 +98,9 @@ def _start(event: Started) -> dict[str, Any]:
         "versions": versions.versions(),
         "config": event.config,
         "arguments": list(event.arguments),
+        "metrics": {
+            name: dataclasses.asdict(metric) for name, metric in event.added_metrics.items()
+        },
     }
 
 

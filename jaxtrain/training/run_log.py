@@ -13,7 +13,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import IMPORTED_AT, config, terminal, versions
-from jaxtrain.config import invocation
+from jaxtrain.config import invocation, metrics
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.on_end import OnEnd
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
@@ -111,6 +111,7 @@ class RunLog(events.EventLog):
                 config=config.to_dict(run),
                 arguments=arguments,
                 began=IMPORTED_AT if arguments else self._entered,
+                added_metrics=metrics.added_by(run.model),
             )
 
         self._start = start

@@ -29,7 +29,8 @@ class Best:
     """The best validation so far.
 
     Attributes:
-        metric, mode: ``checkpoint.best_metric`` and ``checkpoint.best_mode`` at that time.
+        metric: ``checkpoint.best_metric`` at that time.
+        mode: "max" if larger values of it are better, or "min".
         value: of that metric.
         step: completed steps of the validated state.
         validations_since: the number of later validations without improvement.
@@ -53,6 +54,7 @@ class RunMeta:
 
     Attributes:
         fingerprint: of the training data.
+        validation: digest of what validates: the examples, and how many of them; "" without any.
         config: every field.
         versions: of jaxtrain and its dependencies.
         best: the best validation so far; None before the first.
@@ -63,6 +65,7 @@ class RunMeta:
     """
 
     fingerprint: str
+    validation: str
     config: dict[str, Any]
     versions: dict[str, Any]
     best: Best | None = None
@@ -74,9 +77,9 @@ class RunMeta:
         return dataclasses.asdict(self)
 
 
-def describe(run: config.Run, fingerprint: str) -> RunMeta:
+def describe(run: config.Run, fingerprint: str, validation: str = "") -> RunMeta:
     """Returns the metadata of a new run."""
-    return RunMeta(fingerprint, config.to_dict(run), versions.versions())
+    return RunMeta(fingerprint, validation, config.to_dict(run), versions.versions())
 
 
 def patience_over(settings: config.Loop, meta: RunMeta) -> bool:
@@ -112,7 +115,8 @@ class Saver:
         saved: Callable[[], None] = lambda: None,
         constants: Collection[str] = (),
     ) -> None:
-        self._run = run
+        self._metric = run.checkpoint.best_metric
+        self._mode = config.best_mode(run)
         self._checkpoints = checkpoints
         self.meta = meta
         self._say = say
@@ -126,11 +130,11 @@ class Saver:
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; returns whether its state is the best."""
-        settings, best = self._run.checkpoint, self.meta.best
-        if settings.best_metric is None:
+        best = self.meta.best
+        if self._metric is None or self._mode is None:
             return False
-        value = values[settings.best_metric]
-        sign = 1 if settings.best_mode == "max" else -1
+        value = values[self._metric]
+        sign = 1 if self._mode == "max" else -1
         if not math.isfinite(value) or (best and sign * value <= sign * best.value):
             if best:
                 more = best.validations_since + 1
@@ -138,7 +142,7 @@ class Saver:
             return False
         if best and self._best_kept and best.step == self._best_kept.step:
             self._best_kept = best
-        self.meta.best = Best(settings.best_metric, settings.best_mode, value, position.done)
+        self.meta.best = Best(self._metric, self._mode, value, position.done)
         self._best_at = position
         return True
 

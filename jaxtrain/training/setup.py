@@ -448,7 +448,7 @@ def open_training(
             run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
             say,
         )
-        meta = describe(run, sources.train.fingerprint)
+        meta = describe(run, sources.train.fingerprint, _what_validates(run, sources))
         with phases.within("restore"), explained():
             state = first_state(
                 step_setup, model.init_from, start_from, directory, meta, say, shown=shown_source
@@ -681,7 +681,12 @@ def first_state(
     else:
         state = restore(start_from, setup.target, verified=True)
         check_extras(state, constants, shown)
-    best = resume.best_so_far(saved["best"], setup.run.checkpoint, start_from, directory)
+    criterion = {
+        "metric": setup.run.checkpoint.best_metric,
+        "mode": config.best_mode(setup.run),
+        "validation": meta.validation,
+    }
+    best = resume.best_so_far(saved, criterion, start_from, directory, say)
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done
@@ -946,6 +951,14 @@ def _quarantined(
     if complaint:
         raise InputError(complaint)
     return share
+
+
+def _what_validates(run: config.Run, sources: Sources) -> str:
+    """Returns a digest of the examples of a validation; "" for a run without validation."""
+    if run.loop.eval_every is None:
+        return ""
+    examples = min(run.loop.eval_examples, len(sources.val))
+    return cache.digest(sources.val.fingerprint, examples, run.seed)
 
 
 def _evaluator(

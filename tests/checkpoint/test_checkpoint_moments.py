@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from small_state import make_state, meta_of, save
 
-from jaxtrain import config
 from jaxtrain.checkpoint import layout, manifest, resume
 from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 
@@ -49,9 +48,9 @@ def test_a_best_checkpoint_not_linked_due_to_a_kill_is_linked_on_resume(
     saver.save_best(make_state(2), meta_of(2))
     save(saver, 3)
     saver.close()
-    settings = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 0}
-    assert resume.best_so_far(best, settings, run / "checkpoints" / "3", run) == best
+    saved, criterion = {"best": best, "validation": "5 clips"}, {**best, "validation": "5 clips"}
+    assert resume.best_so_far(saved, criterion, run / "checkpoints" / "3", run, print) == best
     assert [path.name for path in (run / "best").iterdir()] == ["3"]
     assert manifest.verify(run / "best" / "3") == ""
 

@@ -439,7 +439,7 @@ def test_is_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RUN = config.named("demo_mlm")
-SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
+CRITERION = {"metric": "val/psnr", "mode": "max", "validation": "5 clips"}
 
 
 def described(run: config.Run, fingerprint: str) -> dict[str, Any]:
@@ -470,14 +470,30 @@ def test_a_resumed_run_keeps_its_best_validation(
     monkeypatch.setattr(resume, "is_complete", there.__contains__)
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
     start = tmp_path / "run/checkpoints/4"
-    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "run") == best
-    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "other") is None
-    for other in ({"best_metric": "val/ssim"}, {"best_mode": "min"}, {"best_metric": None}):
-        settings = dataclasses.replace(SETTINGS, **other)
-        assert resume.best_so_far(best, settings, start, tmp_path / "run") is None
-    assert resume.best_so_far(None, SETTINGS, start, tmp_path / "run") is None
+    lines: list[str] = []
+
+    def so_far(saved: object, directory: str = "run", **changes: object) -> object:
+        return resume.best_so_far(
+            {"best": saved, "validation": "5 clips"},
+            CRITERION | changes,
+            start,
+            tmp_path / directory,
+            lines.append,
+        )
+
+    assert so_far(best) == best
+    assert so_far(best, "other") is None
+    assert so_far(None) is None
+    assert so_far(best, metric=None, mode=None) is None
+    assert lines == []
+    for change in ({"metric": "val/ssim"}, {"mode": "min"}, {"validation": "1 clip"}):
+        assert so_far(best, **change) is None
+        what = "the validation set" if "validation" in change else "checkpoint.best_metric"
+        assert lines.pop().startswith(
+            f"{what} differs from the checkpoint's: the best checkpoint so"
+        )
     there.clear()  # the best checkpoint is lost
-    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "run") is None
+    assert so_far(best) is None
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -489,7 +505,9 @@ def test_process_zero_decides_whether_the_best_checkpoint_exists(
         process_group, "process_zero_decides", lambda decide: "there" if there else ""
     )
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
-    found = resume.best_so_far(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
+    saved = {"best": best, "validation": "5 clips"}
+    start = tmp_path / "checkpoints/4"
+    found = resume.best_so_far(saved, CRITERION, start, tmp_path, print)
     assert found == (best if there else None)
 
 

@@ -58,7 +58,7 @@ RUN = config.Run(
     optim=config.Optim(peak_lr=1e-3, schedule="cosine", warmup_steps=10, accumulate=2),
     mesh=config.Mesh(data=1, fsdp=8, shard="params"),
     loop=config.Loop(steps=100, log_every=10, eval_every=50, eval_examples=8),
-    checkpoint=config.Checkpoint(every=50, keep=2, best_metric="val/loss", best_mode="min"),
+    checkpoint=config.Checkpoint(every=50, keep=2, best_metric="val/loss"),
 )
 
 
@@ -163,6 +163,14 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
         ("--optim.warmup_steps None --optim.warmup_fraction 1", "must be below 1"),
         ("--loop.eval_every None", "checkpoint.best_metric val/loss needs validations"),
         ("--checkpoint.best_metric loss", "is not a validation metric"),
+        (
+            "--checkpoint.best_metric val/accuracy --checkpoint.best_mode min",
+            "contradicts checkpoint.best_metric val/accuracy: larger values are better",
+        ),
+        (
+            "--checkpoint.best_metric val/acuracy",
+            "set --checkpoint.best_mode max or min; did you mean val/accuracy?",
+        ),
         (
             "--checkpoint.best_metric None --loop.early_stop_patience 3",
             "loop.early_stop_patience 3 needs a metric",

@@ -11,13 +11,20 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.checkpoint import saver
+from jaxtrain.config.metrics import METRICS, Metric
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import RunAgain
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
 RUN = config.named("demo_mlm")
-SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
+# By definition of each metric; not read from the table that is tested.
+LARGER_IS_BETTER = {
+    **dict.fromkeys(("accuracy", "psnr", "ssim"), "max"),
+    **dict.fromkeys(("loss", "lpips", "pseudo_perplexity", "bits_per_byte"), "min"),
+    **dict.fromkeys(("encoder_loss", "reconstruction_loss", "perceptual_loss"), "min"),
+}
+SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr")
 
 
 STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), guard={})  # type: ignore[arg-type]
@@ -95,7 +102,7 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
     """Returns the steps kept as best, with validations at 1, 2, ... and saves at 2 and 4."""
     one, checkpoints = saver_with(**settings)
     for step, value in enumerate(values, 1):
-        best = one.judge(at(step), {"val/psnr": value})
+        best = one.judge(at(step), {settings.get("best_metric", "val/psnr"): value})
         one.save(at(step), STATE, regular=step in (2, 4), best=best)
     assert checkpoints.regular == [step for step in (2, 4) if step <= len(values)]
     return checkpoints.best
@@ -103,10 +110,9 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
 
 def test_each_complete_save_is_reported() -> None:
     """Then output/latest is the run that saved last, even if two run at the same time."""
+    run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     one, _, said, _ = failing(at_once={1}, later={2})
-    one = save_policy.Saver(
-        one._run, one._checkpoints, one.meta, said.append, lambda: said.append("!")
-    )
+    one = save_policy.Saver(run, one._checkpoints, one.meta, said.append, lambda: said.append("!"))
     for step in (10, 20, 30):
         one.save(at(step), STATE)
         assert "!" not in said  # 10 and 20 fail; 30 was not waited for
@@ -120,12 +126,35 @@ def test_each_complete_save_is_reported() -> None:
 
 def test_the_best_value_is_the_largest_or_the_smallest() -> None:
     assert best_of([20, 19, 21, 21, 22]) == [1, 3, 5]
-    assert best_of([20, 19, 21, 18, 18], best_mode="min") == [1, 2, 4]
+    assert best_of([20, 19, 21, 18, 18], best_metric="val/loss") == [1, 2, 4]
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.better])
+def test_only_the_metric_is_set_and_the_best_step_is_kept(name: str) -> None:
+    """Five histories: rising, falling, with a peak, with a trough, and without order."""
+    worst_first = {"max": 1, "min": -1}[LARGER_IS_BETTER[name]]
+    for history in ([1, 2, 3, 4], [4, 3, 2, 1], [1, 4, 2, 3], [3, 1, 2, 4], [2, 4, 1, 3]):
+        kept = best_of([float(value) for value in history], best_metric=f"val/{name}")
+        assert kept[-1] == 1 + max(range(4), key=lambda at: worst_first * history[at])
+
+
+def test_a_model_names_the_direction_of_its_own_metric() -> None:
+    class Model:
+        def metrics(self) -> dict[str, Metric]:
+            return {"overlap": Metric(better="max")}
+
+    settings = dataclasses.replace(SETTINGS, best_metric="val/overlap")
+    run = dataclasses.replace(RUN, checkpoint=settings, model=Model())
+    assert config.best_mode(run) == "max"
+    unknown = dataclasses.replace(run, model=RUN.model)
+    assert config.best_mode(unknown) is None
+    settings = dataclasses.replace(settings, best_mode="min")
+    assert config.best_mode(dataclasses.replace(unknown, checkpoint=settings)) == "min"
 
 
 def test_nan_and_inf_are_never_best() -> None:
     assert best_of([math.nan, 20, math.nan, 10, math.inf, 21]) == [2, 6]
-    assert best_of([-math.inf, 20], best_mode="min") == [2]
+    assert best_of([-math.inf, 20], best_metric="val/loss") == [2]
 
 
 def test_without_a_metric_no_state_is_best() -> None:

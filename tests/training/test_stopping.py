@@ -91,7 +91,7 @@ def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
     """
     write_corpus(tmp_path)
     still = ("--optim.peak_lr", 1e-12, "--simulate-devices", 2, "--mesh.fsdp", 2)
-    best = ("--checkpoint.best_metric", "val/pseudo_perplexity", "--checkpoint.best_mode", "min")
+    best = ("--checkpoint.best_metric", "val/pseudo_perplexity")
     patience = ("--loop.early_stop_patience", 2, "--loop.eval_every", 2, "--loop.steps", 12)
     data = ("--data.path", "corpus", "--output-dir", "early")
     text = train(tmp_path, *TINY_MLM, *data, *still, *best, *patience)

@@ -34,7 +34,7 @@ LOSSES = (
     *("--optim.average.rule", "ema", "--optim.average.decay", 0.9),
     *("--loop.steps", 12, "--loop.log_every", 1, "--loop.eval_every", 12),
     *("--loop.eval_examples", 4, "--checkpoint.every", 4, "--checkpoint.keep", 9),
-    *("--checkpoint.best_metric", "val/lpips", "--checkpoint.best_mode", "min"),
+    *("--checkpoint.best_metric", "val/lpips"),
 )
 
 
