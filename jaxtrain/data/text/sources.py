@@ -9,12 +9,12 @@ import dataclasses
 import functools
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtrain.config import overrides
-from jaxtrain.data import cache, mixture, quarantine
+from jaxtrain.data import cache, mixture, quarantine, splits
 from jaxtrain.data.engine import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
@@ -105,8 +105,9 @@ class Text:
     documents are fetched: this number, rounded up to a multiple of 10,000. If val_path is set, this
     limits the training documents only. Accepts 500k, 2.5M, 1B."""
     train_split: float = 0.9
-    """Fraction of the files (or of the documents, if there is only one file) used for training; the
-    rest is for validation, with at least one in each. Ignored if val_path is set."""
+    """Fraction of the documents used for training; the rest is for validation. Complete files are
+    chosen, or documents of a single file, with at least one on each side. Ignored if val_path is
+    set, or if names say what validates: valid.txt beside train.txt, or folders train and val."""
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
@@ -270,17 +271,27 @@ class Text:
         """
         named = self.inputs(path)
         good = [_good(files, *where) for files, where in zip(found, named, strict=True)]
-        training = good if self.val_path is None else good[:-1]
-        quotas = self._quotas([sum(file.documents for file in files) for files in training], say)
+        val = good.pop() if self.val_path is not None else []
+        validates = {file.sha256 for file in val}
+        chosen = [
+            self._choose(files, flag, where, say)
+            for files, (flag, where) in zip(good, named, strict=False)
+        ]
+        validates |= {file.sha256 for one in chosen for file, side in one.items() if side == "val"}
+        chosen = [
+            _without(one, validates, f"{flag} {where}", say)
+            for one, (flag, where) in zip(chosen, named, strict=False)
+        ]
+        quotas = self._quotas([sum(file.documents for file in one) for one in chosen], say)
         made = [
-            self._corpus(files, where, quota)
-            for files, (_, where), quota in zip(training, named, quotas, strict=False)
+            self._corpus(one, where, quota)
+            for one, (_, where), quota in zip(chosen, named, quotas, strict=False)
         ]
         if self.val_path is not None:
-            counts = [file.documents for file in good[-1]]
-            split = splitting.assign_all(counts, splitting.VAL, None)
+            counts = [file.documents for file in val]
+            split = splitting.of_sides(counts, [splitting.VAL] * len(val), None)
             field = self._field(self.val_path)
-            made.append(tokens.Corpus(files=good[-1], split=split, text_field=field))
+            made.append(tokens.Corpus(files=val, split=split, text_field=field))
         return made
 
     def sources(
@@ -366,19 +377,85 @@ class Text:
         )
         return list(quotas)
 
+    def _choose(
+        self,
+        files: list[documents.Scanned],
+        flag: str,
+        path: str,
+        say: Callable[[str], None],
+    ) -> dict[documents.Scanned, splits.Side | None]:
+        """Returns the files of a source that are used, and the side of each.
+
+        None splits the file by document.
+
+        Args:
+            files: the good files.
+            flag, path: of the source.
+            say: prints which files validate, and which are not used.
+        """
+        names = [file.name for file in files]
+        said = None if hub_datasets.is_named(path) else splits.by_name(names)
+        sides = said or ["train"] * len(files)
+        if said is not None and ("val" not in said or self.val_path is not None):
+            sides = ["train" if side == "train" else "test" for side in said]
+        if said is not None:
+            splits.report(f"{flag} {path}", names, sides, say)
+        used: dict[documents.Scanned, splits.Side | None] = {
+            file: side for file, side in zip(files, sides, strict=True) if side in ("train", "val")
+        }
+        if self.val_path is not None or "val" in used.values():
+            return used
+        first: dict[str, str] = {}
+        groups = [first.setdefault(file.sha256, file.name) for file in used]
+        if hub_datasets.is_named(path) or len(set(groups)) == 1:
+            # The parts of a fetched dataset count as one file.
+            return dict.fromkeys(used)
+        trains = splits.by_hash(groups, [file.documents for file in used], self.train_split)
+        sides = ["train" if here else "val" for here in trains]
+        splits.report(f"{flag} {path}", [file.name for file in used], sides, say)
+        return dict(zip(used, sides, strict=True))
+
     def _corpus(
-        self, files: list[documents.Scanned], path: str, quota: int | None
+        self,
+        chosen: Mapping[documents.Scanned, splits.Side | None],
+        path: str,
+        quota: int | None,
     ) -> tokens.Corpus:
-        counts = [file.documents for file in files]
-        # The parts of a fetched dataset count as one file: it is split by document.
-        names = [path] if hub_datasets.is_named(path) else [file.name for file in files]
-        if self.val_path is None:
-            split = splitting.assign(
-                counts, names, train_split=self.train_split, max_examples=quota
+        files, counts = list(chosen), [file.documents for file in chosen]
+        if None in chosen.values():
+            split = splitting.by_document(
+                counts, path, train_split=self.train_split, max_examples=quota
             )
         else:
-            split = splitting.assign_all(counts, splitting.TRAIN, quota)
+            sides = [splitting.SPLITS.index(side) for side in chosen.values() if side]
+            split = splitting.of_sides(counts, sides, quota)
         return tokens.Corpus(files=files, split=split, text_field=self._field(path))
+
+
+def _without(
+    chosen: Mapping[documents.Scanned, splits.Side | None],
+    validates: Collection[str],
+    source: str,
+    say: Callable[[str], None],
+) -> dict[documents.Scanned, splits.Side | None]:
+    """Removes from the files for training those whose SHA-256 is in ``validates``.
+
+    Raises:
+        InputError: no file is left.
+    """
+    twice = [file for file, side in chosen.items() if side != "val" and file.sha256 in validates]
+    rest = {file: side for file, side in chosen.items() if file not in twice}
+    if twice:
+        say(
+            f"{source}: {len(twice):,} of {len(chosen):,} files are not trained on, because equal "
+            f"files validate: {splits.listed([file.name for file in twice])}"
+        )
+    if set(rest.values()) <= {"val"}:
+        raise InputError(
+            f"{source}: no text is left for training, because all of it validates; pass other "
+            "text with --data.path or --data.val_path"
+        )
+    return rest
 
 
 def _good(found: list[documents.Scanned], flag: str, path: str) -> list[documents.Scanned]:

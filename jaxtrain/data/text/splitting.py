@@ -6,7 +6,6 @@ no table.
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,52 +121,28 @@ class Split:
         return np.cumsum(own, axis=0) - own
 
 
-def assign(
-    counts: list[int], names: list[str], *, train_split: float, max_examples: int | None
+def by_document(
+    counts: list[int], name: str, *, train_split: float, max_examples: int | None
 ) -> Split:
-    """Splits documents into training and validation.
+    """Splits documents into training and validation by the hashes of their numbers.
 
-    Several files are split by a hash of their names, one file by a hash of each document's number,
-    so adding a file does not move any other. Each split gets at least one file or document.
+    Each split gets at least one document.
 
     Args:
         counts: number of documents in each file.
-        names: relative names of the files; a single name if all files are parts of one.
+        name: of the source, for an error.
         train_split: expected fraction for training.
         max_examples: documents to keep over both splits, spread evenly over the corpus.
 
     Raises:
         InputError: fewer than two documents.
     """
-    if sum(counts) < 2:
-        raise InputError(
-            f"{', '.join(names[:3])} has {sum(counts)} document, but training and validation need "
-            f"one each: add more text, or set --data.val_path"
-        )
-    if len(names) > 1:
-        to_val = _choose_val(np.array([_name_hash(name) for name in names]), train_split)
-        in_val = int(np.array(counts)[to_val].sum())
-        split = Split(
-            counts=tuple(counts),
-            sides=tuple(np.where(to_val, VAL, TRAIN).tolist()),
-            totals=(sum(counts) - in_val, in_val),
-            kept=(sum(counts) - in_val, in_val),
-        )
-    else:
-        split = _by_number(counts, train_split)
-    return split if max_examples is None else split.thinned(max_examples)
-
-
-def assign_all(counts: list[int], side: int, max_examples: int | None) -> Split:
-    """Assigns all documents to one split, or ``max_examples`` of them, spread evenly."""
-    totals = (sum(counts), 0) if side == TRAIN else (0, sum(counts))
-    split = Split(counts=tuple(counts), sides=(side,) * len(counts), totals=totals, kept=totals)
-    return split if max_examples is None else split.thinned(max_examples)
-
-
-def _by_number(counts: list[int], train_split: float) -> Split:
-    """Splits the documents of one file, each by the hash of its number."""
     count = sum(counts)
+    if count < 2:
+        raise InputError(
+            f"{name} has {count} document, but training and validation need one each: add more "
+            "text, or set --data.val_path"
+        )
     in_val, most, least = 0, (-1.0, 0), (2.0, 0)
     for start in range(0, count, _BLOCK):
         fractions = number_hash(start, min(start + _BLOCK, count))
@@ -181,7 +156,7 @@ def _by_number(counts: list[int], train_split: float) -> Split:
     elif in_val == count:
         in_val, exception = count - 1, (least[1], TRAIN)
     totals = (count - in_val, in_val)
-    return Split(
+    split = Split(
         counts=tuple(counts),
         sides=None,
         train_split=train_split,
@@ -189,19 +164,15 @@ def _by_number(counts: list[int], train_split: float) -> Split:
         totals=totals,
         kept=totals,
     )
+    return split if max_examples is None else split.thinned(max_examples)
 
 
-def _choose_val(fractions: np.ndarray, train_split: float) -> np.ndarray:
-    to_val = fractions >= train_split
-    if not to_val.any():
-        to_val[np.argmax(fractions)] = True
-    if to_val.all():
-        to_val[np.argmin(fractions)] = False
-    return to_val
-
-
-def _name_hash(name: str) -> float:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
+def of_sides(counts: list[int], sides: list[int], max_examples: int | None) -> Split:
+    """Assigns each file to a split, and uses ``max_examples`` documents, spread evenly."""
+    in_val = sum(count for count, side in zip(counts, sides, strict=True) if side == VAL)
+    totals = (sum(counts) - in_val, in_val)
+    split = Split(counts=tuple(counts), sides=tuple(sides), totals=totals, kept=totals)
+    return split if max_examples is None else split.thinned(max_examples)
 
 
 def number_hash(start: int, stop: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokens
-from jaxtrain.data.text.splitting import SPLITS, TRAIN, VAL, assign
+from jaxtrain.data.text.splitting import SPLITS, TRAIN, VAL, by_document
 from jaxtrain.errors import InputError
 
 TEXTS = [
@@ -28,8 +28,8 @@ def corpus(folder: Path) -> tokens.Corpus:
     path = folder / "in.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     files = documents.scan(str(path), None, folder, "--data.path", lambda line: None)
-    counts, names = [file.documents for file in files], [file.name for file in files]
-    split = assign(counts, names, train_split=0.6, max_examples=None)
+    counts = [file.documents for file in files]
+    split = by_document(counts, "in.jsonl", train_split=0.6, max_examples=None)
     return tokens.Corpus(files=files, split=split, text_field=None)
 
 

@@ -12,7 +12,15 @@ from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import Causal, Masked, hub_datasets, specials
+from jaxtrain.data.text import (
+    Causal,
+    Masked,
+    documents,
+    hub_datasets,
+    specials,
+    splitting,
+    tokenizer,
+)
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.errors import InputError
 
@@ -195,3 +203,74 @@ def test_what_a_worker_receives_does_not_grow_with_the_files(
         sources = data.open(Model(vocab_size=300), seed=0, say=silent)
         sizes.append(len(pickle.dumps(sources.train)))
     assert sizes[0] == pytest.approx(sizes[1], abs=10)  # of numbers
+
+
+def _config(path: str, **fields: object) -> Masked:
+    return Masked(path=path, batch_size=4, **fields)  # type: ignore[arg-type]
+
+
+def _corpora(config: Masked) -> tuple[set[str], set[str], list[str]]:
+    """Returns the names of the files that train and that validate, and the printed lines."""
+    lines: list[str] = []
+    path = config.path
+    assert path is not None
+    root = Path(path).parent / "cache"
+    root.mkdir(exist_ok=True)
+    scanned = [
+        documents.scan(where, None, root, flag, lines.append) for flag, where in config.inputs(path)
+    ]
+    sides: tuple[set[str], set[str]] = (set(), set())
+    for corpus in config.corpora(scanned, path, lines.append):
+        for number, file in enumerate(corpus.files):
+            for block in corpus.split.of_file(number):
+                for side in set(block.tolist()) - {splitting.SKIPPED}:
+                    sides[side].add(file.name)
+    return *sides, lines
+
+
+def _texts(folder: Path, **texts: str) -> str:
+    for name, text in texts.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(folder)
+
+
+def test_named_splits_train_on_train_only(tmp_path: Path) -> None:
+    folder = _texts(tmp_path / "d", train_txt="a", valid_txt="b", test_txt="c")
+    train, val, lines = _corpora(_config(folder))
+    assert (train, val) == ({"train.txt"}, {"valid.txt"})
+    assert any("1 of 3 files validate: valid.txt" in line for line in lines)
+    assert any("1 of 3 files are not used" in line and "test.txt" in line for line in lines)
+    # Without text for validation, a part of the text for training validates, never the test set.
+    folder = _texts(tmp_path / "e", train_jsonl='{"text": "a"}\n' * 4, test_jsonl='{"text": "c"}')
+    train, val, _ = _corpora(_config(folder))
+    assert train == val == {"train.jsonl"}
+
+
+def test_what_validates_is_not_trained_on(tmp_path: Path) -> None:
+    folder = _texts(tmp_path / "d", train_txt="a", valid_txt="b", test_txt="c", more__x_txt="b")
+    train, val, lines = _corpora(_config(folder, val_path=f"{folder}/valid.txt"))
+    assert (train, val) == ({"train.txt"}, {"valid.txt"})
+    other = _texts(tmp_path / "o", x_txt="1", y_txt="2", z_txt="b")
+    train, val, lines = _corpora(_config(other, val_path=f"{folder}/valid.txt"))
+    assert (train, val) == ({"x.txt", "y.txt"}, {"valid.txt"})
+    assert any("1 of 3 files are not trained on" in line and "z.txt" in line for line in lines)
+    with pytest.raises(InputError, match="no text is left for training"):
+        _corpora(_config(folder, val_path=folder))
+    # The same files in two sources: what validates in one does not train in the other.
+    texts = {f"{number}_txt": f"text {number}" for number in range(40)}
+    config = _config(
+        _texts(tmp_path / "first", **texts), more_paths=(_texts(tmp_path / "second", **texts),)
+    )
+    train, val, lines = _corpora(config)
+    assert train | val == {name.replace("_", ".") for name in texts}
+    assert not train & val
+
+
+def test_equal_files_are_on_one_side(tmp_path: Path) -> None:
+    texts = {f"{number}_txt": f"text {number // 2}" for number in range(60)}
+    _, val, _ = _corpora(_config(_texts(tmp_path / "d", **texts)))
+    assert val
+    for number in range(0, 60, 2):
+        assert len({f"{number}.txt", f"{number + 1}.txt"} & val) in (0, 2)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from jaxtrain.data import splits
 from jaxtrain.data.text import splitting
-from jaxtrain.data.text.splitting import SKIPPED, TRAIN, VAL, Split, assign, assign_all
+from jaxtrain.data.text.splitting import SKIPPED, TRAIN, VAL, Split, by_document, of_sides
 from jaxtrain.errors import InputError
 
 
@@ -11,23 +12,33 @@ def sides_of(split: Split) -> list[np.ndarray]:
     return [np.concatenate(list(split.of_file(file))) for file in range(len(split.counts))]
 
 
+def assign(
+    counts: list[int], names: list[str], *, train_split: float, max_examples: int | None
+) -> Split:
+    """Splits files by name, or the documents of one file by number."""
+    if len(names) == 1:
+        return by_document(counts, names[0], train_split=train_split, max_examples=max_examples)
+    trains = splits.by_hash(names, counts, train_split)
+    return of_sides(counts, [TRAIN if here else VAL for here in trains], max_examples)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_files_are_split_by_name_and_keep_their_side(share: float) -> None:
     names = [f"{number}.txt" for number in range(100)]
 
-    def sides(chosen: list[str]) -> dict[str, int]:
-        splits = sides_of(assign([3] * len(chosen), chosen, train_split=share, max_examples=None))
-        assert all(len(split) == 3 and len(set(split.tolist())) == 1 for split in splits)
-        return {name: int(split[0]) for name, split in zip(chosen, splits, strict=True)}
+    def by_file(chosen: list[str]) -> dict[str, int]:
+        sides = sides_of(assign([3] * len(chosen), chosen, train_split=share, max_examples=None))
+        assert all(len(split) == 3 and len(set(split.tolist())) == 1 for split in sides)
+        return {name: int(split[0]) for name, split in zip(chosen, sides, strict=True)}
 
-    every = sides(names)
+    every = by_file(names)
     training = sum(side == TRAIN for side in every.values())
     assert abs(training - 100 * share) <= 12
     assert 1 <= training <= 99
     if 0 < share < 1:
-        fewer = sides(names[10:60])
+        fewer = by_file(names[10:60])
         assert fewer.items() <= every.items()
-    assert set(sides(names[:2]).values()) == {TRAIN, VAL}
+    assert set(by_file(names[:2]).values()) == {TRAIN, VAL}
 
 
 def test_one_file_is_split_by_document() -> None:
@@ -65,7 +76,7 @@ def test_max_examples_counts_documents_over_the_entire_corpus(limit: int) -> Non
     if limit == 50:
         assert abs(np.flatnonzero(kept).mean() - 500) < 50
         assert abs((got == VAL).sum() / 50 - (full == VAL).mean()) < 0.02
-    alone = np.concatenate(sides_of(assign_all(counts, TRAIN, limit)))
+    alone = np.concatenate(sides_of(of_sides(counts, [TRAIN] * 100, limit)))
     assert (alone == TRAIN).sum() == min(limit, 1000)
 
 

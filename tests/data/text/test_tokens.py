@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data import engine
+from jaxtrain.data import engine, splits
 from jaxtrain.data.text import config as text_config
 from jaxtrain.data.text import documents, encoding, tokenizer, tokens, vocabulary, word_counts
 from jaxtrain.data.text.specials import SEP, Form
-from jaxtrain.data.text.splitting import TRAIN, VAL, assign
+from jaxtrain.data.text.splitting import TRAIN, VAL, of_sides
 from jaxtrain.data.text.tokens import Corpus
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import shared_folder
@@ -54,12 +54,9 @@ def make(folder: Path, files: int = 4) -> Path:
 def corpus(folder: Path, cache: Path, train_split: float = 0.7) -> Corpus:
     cache.mkdir(exist_ok=True)
     files = documents.scan(str(folder), None, cache, "--data.path", silent)
-    split = assign(
-        [f.documents for f in files],
-        [f.name for f in files],
-        train_split=train_split,
-        max_examples=None,
-    )
+    counts = [file.documents for file in files]
+    trains = splits.by_hash([file.name for file in files], counts, train_split)
+    split = of_sides(counts, [TRAIN if here else VAL for here in trains], None)
     return Corpus(files=files, split=split, text_field=None)
 
 
