@@ -54,9 +54,15 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
     atomic.check_writable("--json", flags.json)
     _check_readable(flags.data)
     model = kind(flags.source, flags.precision, command="evaluate")
-    text = _text(flags.data, model, flags.max_tokens)
+    most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
     try:
-        found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_progress())
+        texts = documents.texts(flags.data, flags.text_field, model.count, most)
+    except BadExample as error:
+        raise InputError(f"--data {flags.data}: {error.reason}") from error
+    except OSError as error:
+        raise InputError(f"--data {flags.data} cannot be read: {error.strerror}") from error
+    try:
+        found = model.score(texts, rows=flags.rows, max_tokens=flags.max_tokens, each=_progress())
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
     terminal.out(_report(found, model, flags))
@@ -82,23 +88,6 @@ def _check_readable(path: Path) -> None:
         path.open("rb").close()
     except OSError as error:
         raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
-
-
-def _text(path: Path, model: MaskedModel | CausalModel, max_tokens: int | None) -> str:
-    """Reads a text; if ``max_tokens`` is given, only as much as is needed for them."""
-    chunks, tokens = [], 0
-    try:
-        for chunk in documents.decoded(path):
-            chunks.append(chunk)
-            if max_tokens is not None:
-                tokens += model.count(chunk)
-                if tokens >= max_tokens + 2 * model.longest:
-                    break
-    except BadExample as error:
-        raise InputError(f"--data {path}: {error.reason}") from error
-    except OSError as error:
-        raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
-    return "".join(chunks)
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -156,7 +145,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=command_line.named_file,
         required=True,
-        help="the text, UTF-8",
+        help="the text, UTF-8: a .txt or .md file is one document, each line of a .jsonl file and "
+        "each row of a .parquet file another",
+    )
+    add(
+        "--text-field",
+        metavar="NAME",
+        help="field of .jsonl objects or column of .parquet files with the text (default: the "
+        "first of text, content, body, ...)",
     )
     add(
         "--max-tokens",

@@ -5,7 +5,7 @@ Shapes: R sequences in a batch, S tokens of a sequence, V tokens of the vocabula
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -134,32 +134,42 @@ class MaskedModel:
         return len(tokenizer_file.ids(self._plain, text))
 
     def score(
-        self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
+        self,
+        texts: Sequence[str],
+        *,
+        rows: int,
+        max_tokens: int | None,
+        each: Callable[[int, int], None],
     ) -> MaskedScore:
-        """Masks each token of a text in turn and predicts it from a full window around it.
+        """Masks each token of each text in turn and predicts it from a full window around it.
 
         [UNK] is not masked, and a literal "[MASK]" in the text is ordinary text. In the middle of a
         long text, the window has as many tokens before the masked one as after it; near an end it
         has more on the other side.
 
         Args:
-            text: of any length.
+            texts: documents of any length.
             rows: batch size, in masked copies.
             max_tokens: mask only the first ``max_tokens`` tokens; None is all.
             each: called after each batch with the number of tokens done and the total.
 
         Raises:
-            InputError: the text has no tokens, or only unknown ones.
+            InputError: the texts have no tokens, or only unknown ones.
         """
-        ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
-        if not len(ids):
+        chosen: list[tuple[np.ndarray, int]] = []  # the tokens of a text, and one to mask
+        tokens = 0
+        for text in texts:
+            ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
+            scored = ids[: None if max_tokens is None else max_tokens - tokens]
+            tokens += len(scored)
+            chosen += [(ids, int(index)) for index in np.flatnonzero(scored != self.special.unk)]
+        if not tokens:
             raise InputError("the text has no tokens")
-        known = np.flatnonzero(ids[:max_tokens] != self.special.unk)
-        count, unknown = len(known), len(ids[:max_tokens]) - len(known)
+        count, unknown = len(chosen), tokens - len(chosen)
         if not count:
             raise InputError(f"all {unknown} tokens of the text are unknown to the tokenizer")
         cost, right, done = 0.0, 0, 0
-        for tokens_RS, position_R, target_R in self._masked(ids, known, rows):
+        for tokens_RS, position_R, target_R in self._masked(chosen, rows):
             used = min(rows, count - done)
             chances_RV = self.log_chances(tokens_RS, position_R)[:used]
             target_R = target_R[:used]
@@ -170,21 +180,27 @@ class MaskedModel:
         return MaskedScore(tokens=count, unknown=unknown, loss=cost / count, accuracy=right / count)
 
     def _masked(
-        self, ids: np.ndarray, known: np.ndarray, rows: int
+        self, chosen: Sequence[tuple[np.ndarray, int]], rows: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yields batches of equal size; the last is padded with copies of its first sequence."""
-        length = min(self.longest, len(ids))
-        for first in range(0, len(known), rows):
-            chosen = known[first : first + rows].tolist()
-            chosen += chosen[:1] * (rows - len(chosen))
-            tokens, positions = [], []
-            for index in chosen:
+        """Yields batches of equal size; the last is padded with copies of its first sequence.
+
+        Args:
+            chosen: the tokens of a text, and the index of the one to mask.
+            rows: batch size.
+        """
+        for first in range(0, len(chosen), rows):
+            batch = list(chosen[first : first + rows])
+            batch += batch[:1] * (rows - len(batch))
+            tokens, positions, targets = [], [], []
+            for ids, index in batch:
+                length = min(self.longest, len(ids))
                 start = min(max(index - length // 2, 0), len(ids) - length)
                 row = self._row(ids[start : start + length])
                 positions.append(1 + index - start)
                 row[positions[-1]] = self.special.mask
                 tokens.append(row)
-            yield np.stack(tokens), np.asarray(positions, np.int32), ids[chosen]
+                targets.append(ids[index])
+            yield np.stack(tokens), np.asarray(positions, np.int32), np.asarray(targets, np.int32)
 
     def _row(self, ids: np.ndarray) -> np.ndarray:
         """[CLS], tokens, [SEP], padding: int32 [S]."""

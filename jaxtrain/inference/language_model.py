@@ -7,9 +7,9 @@ tokens of the vocabulary.
 import codecs
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,20 @@ from jaxtrain.xla import options
 
 _LEAST_ROOM = 64  # positions of a KV cache
 _LARGEST_SEED = 2**32 - 1
+
+
+class _Window(NamedTuple):
+    """A window of a text that is scored.
+
+    Attributes:
+        given: token ids of the text, after the token that begins a document.
+        sizes: bytes of each token.
+        start: index of the window's first token.
+    """
+
+    given: np.ndarray
+    sizes: np.ndarray
+    start: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,47 +258,59 @@ class CausalModel:
         return len(tokenizer_file.ids(self.tokenizer, text))
 
     def score(
-        self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
+        self,
+        texts: Sequence[str],
+        *,
+        rows: int,
+        max_tokens: int | None,
+        each: Callable[[int, int], None],
     ) -> TextScore:
-        """Predicts each token of a text, taken as one document, from the tokens before it.
+        """Predicts each token of each text from the tokens before it in the same text.
 
         Windows have the length of the context window and overlap by half. A token is scored once,
         in the first window that contains it: with at least half a window before it, if the text has
         as much.
 
         Args:
-            text: of any length.
+            texts: documents of any length.
             rows: batch size, in windows.
             max_tokens: score only the first ``max_tokens`` tokens; None is all.
             each: called after each batch with the number of windows done and the total.
 
         Raises:
-            InputError: the text has no tokens.
+            InputError: the texts have no tokens.
         """
-        ids = tokenizer_file.ids(self.tokenizer, text)[:max_tokens]
-        if not ids:
+        windows: list[_Window] = []
+        tokens = size = 0
+        for text in texts:
+            left = None if max_tokens is None else max_tokens - tokens
+            ids = tokenizer_file.ids(self.tokenizer, text)[:left]
+            if not ids:
+                continue
+            sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
+            given = np.array([self.begin, *ids], np.int32)
+            starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
+            windows += [_Window(given, sizes, start) for start in starts]
+            tokens += len(ids)
+            size += int(sizes.sum())
+        if not tokens:
             raise InputError("the text has no tokens")
-        sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
-        given = np.array([self.begin, *ids], np.int32)
-        starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
         sums: dict[str, np.ndarray] = {}
-        for first in range(0, len(starts), rows):
-            batch = self._windows(given, sizes, list(starts[first : first + rows]), rows)
+        for first in range(0, len(windows), rows):
+            batch = self._windows(windows[first : first + rows], rows)
             for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
                 sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
-            each(min(first + rows, len(starts)), len(starts))
+            each(min(first + rows, len(windows)), len(windows))
         means = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         return TextScore(
-            tokens=len(ids),
-            bytes=int(sizes.sum()),
+            tokens=tokens,
+            bytes=size,
             loss=means["loss"],
             accuracy=means["accuracy"],
             bits_per_byte=means["bits_per_byte"],
         )
 
-    def _windows(
-        self, given: np.ndarray, sizes: np.ndarray, starts: list[int], rows: int
-    ) -> dict[str, np.ndarray]:
+    def _windows(self, windows: Sequence[_Window], rows: int) -> dict[str, np.ndarray]:
         """Makes a batch of windows; tokens that an earlier window has scored are not targets."""
         shape = rows, self.longest
         batch = {
@@ -293,7 +319,7 @@ class CausalModel:
             "target_bytes": np.zeros(shape, np.int32),
             "weight": np.ones(rows, np.float32),
         }
-        for row, start in enumerate(starts):
+        for row, (given, sizes, start) in enumerate(windows):
             there = min(self.longest, len(sizes) - start)
             new = slice(self.longest - self._stride if start else 0, there)
             batch["tokens"][row, :there] = given[start : start + there]

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
-from jaxtrain.errors import InputError
+from jaxtrain.data.text import documents
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
@@ -144,11 +145,14 @@ class Model:
         return np.stack(list(frames))
 
     @from_python()
-    def evaluate(self, data: str | Path, *, max_tokens: int | None = None) -> Any:
+    def evaluate(
+        self, data: str | Path, *, max_tokens: int | None = None, text_field: str | None = None
+    ) -> Any:
         """Measures a language model on a text file.
 
         Args:
-            data: a UTF-8 text file.
+            data: a UTF-8 text file, which is one document, or a .jsonl or .parquet file.
+            text_field: the field or column with the text; None uses the first of the usual names.
             max_tokens: measure only the first N tokens; None is all.
 
         Returns:
@@ -172,12 +176,15 @@ class Model:
         else:
             methods = ("decode_step", "logits_at")
             raise load.cannot(described, "evaluate", *methods, source=self._source)
+        most = None if max_tokens is None else max_tokens + 2 * model.longest
         try:
-            text = Path(data).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{data} cannot be read as UTF-8 text: {error}") from error
+            texts = documents.texts(Path(data).expanduser(), text_field, model.count, most)
+        except BadExample as error:
+            raise InputError(f"data {data}: {error.reason}") from error
+        except OSError as error:
+            raise InputError(f"data {data} cannot be read: {error.strerror}") from error
         score: TextScore | MaskedScore = model.score(
-            text, rows=16, max_tokens=max_tokens, each=lambda done, count: None
+            texts, rows=16, max_tokens=max_tokens, each=lambda done, count: None
         )
         return score
 

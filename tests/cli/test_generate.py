@@ -361,3 +361,34 @@ def test_evaluate_refuses_a_text_without_tokens(
     (tmp_path / "empty.txt").write_text("")
     assert run("evaluate", source, "--data", tmp_path / "empty.txt") == 2
     assert "the text has no tokens" in capsys.readouterr().err
+
+
+def test_evaluate_reads_the_same_documents_from_every_kind_of_file(
+    source: Path, tmp_path: Path
+) -> None:
+    """The command and Python, and all kinds of files, give the same numbers to the last digit."""
+    import pyarrow
+    import pyarrow.parquet
+
+    documents = ["once upon a time " * 5, "größer 🙂", "there was\na time"]
+    (tmp_path / "one.txt").write_text(documents[0])
+    scores = {}
+    for name, texts in (("one", documents[:1]), ("all", documents)):
+        lines = [json.dumps({"title": "t", "text": text}) for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, '{"title": "no text"}']))
+        column = pyarrow.array([*texts, None]).dictionary_encode()
+        pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / f"{name}.parquet")
+    for path in sorted(tmp_path.glob("*.*")):
+        numbers = tmp_path / "numbers"
+        assert run("evaluate", source, "--data", path, "--json", numbers) == 0
+        content = json.loads(numbers.read_text())
+        python = dataclasses.asdict(jaxtrain.load_model(source).evaluate(path))
+        assert {name: content[name] for name in python} == python
+        scores[path.name] = python
+    assert scores["one.txt"] == scores["one.jsonl"] == scores["one.parquet"]
+    assert scores["all.jsonl"] == scores["all.parquet"]
+    assert scores["all.jsonl"]["bytes"] == sum(len(text.encode()) for text in documents)
+    model = language_model.CausalModel(source)
+    ids = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in documents]
+    costs = [cost for each in ids for cost in costs_by_hand(model, each)]
+    assert scores["all.jsonl"]["loss"] == pytest.approx(np.mean(costs), rel=1e-5)

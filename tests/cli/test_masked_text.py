@@ -14,7 +14,6 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxtrain import main
-from jaxtrain.cli import evaluate_text
 from jaxtrain.data import text
 from jaxtrain.data.text import documents, specials, tokenizer
 from jaxtrain.errors import InputError
@@ -279,20 +278,22 @@ def test_pseudo_perplexity_matches_its_definition(masked: fill_mask.MaskedModel)
         right += int(chances.argmax() == target)
     progress: list[int] = []
     for rows in (1, 4):
-        found = masked.score(TEXT, rows=rows, max_tokens=None, each=lambda n, _: progress.append(n))
+        found = masked.score(
+            [TEXT], rows=rows, max_tokens=None, each=lambda n, _: progress.append(n)
+        )
         assert found.tokens == len(costs) == progress[-1]
         assert found.loss == pytest.approx(np.mean(costs), rel=1e-5)
         assert found.pseudo_perplexity == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
         assert found.accuracy == pytest.approx(right / len(costs))
     assert found.unknown == ids.count(1) == len(ids) - len(costs) == 3  # the commas
-    first = masked.score(TEXT, rows=4, max_tokens=5, each=lambda *_: None)
+    first = masked.score([TEXT], rows=4, max_tokens=5, each=lambda *_: None)
     assert (first.tokens, first.loss) == (5, pytest.approx(np.mean(costs[:5]), rel=1e-5))
-    short = masked.score("paris is", rows=4, max_tokens=None, each=lambda *_: None)
+    short = masked.score(["paris is"], rows=4, max_tokens=None, each=lambda *_: None)
     assert short.tokens == 2  # padded
-    literal = masked.score("paris [MASK] is", rows=4, max_tokens=None, each=lambda *_: None)
+    literal = masked.score(["paris [MASK] is"], rows=4, max_tokens=None, each=lambda *_: None)
     assert (literal.tokens, literal.unknown) == (2, 3)  # parts of the text, not a mask
     with pytest.raises(InputError, match=r"all 2 tokens of the text are unknown"):
-        masked.score("?!", rows=4, max_tokens=None, each=lambda *_: None)
+        masked.score(["?!"], rows=4, max_tokens=None, each=lambda *_: None)
 
 
 def test_only_the_beginning_of_a_long_text_is_read(
@@ -301,11 +302,12 @@ def test_only_the_beginning_of_a_long_text_is_read(
     monkeypatch.setattr(documents, "_CHUNK_BYTES", 50)
     path = tmp_path / "long.txt"
     path.write_text(TEXT * 20)
-    read = evaluate_text._text(path, masked, 9)
+    (read,) = documents.texts(path, None, masked.count, 9 + 2 * masked.longest)
     assert len(read) < 500
-    assert evaluate_text._text(path, masked, None) == TEXT * 20
+    assert documents.texts(path, None) == [TEXT * 20]
     scores = [
-        masked.score(text, rows=9, max_tokens=9, each=lambda *_: None) for text in (read, TEXT * 20)
+        masked.score([text], rows=9, max_tokens=9, each=lambda *_: None)
+        for text in (read, TEXT * 20)
     ]
     assert scores[0] == scores[1]
 

@@ -71,7 +71,7 @@ _MOST_ROWS = 256  # decoded together
 _LARGE_BYTES = 2**27  # row groups below this may have any compression ratio
 _LARGEST_PAGE = 2**28  # bytes, unpacked; most writers use 1 MiB, DuckDB up to 100 MB
 _MOST_COMPRESSED = 1000  # ratio; text has 3 to 20, equal lines with zstd up to a few hundred
-_VERSION = 2  # of the scan record and of how files are read
+_VERSION = 3  # of the scan record and of how files are read
 _CHUNK_BYTES = 1 << 20
 _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 10.0
@@ -102,6 +102,7 @@ class Scanned:
         characters: number of characters in the documents.
         text_bytes: size of the documents in bytes of UTF-8.
         reason: why the file is bad; None for a good one.
+        skipped: number of rows without text.
         unread: the system could not read the file, which may be temporary.
     """
 
@@ -114,6 +115,7 @@ class Scanned:
     characters: int
     text_bytes: int
     reason: str | None
+    skipped: int = 0
     unread: bool = False
 
     @contextlib.contextmanager
@@ -209,11 +211,8 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[str,
             f"{', '.join(SUFFIXES)} files"
         )
     parquet = next((name for path, name, *_ in known if _suffix(path) == ".parquet"), None)
-    if parquet and importlib.util.find_spec("pyarrow") is None:
-        raise InputError(
-            f"{flag} {pattern}: {parquet} requires the package pyarrow: "
-            f"{versions.install('parquet')}"
-        )
+    if parquet:
+        require_parquet(f"{flag} {pattern}: {parquet}")
     others = Counter(_suffix(path) or "without a suffix" for path in found) - Counter(
         _suffix(path) for path, *_ in known
     )
@@ -504,6 +503,7 @@ def _scan_once(found: Fresh, text_field: str | None) -> Scanned:
     _, path, name, size, mtime_ns = found
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0
+    skipped: Counter[str] = Counter()
     try:
         with _on_disk(path) as (there, fetched):
             if not stat.S_ISREG(there.stat().st_mode):  # a pipe or a device may never end
@@ -513,7 +513,7 @@ def _scan_once(found: Fresh, text_field: str | None) -> Scanned:
             else:
                 with open(there, "rb") as file:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            for document in read(there, text_field):
+            for document in read(there, text_field, skipped):
                 documents += 1
                 characters += len(document)
                 text_bytes += len(document.encode())
@@ -538,12 +538,19 @@ def _scan_once(found: Fresh, text_field: str | None) -> Scanned:
         characters=characters,
         text_bytes=text_bytes,
         reason=reason,
+        skipped=skipped["rows"],
         unread=unread,
     )
 
 
-def read(path: Path, text_field: str | None) -> Iterator[str]:
+def read(path: Path, text_field: str | None, skipped: Counter[str] | None = None) -> Iterator[str]:
     """Yields the documents of one file in order, without blank ones.
+
+    Args:
+        path: the file.
+        text_field: the field or column with the text; None is the first of :data:`TEXT_FIELDS`
+            that there is. Rows without it, or with null, are skipped, unless most lack it.
+        skipped: counts these rows under "rows".
 
     Raises:
         BadExample: the file is broken; some documents may have been yielded before.
@@ -551,12 +558,53 @@ def read(path: Path, text_field: str | None) -> Iterator[str]:
     """
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
-        documents = _read_jsonl(path, text_field)
+        documents = _read_jsonl(path, text_field, skipped)
     elif suffix == ".parquet":
-        documents = _read_parquet(path, text_field)
+        documents = _read_parquet(path, text_field, skipped)
     else:
         documents = _read_sections(path)
     return (document for document in documents if document.strip())
+
+
+def texts(
+    path: Path,
+    text_field: str | None,
+    count: Callable[[str], int] | None = None,
+    most: int | None = None,
+) -> list[str]:
+    """Reads the documents of one file without cutting long ones: a plain text file is one document.
+
+    Args:
+        path: a file in a form that training reads, too.
+        text_field: see :func:`read`.
+        count: returns the number of tokens of a text.
+        most: stop after this many tokens; None reads all.
+
+    Raises:
+        BadExample: the file is broken.
+        InputError: a package for this kind of file is not installed.
+        OSError: the system cannot read the file.
+    """
+    is_plain = _suffix(str(path)) not in (".jsonl", ".parquet")
+    if _suffix(str(path)) == ".parquet":
+        require_parquet(str(path))
+    found, tokens = [], 0
+    for part in decoded(path) if is_plain else read(path, text_field):
+        found.append(part)
+        tokens += count(part) if count is not None and most is not None else 0
+        if most is not None and tokens >= most:
+            break
+    return ["".join(found)] if is_plain else found
+
+
+def require_parquet(name: str) -> None:
+    """Checks that parquet files can be read.
+
+    Raises:
+        InputError: the extra ``parquet`` is not installed.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
 
 
 def _read_sections(path: Path) -> Iterator[str]:
@@ -618,8 +666,10 @@ def decoded(path: Path) -> Iterator[str]:
                 return
 
 
-def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
+def _read_jsonl(path: Path, text_field: str | None, skipped: Counter[str] | None) -> Iterator[str]:
     field = text_field
+    has = lacks = 0
+    first_without: tuple[int, list[str]] = (0, [])
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_BYTES + 1), b""), 1):
             if len(line) > LONGEST_BYTES:
@@ -636,15 +686,15 @@ def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
             if not isinstance(row, dict):
                 raise BadExample(str(path), f"line {number}: not a JSON object")
             if field is None:
-                field = _choose_field(list(row), path, f"line {number}")
-            if field not in row:
-                raise BadExample(
-                    str(path),
-                    f"line {number}: no field {field!r}, only {_names(list(row))}: "
-                    "set --data.text_field to the one with the text",
-                )
-            value = row[field]
+                field = next((name for name in TEXT_FIELDS if name in row), None)
+            value = None if field is None else row.get(field)
+            lacks += field not in row
+            has += field in row
+            if lacks == 1 and field not in row:
+                first_without = number, list(row)
             if value is None:
+                if skipped is not None:
+                    skipped["rows"] += 1
                 continue
             if not isinstance(value, str):
                 raise BadExample(
@@ -655,29 +705,45 @@ def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
             except UnicodeEncodeError as error:
                 raise BadExample(str(path), f"line {number}: an unpaired surrogate") from error
             yield value
+    if lacks > has:
+        number, names = first_without
+        if field is None:
+            raise _no_field(path, f"line {number}", names)
+        raise BadExample(
+            str(path),
+            f"{lacks} of {lacks + has} lines have no field {field!r}, such as line "
+            f"{number}, which has {_names(names)}: data.text_field names the field with the text",
+        )
 
 
-def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
+def _read_parquet(
+    path: Path, text_field: str | None, skipped: Counter[str] | None
+) -> Iterator[str]:
     import pyarrow  # here, so that worker processes, which read no parquet, do not load it
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK_BYTES) as file:
             names = file.schema_arrow.names
-            field = text_field or _choose_field(names, path, "columns")
+            field = text_field or next((name for name in TEXT_FIELDS if name in names), None)
+            if field is None:
+                raise _no_field(path, "columns", names)
             if field not in names:
                 raise BadExample(
                     str(path),
-                    f"no column {field!r}, only {_names(names)}: "
-                    "set --data.text_field to the one with the text",
+                    f"no column {field!r}, only {_names(names)}: data.text_field names the column "
+                    "with the text",
                 )
             kind = file.schema_arrow.field(field).type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            if not _is_text(kind):
                 raise BadExample(str(path), f"column {field!r} is not text: {kind}")
             for group in range(file.num_row_groups):
                 rows = _rows_per_batch(path, file, group, field)
                 for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
-                    yield from _texts(path, batch.column(0))
+                    column = batch.column(0).cast(pyarrow.large_string())
+                    if skipped is not None:
+                        skipped["rows"] += column.null_count
+                    yield from _texts(path, column)
     except BadExample:
         raise
     except Exception as error:  # a dozen classes of pyarrow, and Python's own
@@ -762,14 +828,20 @@ def _too_long(what: str, size: int) -> str:
     return f"{what} has {size:,} bytes or more, and the limit is {LONGEST_BYTES:,}: split it"
 
 
-def _choose_field(names: list[str], path: Path, place: str) -> str:
-    for name in TEXT_FIELDS:
-        if name in names:
-            return name
-    raise BadExample(
+def _is_text(kind: Any) -> bool:
+    """Returns whether the values of an Arrow type are strings, however they are stored."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):  # pandas and polars write categories so
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _no_field(path: Path, place: str, names: list[str]) -> BadExample:
+    return BadExample(
         str(path),
-        f"{place}: none of the usual text fields among {_names(names)}: "
-        "set --data.text_field to the one with the text",
+        f"{place}: none of the usual text fields among {_names(names)}: data.text_field names the "
+        "one with the text",
     )
 
 

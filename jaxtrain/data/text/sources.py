@@ -206,6 +206,9 @@ class Text:
         # Before the tokenizer and the tokens, which take hours of a large corpus. Neither skips
         # any more files: one that cannot be read then has changed.
         quarantine.skip(bad, len(everything), self.max_bad_share, say)
+        if skipped := sum(file.skipped for file in everything):
+            lacking = [file.name for file in everything if file.skipped]
+            say(f"skipped: {skipped:,} rows without text, in {splits.listed(lacking)}")
         corpora = self.corpora(found, path, say)
         tokenizer_path = vocabulary.prepare(
             corpora,

@@ -5,8 +5,10 @@ import os
 import re
 import shutil
 import types
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -124,6 +126,36 @@ def test_parquet_without_pyarrow_names_the_extra(
     assert find(str(tmp_path / "a.txt"), "--data.path", print)
 
 
+def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
+    """Some, and also the first one, which then does not name the field."""
+    titles = [{"title": "a"}, {"title": "b", "text": None}]
+    path = rows(tmp_path / "a.jsonl", *titles, {"text": "one", "body": "b"}, {"text": "two"})
+    for field in (None, "text"):
+        skipped: Counter[str] = Counter()
+        assert list(read(path, field, skipped)) == ["one", "two"]
+        assert skipped == {"rows": 2}
+    (scanned,) = scan(str(path), None, tmp_path, "--data.path", lambda line: None)
+    assert (scanned.documents, scanned.skipped, scanned.reason) == (2, 2, None)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array(["a", None, "b"]),
+        pa.array(["a", None, "b"], pa.large_string()),
+        pa.array(["a", None, "b"], pa.string_view()),
+        pa.array(["a", None, "b"]).dictionary_encode(),
+        pa.array(["a", None, "b"], pa.large_string()).dictionary_encode(),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_all_types_of_columns_whose_values_are_strings(array: pa.Array, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
+    skipped: Counter[str] = Counter()
+    assert list(read(tmp_path / "a.parquet", None, skipped)) == ["a", "b"]
+    assert skipped == {"rows": 1}
+
+
 def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
     assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
@@ -138,10 +170,10 @@ def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "line 2: field 'text' is not text" in reason(
         rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
     )
-    assert "line 2: no field 'text', only 'body'" in reason(
-        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"})
+    assert "2 of 3 lines have no field 'text', such as line 2, which has 'body'" in reason(
+        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"}, {"body": "three"})
     )
-    assert "--data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
     assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
     assert "is not text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
     intact = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
@@ -158,9 +190,9 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     (folder / "e.txt").symlink_to(tmp_path / "gone.txt")
     opened: list[str] = []
 
-    def watched(path: Path, text_field: str | None) -> object:
+    def watched(path: Path, *more: Any) -> object:
         opened.append(path.name)
-        return read(path, text_field)
+        return read(path, *more)
 
     monkeypatch.setattr(documents, "read", watched)
 
@@ -207,10 +239,10 @@ def test_files_that_could_not_be_read_are_tried_again(
     write(tmp_path / "in/a.txt", "one")
     write(tmp_path / "in/b.txt", "two")
 
-    def denied(path: Path, text_field: str | None) -> object:
+    def denied(path: Path, *more: Any) -> object:
         if path.name == "b.txt":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return read(path, text_field)
+        return read(path, *more)
 
     def run() -> list[str | None]:
         found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
@@ -237,9 +269,9 @@ def test_saving_the_record_takes_a_small_part_of_the_time(
         clock[0] += 12.0
         real(path, kept)
 
-    def read_in_a_second(path: Path, text_field: str | None) -> object:
+    def read_in_a_second(path: Path, *more: Any) -> object:
         clock[0] += 1.0
-        return read(path, text_field)
+        return read(path, *more)
 
     monkeypatch.setattr(documents.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(documents.cache, "write_lines", saving)
