@@ -110,6 +110,7 @@ def _hint(name: str) -> str:
 
 def console() -> None:
     """The ``jaxtrain`` console script."""
+    _open_closed_streams()
     sys.excepthook = terminal.show_error
     code = main()
     if code in (INTERRUPTED, RUN_AGAIN):
@@ -117,6 +118,21 @@ def console() -> None:
         # during it (jaxlib 0.10.2). Python joins its own threads and then calls this.
         atexit.register(_end, code)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Connects standard streams that are closed, as under cron, to the null device.
+
+    Otherwise Python has None in their place, and the first file that is opened gets their number:
+    what a library prints would be written into it.
+    """
+    for number, mode in enumerate("rww"):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            stream = open(number, mode, closefd=False)  # noqa: SIM115
+            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
 
 
 def _end(code: int) -> None:

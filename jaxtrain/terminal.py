@@ -55,16 +55,16 @@ def taken() -> Display | None:
     return _display
 
 
-def lively(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+def lively(stream: TextIO | None, environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether a stream is a terminal on which a line can be updated in place.
 
     Args:
-        stream: standard output or standard error.
+        stream: standard output or standard error; None if it is closed.
         environment: ``os.environ``. False if CI is set, or if TERM is empty, ``dumb`` or
             ``unknown``.
     """
     capable = environment.get("TERM", "") not in ("", "dumb", "unknown")
-    return capable and not environment.get("CI") and stream.isatty()
+    return capable and stream is not None and not environment.get("CI") and stream.isatty()
 
 
 def without_color(environment: Mapping[str, str] = os.environ) -> bool:

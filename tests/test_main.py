@@ -1,6 +1,7 @@
 """The command line: its flags are fixed, and wrong use is one line and exit code 2."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -224,3 +225,25 @@ def test_a_profile_span_must_be_start_and_stop(text: str) -> None:
 def test_a_profile_span_is_parsed() -> None:
     assert profiler.span("10:15") == (10, 15)
     assert profiler.span(None) is None
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_error(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """A daemon or cron may close them; files that are opened later must not take their numbers."""
+    script = tmp_path / "run.sh"
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    flags = [*program.TINY_MLM, "--loop.steps", "2", "--output-dir", "run"]
+    typed = shlex.join(program.command(*flags))
+    script.write_text(f"{typed} {redirections}\n")
+    made = subprocess.run(
+        ["bash", script],
+        cwd=tmp_path,
+        env=program.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert (1 in closed) == (made.stdout == "")
+    assert "step 2/2" in (tmp_path / "run" / "log.txt").read_text()

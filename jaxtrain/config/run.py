@@ -410,6 +410,13 @@ def _check_fields(run: Run) -> Iterator[str]:
             bound = (above if positive else "at least 0") + (", or None" if "None" in takes else "")
             wanted = bound if all(map(math.isfinite, numbers)) else "a finite number"
             yield Problem(f"{leaf.name} is {leaf.value}; it must be {wanted}", leaf.name)
+            continue
+        most = _LARGEST_COUNT if leaf.name in _LARGE or section == "model" else _LARGEST
+        if leaf.name != "seed" and any(isinstance(n, int) and n > most for n in numbers):
+            hint = " (steps, not tokens)" if field in ("steps", "every") else ""
+            yield Problem(
+                f"{leaf.name} is {leaf.value}; it must be at most {most}{hint}", leaf.name
+            )
 
 
 def _check_sections(run: Run) -> Iterator[str]:
@@ -544,6 +551,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 _PATHS = ("data.path", "data.more_paths", "data.val_path")
+
+# Steps and sizes of batches are int32 on the devices; only documents are counted beyond that.
+_LARGEST, _LARGEST_COUNT = 2**31 - 1, 2**63 - 1
+_LARGE = ("data.max_examples",)
 
 # Details of problems(): fields that are not 0. They may still be None.
 _POSITIVE: dict[str, tuple[str, ...]] = {

@@ -312,7 +312,7 @@ def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
     message = (
         f"cannot write to the cache folder {folder} ({reason}): "
         + ("free space there or reconnect the disk, or " if temporary else "")
-        + "pass a writable folder with --data.cache_dir or $JAXTRAIN_CACHE"
+        + "set $JAXTRAIN_CACHE to a writable folder (for training also --data.cache_dir)"
     )
     return RunAgain(message) if temporary else InputError(message)
 

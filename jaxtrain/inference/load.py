@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain import terminal
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file
 from jaxtrain.training import state
@@ -89,8 +90,13 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
 
 
 def use_cache() -> None:
-    """Enables the compilation cache."""
-    options.use_cache(os.environ, cache.root(None) / "compiled")
+    """Enables the compilation cache; without a writable folder for it, warns and continues."""
+    try:
+        folder = cache.root(None)
+    except (InputError, RunAgain) as error:
+        terminal.warn(f"warning: compiled programs are not kept for the next start: {error}")
+        return
+    options.use_cache(os.environ, folder / "compiled")
 
 
 def has(model: Any, method: str) -> bool:

@@ -10,6 +10,7 @@ from config_reads import Program
 
 from jaxtrain import config, main
 from jaxtrain.config import files, help, overrides
+from jaxtrain.errors import InputError
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 MLM = ("mlm_h200_8", "mlm_a10_8", "mlm_h200_8_small")
@@ -333,3 +334,19 @@ def test_an_unread_field_is_found(runs: dict[str, config.Run], checkout: Path, m
         f"    run = config.load(name)\n    return run.{section}.unused_knob\n"
     )
     assert added(elsewhere=text) == []
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63])
+def test_whole_numbers_beyond_any_machine_are_refused(value: int) -> None:
+    run = config.named("demo_gpt")
+    for leaf in overrides.leaves(run):
+        if isinstance(leaf.value, bool) or not isinstance(leaf.value, int):
+            continue
+        # Documents may be more than steps, and a seed is below 2^32.
+        if leaf.name in ("data.max_examples", "seed") and value < 2**63:
+            continue
+        try:
+            found = config.problems(run.override({leaf.name: value}))
+        except InputError as error:
+            found = [str(error)]
+        assert found, leaf.name

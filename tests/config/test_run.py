@@ -186,6 +186,7 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
             "has 1 validation: set --loop.early_stop_patience None",
         ),
         ("--loop.replay_every 0", "loop.replay_every is 0; it must be at least 1, or None"),
+        ("--loop.steps 3B", "loop.steps is 3000000000; it must be at most 2147483647 (steps, not"),
         ("--loop.max_hours 0", "loop.max_hours is 0.0; it must be above 0, or None"),
     ],
 )

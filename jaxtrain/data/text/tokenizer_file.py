@@ -109,7 +109,8 @@ def explained(name: str, *, quiet: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
     """Drops output to standard error if the block ends with InputError."""
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     try:
         own = os.dup(2)
     except OSError:  # there is no standard error
@@ -124,7 +125,8 @@ def _without_panics() -> Iterator[None]:
             dropped = True
             raise
         finally:
-            sys.stderr.flush()
+            if sys.stderr is not None:
+                sys.stderr.flush()
             os.dup2(own, 2)
             os.close(own)
             held.seek(0)
