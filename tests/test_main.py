@@ -228,7 +228,7 @@ def test_a_profile_span_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_no_error(closed: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_run_works_with_closed_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
     """A daemon or cron may close them; files that are opened later must not take their numbers."""
     script = tmp_path / "run.sh"
     redirections = " ".join(f"{number}>&-" for number in closed)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.source import Sources
-from jaxtrain.data.video import demo_videos, index, latents, prepare_clips
+from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import Clips
@@ -62,8 +62,8 @@ class Config:
     max_bad_share: float = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     train_split: float = 0.95
-    """Fraction of the files for training, 0 to 1; the others are for validation. Ignored if
-    val_path is set."""
+    """Fraction of the clips for training, 0 to 1; the others, of other videos, are for validation.
+    Ignored if val_path is set, or if names say what validates: folders train and val."""
     verify: Literal["index", "never"] = "never"
     """When to decode each file completely, to find damage inside it before training: while
     indexing, or never. Each clip checks the frames that it decodes, and a damaged one is replaced.
@@ -279,21 +279,16 @@ class Config:
         path = str(demo_videos.prepare(root, say)) if self.path is None else self.path
         train, bad = self._index(path, "--data.path", model, root, say)
         files = len(train) + len(bad)
+        given = None
         if self.val_path is not None:
-            val, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
-            bad, files = bad + val_bad, files + len(val) + len(val_bad)
-        else:
-            if len({video_files.video_of(entry.name) for entry in train}) < 2:
-                _report_skipped(bad, say)
-                raise InputError(
-                    f"{addresses.public(path)} has only one usable video ({train[0].name}), but "
-                    "training and validation need different videos: add videos, or pass others "
-                    "with --data.val_path"
-                )
-            sides = video_files.split([entry.name for entry in train], self.train_split)
-            val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]
-            train = [entry for entry, trains in zip(train, sides, strict=True) if trains]
+            given, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
+            bad, files = bad + val_bad, files + len(given) + len(val_bad)
         _report_skipped(bad, say)
+        sizes = [1] * len(train)
+        if self.windows == "fixed":
+            sizes = [entry.scanned.frames // model.frames for entry in train]
+        source = f"--data.path {addresses.public(path)}"
+        train, val = split.choose(train, given, sizes, self.train_split, source, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
         folders = [index.folder_of(given, root) for given in (path, self.val_path or path)]
         tables = [

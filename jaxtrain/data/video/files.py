@@ -20,7 +20,6 @@ rejected, so that the list cannot reach files on this machine.
 """
 
 import csv
-import hashlib
 import json
 import os
 import reprlib
@@ -169,41 +168,12 @@ def fetched(found: Found, folder: Path, flag: str) -> Found:
     return found._replace(path=path)
 
 
-def split(names: list[str], train_share: float) -> list[bool]:
-    """Returns for each file whether it is for training; the others are for validation.
-
-    A file's split depends only on the hash of its name, so that added or removed files do not move
-    it. The prepared clips of one video are in the same split (:func:`video_of`). Each split gets at
-    least one video: if the hashes leave one empty, the video with the nearest hash moves there.
-
-    Args:
-        names: names of files from two videos or more.
-        train_share: fraction of the files for training, 0 to 1.
-    """
-    videos = [video_of(name) for name in names]
-    fractions = [_split_fraction(video) for video in videos]
-    trains = {
-        video: fraction < train_share for video, fraction in zip(videos, fractions, strict=True)
-    }
-    if all(trains.values()):
-        trains[videos[fractions.index(max(fractions))]] = False
-    elif not any(trains.values()):
-        trains[videos[fractions.index(min(fractions))]] = True
-    return [trains[video] for video in videos]
-
-
 def video_of(name: str) -> str:
     """Returns the name of the video that a file was cut from, or the file's own name.
 
     ``jaxtrain prepare clips`` writes the clips of ``a/b.mp4`` to the folder ``a/b.mp4.pieces``.
     """
     return name.split(PIECES + "/", 1)[0]
-
-
-def _split_fraction(name: str) -> float:
-    """Returns a name's hash as a number from 0 to 1."""
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _walk(top: Path, say: Callable[[str], None]) -> Iterator[Found]:

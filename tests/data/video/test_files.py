@@ -115,21 +115,6 @@ def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
         _find(tmp_path)
 
 
-def test_the_split_depends_on_names_alone() -> None:
-    names = [f"clip{n}.mp4" for n in range(1000)]
-    sides = dict(zip(names, files.split(names, 0.9), strict=True))
-    assert 870 < sum(sides.values()) < 930
-    half = names[::2]
-    assert files.split(half, 0.9) == [sides[name] for name in half]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.95, 1.0])
-def test_each_split_has_a_file(share: float) -> None:
-    for number in range(30):
-        sides = files.split([f"a{number}", f"b{number}"], share)
-        assert sorted(sides) == [False, True]
-
-
 ODD_ENTRIES = {
     "a NUL": '"a\\u0000b.mp4"',
     "digits": "9" * 6000,

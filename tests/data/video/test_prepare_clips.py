@@ -197,7 +197,8 @@ def test_errors_about_videos_give_the_reason(tmp_path: Path) -> None:
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "videos"
     for number in range(3):
-        sample.write(folder / "sub" / f"{number}.mp4", 20)
+        pictures = [sample.numbered(number + frame) for frame in range(20)]
+        sample.write(folder / "sub" / f"{number}.mp4", pictures)
     (folder / "broken.mp4").write_bytes(b"no video" * 100)
     return folder
 
@@ -666,15 +667,6 @@ def _cut_or_die(job: Any, *rest: Any) -> Any:
     if job.found.name == "sub/1.mp4":
         os._exit(139)
     return _real_cut(job, *rest)
-
-
-def test_pieces_of_a_video_are_in_one_split() -> None:
-    names = [f"{n}.mp4.pieces/{piece:05}.mp4" for n in range(40) for piece in range(5)]
-    whole = video_files.split([f"{n}.mp4" for n in range(40)], 0.7)
-    assert video_files.split(names, 0.7) == [side for side in whole for _ in range(5)]
-    two = video_files.split(names[:10], 1.0)
-    assert sorted(two) == [False] * 5 + [True] * 5
-    assert len(set(two[:5])) == 1
 
 
 def test_names_from_lists_stay_inside_the_output_folder(tmp_path: Path) -> None:

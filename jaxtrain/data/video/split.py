@@ -1,0 +1,134 @@
+"""Chooses which videos train and which validate (:mod:`jaxtrain.data.splits`).
+
+The clips of one video, and equal files, are on one side. Two files are equal if their sizes and
+packets are, and then their bytes: so only files that are probably equal are read.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from jaxtrain.data import splits
+from jaxtrain.data.video.files import video_of
+from jaxtrain.data.video.index import Entry
+from jaxtrain.errors import InputError
+
+_BLOCK = 1 << 20
+
+
+def choose(
+    entries: Sequence[Entry],
+    val: Sequence[Entry] | None,
+    sizes: Sequence[int],
+    train_share: float,
+    source: str,
+    say: Callable[[str], None],
+) -> tuple[list[Entry], list[Entry]]:
+    """Returns the files for training and those for validation.
+
+    Args:
+        entries: the usable files of ``data.path``.
+        val: those of ``data.val_path``; None splits ``entries``.
+        sizes: number of examples in each of ``entries``.
+        train_share: fraction of the examples for training.
+        source: ``data.path`` as it is printed.
+        say: prints which files validate, and which are not used.
+
+    Raises:
+        InputError: no file is left for training, or there is only one video.
+    """
+    names = [entry.name for entry in entries]
+    said = splits.by_name(names)
+    follows = said is not None and "val" in said and val is None
+    sides: list[splits.Side | None] = list(said or ["train"] * len(entries))
+    if not follows:
+        sides = ["train" if side == "train" else "test" for side in sides]
+    groups = content_groups([*entries, *(val or ())])
+    if not follows and val is None:
+        sides = _by_hash(names, sides, groups, sizes, train_share, source)
+    splits.report(source, [video_of(name) for name in names], sides, say)
+    validates = {group for group, side in zip(groups, sides, strict=False) if side == "val"}
+    validates |= set(groups[len(entries) :])
+    twice = [
+        entry.name
+        for entry, side, group in zip(entries, sides, groups, strict=False)
+        if side == "train" and group in validates
+    ]
+    if twice:
+        say(
+            f"{source}: {len(twice):,} of {len(entries):,} files are not trained on, because equal "
+            f"files validate: {splits.listed(twice)}"
+        )
+    train = [
+        entry
+        for entry, side, group in zip(entries, sides, groups, strict=False)
+        if side == "train" and group not in validates
+    ]
+    if not train:
+        raise InputError(
+            f"{source}: no video is left for training, because all of them validate; pass other "
+            "videos with --data.path or --data.val_path"
+        )
+    if val is None:
+        val = [entry for entry, side in zip(entries, sides, strict=True) if side == "val"]
+    return train, list(val)
+
+
+def _by_hash(
+    names: Sequence[str],
+    sides: Sequence[splits.Side | None],
+    groups: Sequence[str],
+    sizes: Sequence[int],
+    train_share: float,
+    source: str,
+) -> list[splits.Side | None]:
+    """Splits the files for training into such for training and such for validation."""
+    trains = [number for number, side in enumerate(sides) if side == "train"]
+    if len({groups[number] for number in trains}) < 2:
+        raise InputError(
+            f"{source} has only one usable video ({names[trains[0]]}), but training and validation "
+            "need different videos: add videos, or pass others with --data.val_path"
+        )
+    by_hash = splits.by_hash(
+        [groups[number] for number in trains], [sizes[number] for number in trains], train_share
+    )
+    val = {number for number, here in zip(trains, by_hash, strict=True) if not here}
+    return ["val" if number in val else side for number, side in enumerate(sides)]
+
+
+def content_groups(entries: Sequence[Entry]) -> list[str]:
+    """Returns a name for each file, which is equal for the clips of one video and of equal videos.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    clips: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        clips[video_of(entry.name)].append(entry)
+    alike: dict[object, list[str]] = defaultdict(list)
+    for video, parts in clips.items():
+        packets = [(part.size, part.scanned.frames, part.scanned.keyframes) for part in parts]
+        alike[tuple(sorted(packets))].append(video)
+    group = {video: video for video in clips}
+    for videos in alike.values():
+        if len(videos) > 1:
+            first: dict[str, str] = {}
+            for video in sorted(videos):
+                group[video] = first.setdefault(_digest(clips[video]), video)
+    return [group[video_of(entry.name)] for entry in entries]
+
+
+def _digest(entries: Sequence[Entry]) -> str:
+    """Returns the SHA-256 of the contents of a video's files."""
+    digests = []
+    for entry in entries:
+        digest = hashlib.sha256()
+        with open(entry.file, "rb") as file:
+            if entry.span is not None:
+                file.seek(entry.span.offset)
+            left = entry.size
+            while data := file.read(min(_BLOCK, left)):
+                digest.update(data)
+                left -= len(data)
+        digests.append(digest.hexdigest())
+    return " ".join(sorted(digests))
