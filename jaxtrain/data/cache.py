@@ -134,14 +134,14 @@ def write_file(path: Path, text: str) -> None:
         InputError: the disk is read-only.
         RunAgain: the disk is full.
     """
-    with _explained(path.parent):
+    with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Does the same as :func:`write_file` with lines, of which memory holds a few."""
-    with _explained(path.parent):
+    with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path) as work, open(work, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
@@ -163,7 +163,7 @@ def fetch_file(
     """
     if bucket is None or path.exists() or bucket.output.bucket.about(bucket.name(path)) is None:
         return
-    with _explained(path.parent):
+    with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             bucket.output.bucket.fetch(bucket.name(path), path, most)
@@ -261,7 +261,7 @@ def _make_folder(
         work = unfinished(folder) if resuming else _beside(folder)
         worth_keeping = False
         try:
-            with _explained(folder.parent):
+            with explained(folder.parent):
                 work.mkdir(exist_ok=resuming)
                 worth_keeping = resuming
                 manifest = build(work)
@@ -292,7 +292,7 @@ def unfinished(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
     """Turns errors of a full or read-only disk into messages with the fix.
 
     Other errors pass unchanged: they may come from reading the input.
@@ -382,7 +382,7 @@ def _fetch(
     record, described = work / _FETCHING, json.dumps({"boot": _boot(), "files": there})
     keep = alone
     try:
-        with _explained(folder.parent):
+        with explained(folder.parent):
             if not record.exists() or record.read_text(encoding="utf-8") != described:
                 shutil.rmtree(work, ignore_errors=True)
                 work.mkdir()

@@ -35,7 +35,7 @@ from jaxtrain.data.text import (
 )
 from jaxtrain.data.text.documents import Fresh, Scanned
 from jaxtrain.data.text.encoding import Chunk
-from jaxtrain.data.text.sources import Text
+from jaxtrain.data.text.sources import Text, with_held_out
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.errors import BadExample, InputError, first_line
@@ -68,7 +68,7 @@ def estimate(data: Text, model: Any, *, engine: Engine, say: Say, most: int = SA
         scans, fresh = _look_up(data, path, folder, say, bucket)
         files = [file for scan in scans for file in scan]
         # Any change of the files changes all tokens, so none are left to reuse.
-        corpora = [] if fresh else data.corpora(scans, path, _silent)
+        corpora = [] if fresh else with_held_out(data.corpora(scans, path, _silent), folder)
         content = _tokenizer(data, model.vocab_size, corpora, folder, bucket)
         left = _left(data, corpora, content, folder, bucket)
         if not left:

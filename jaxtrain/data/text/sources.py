@@ -26,6 +26,7 @@ from jaxtrain.data.text import (
     tokens,
     vocabulary,
 )
+from jaxtrain.data.text.held_out import HeldOut
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
@@ -209,7 +210,7 @@ class Text:
         if skipped := sum(file.skipped for file in everything):
             lacking = [file.name for file in everything if file.skipped]
             say(f"skipped: {skipped:,} rows without text, in {splits.listed(lacking)}")
-        corpora = self.corpora(found, path, say)
+        corpora = with_held_out(self.corpora(found, path, say), folder)
         tokenizer_path = vocabulary.prepare(
             corpora,
             vocab_size=vocab_size,
@@ -232,6 +233,7 @@ class Text:
                 processes=processes,
                 engine=engine,
                 bucket=bucket,
+                validation=lambda: (text for corpus in corpora for text in corpus.validation()),
             )
             for corpus in corpora
         )
@@ -433,6 +435,24 @@ class Text:
             sides = [splitting.SPLITS.index(side) for side in chosen.values() if side]
             split = splitting.of_sides(counts, sides, quota)
         return tokens.Corpus(files=files, split=split, text_field=self._field(path))
+
+
+def with_held_out(corpora: list[tokens.Corpus], folder: Path) -> list[tokens.Corpus]:
+    """Returns the corpora such that no document for training equals one for validation.
+
+    Args:
+        corpora: of all sources.
+        folder: for the hashes of the documents for validation.
+    """
+    val = [corpus for corpus in corpora if corpus.split.kept[splitting.VAL]]
+    key = cache.digest([corpus.key() for corpus in val])
+    held_out = HeldOut(folder / f"held-out-{key[:20]}.npy")
+    return [
+        dataclasses.replace(corpus, held_out=held_out)
+        if corpus.split.kept[splitting.TRAIN]
+        else corpus
+        for corpus in corpora
+    ]
 
 
 def _without(

@@ -25,7 +25,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -35,8 +35,9 @@ from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
+from jaxtrain.data.text.held_out import HeldOut
 from jaxtrain.data.text.specials import Form
-from jaxtrain.data.text.splitting import SKIPPED, SPLITS, TRAIN, Split
+from jaxtrain.data.text.splitting import SKIPPED, SPLITS, TRAIN, VAL, Split
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import addresses, shared_folder
 from jaxtrain.storage.atomic import remove_leftovers, write_whole
@@ -61,16 +62,19 @@ class Corpus:
         files: the files, in reading order.
         split: the side of each document.
         text_field: see :func:`jaxtrain.data.text.documents.read`.
+        held_out: documents that validate, here or in another corpus, and are not trained on.
     """
 
     files: list[documents.Scanned]
     split: Split
     text_field: str | None
+    held_out: HeldOut | None = None
 
     def key(self) -> str:
         """Returns a digest of file contents, order, and split, but not of names and paths."""
         rows = [(file.sha256, Path(file.name).suffix.lower()) for file in self.files]
-        return cache.digest(_VERSION, rows, self.split.key(), self.text_field)
+        more = () if self.held_out is None else (self.held_out.path.name,)
+        return cache.digest(_VERSION, rows, self.split.key(), self.text_field, *more)
 
     def characters(self) -> float:
         """Estimates the number of characters in the documents used."""
@@ -105,7 +109,18 @@ class Corpus:
         split = self.split.for_training()
         sides = self.split.sides or (TRAIN,) * len(self.files)
         files = [file for file, side in zip(self.files, sides, strict=True) if side == TRAIN]
-        return dataclasses.replace(self, files=files, split=split)
+        return dataclasses.replace(self, files=files, split=split, held_out=None)
+
+    def validation(self) -> Iterator[str]:
+        """Yields the documents for validation, without opening files that have none.
+
+        Raises:
+            InputError, RunAgain: see :meth:`read`.
+        """
+        everything = dataclasses.replace(self, held_out=None)
+        for at, file in enumerate(self.files):
+            if self.split.sides is None or self.split.sides[at] == VAL:
+                yield from (text for side, text in everything.read_file(at, file) if side == VAL)
 
     def without_files(self) -> "Corpus":
         """Returns the same without files, for other processes, which receive some of them."""
@@ -136,7 +151,8 @@ class Corpus:
             with file.opened() as path:
                 for document in documents.read(path, self.text_field):
                     side = next(sides, SKIPPED)
-                    if side != SKIPPED and number >= start:
+                    skipped = side == SKIPPED or number < start
+                    if not skipped and not (side == TRAIN and self._is_held_out(document)):
                         yield number, side, document
                     number += 1
             same = number == first + file.documents and file.unchanged()
@@ -149,6 +165,9 @@ class Corpus:
         if not same:
             raise InputError(f"{file.path} changed while it was being read: start again")
 
+    def _is_held_out(self, document: str) -> bool:
+        return self.held_out is not None and document in self.held_out
+
 
 def prepare(
     corpus: Corpus,
@@ -160,6 +179,7 @@ def prepare(
     processes: int | None = None,
     engine: Engine | None = None,
     bucket: cache.CacheBucket | None = None,
+    validation: Callable[[], Iterable[str]] = tuple,
 ) -> tuple[Path, dict[str, Any]]:
     """Builds the token cache of a corpus if it is missing.
 
@@ -172,6 +192,7 @@ def prepare(
         processes: number of tokenizing processes; None uses one per core, if there is enough text.
         engine: tokenizes each file on any node instead; all must see ``folder``.
         bucket: has the cache that ``folder`` is a copy of.
+        validation: reads the documents that validate, of all corpora.
 
     Returns:
         The cache's folder and its manifest.
@@ -186,6 +207,8 @@ def prepare(
 
     def build(work: Path) -> dict[str, Any]:
         remove_leftovers(work, alone=True)
+        if corpus.held_out is not None:
+            corpus.held_out.store(validation())
         write_whole(work / tokenizer.NAME, content)
         return {
             "version": _VERSION,
@@ -305,9 +328,14 @@ def _write(
     seconds = time.monotonic() - start
     done = streams.megabytes() - before_mb
     say(f"tokenized {done:.1f} MB of text in {seconds:.1f} s, {done / seconds:.1f} MB/s (measured)")
+    twice = corpus.split.kept[TRAIN] - streams.facts[TRAIN]["documents"]
+    if twice:
+        say(f"{twice:,} documents are not trained on, because equal documents validate")
     for side, name in enumerate(SPLITS):
         if corpus.split.kept[side] and not streams.facts[side]["tokens"]:
-            raise InputError(f"no text to tokenize in the {name} split: add more text")
+            equal = side == TRAIN and twice == corpus.split.kept[TRAIN]
+            why = ", because all its documents equal documents for validation" if equal else ""
+            raise InputError(f"no text to tokenize in the {name} split{why}: add more text")
     return {
         "dtype": dtype.name,
         "vocabulary": size,

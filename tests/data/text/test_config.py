@@ -179,7 +179,8 @@ def test_too_many_bad_files_are_refused_right_after_the_scan(tmp_path: Path) -> 
     """Before a tokenizer is trained; in all inputs together."""
     good, source = write(tmp_path / "good", files=2), tmp_path / "in"
     source.mkdir()
-    (source / "a.txt").write_text("A file with text. " * 9000)
+    text = "".join(f"A file with text {number}. " for number in range(9000))
+    (source / "a.txt").write_text(text)
     for number in range(7):
         (source / f"bad{number}.txt").write_bytes(b"\xff")
     said: list[str] = []
@@ -198,7 +199,8 @@ def test_too_many_bad_files_are_refused_right_after_the_scan(tmp_path: Path) -> 
 
 def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"text": "ab ba ab."}) for _ in range(20)))
+    texts = ["ab " * (1 + number) + "ba." for number in range(20)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     said: list[str] = []
     config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path))
     sources = config.open(Model(mask_fraction=1.0), seed=0, say=said.append)

@@ -1,6 +1,7 @@
 """Several sources of text, given tokenizers, and documents inside a sequence."""
 
 import dataclasses
+import json
 import pickle
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from jaxtrain.data.text import (
     tokenizer,
 )
 from jaxtrain.data.text.masking import MaskedSource
+from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError
 
 
@@ -174,7 +176,8 @@ def test_other_kinds_of_tokenizer(kind: str, folder: Path, tmp_path: Path) -> No
 
 def test_segments_number_the_documents_of_a_sequence(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join('{"text": "ab ba ab."}' for _ in range(20)))
+    texts = ["ab " * (1 + number) + "ba." for number in range(20)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path))
     plain = config.open(Model(), seed=0, say=silent).train
     assert "segments" not in plain.example(0, np.random.default_rng(0))
@@ -274,3 +277,47 @@ def test_equal_files_are_on_one_side(tmp_path: Path) -> None:
     assert val
     for number in range(0, 60, 2):
         assert len({f"{number}.txt", f"{number + 1}.txt"} & val) in (0, 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_documents_that_validate_are_not_trained_on(tmp_path: Path, processes: int) -> None:
+    """Also inside of larger files, and in the other sources; with the same tokenizer."""
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+    rows = [f"{a} {b} {c}" for a in words for b in words for c in words][:600]
+
+    def jsonl(path: Path, texts: list[str]) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return str(path)
+
+    val = jsonl(tmp_path / "val" / "a.jsonl", rows[:100])
+    train = jsonl(tmp_path / "train" / "b.jsonl", [*rows[90:400], rows[5], rows[5]])
+    more = jsonl(tmp_path / "more" / "c.jsonl", [*rows[400:], *rows[:20]])
+    lines: list[str] = []
+
+    def prepared(**fields: object) -> Prepared:
+        fields = {"cache_dir": str(tmp_path / "cache"), "more_paths": (more,)} | fields
+        config = Causal(path=train, batch_size=4, **fields)  # type: ignore[arg-type]
+        return config.prepare(290, "exact", lines.append, processes=processes)
+
+    def documents_of(made: Prepared, split: str) -> list[str]:
+        texts = []
+        for folder, manifest in made.caches:
+            ids = np.fromfile(folder / f"{split}.tokens", manifest["dtype"])
+            mark = manifest["specials"]["begin"]
+            starts = np.flatnonzero(ids == mark)
+            for document in np.split(ids, starts)[1:]:
+                texts.append(tokenizer.decode(made.tokenizer, document[1:].tolist()))
+        return texts
+
+    made = prepared(val_path=val)
+    assert sorted(documents_of(made, "val")) == sorted(rows[:100])
+    assert sorted(documents_of(made, "train")) == sorted(rows[100:])
+    assert "12 documents are not trained on, because equal documents validate" in lines
+    assert "20 documents are not trained on, because equal documents validate" in lines
+    # Of a single file, documents are split by their numbers; equal ones are not on both sides.
+    made = prepared(more_paths=())
+    assert not set(documents_of(made, "train")) & set(documents_of(made, "val"))
+    other = prepared(val_path=jsonl(tmp_path / "other.jsonl", rows[500:]))
+    assert made.tokenizer != other.tokenizer  # other text for training
+    assert prepared(val_path=val).tokenizer.read_bytes() == other.tokenizer.read_bytes()

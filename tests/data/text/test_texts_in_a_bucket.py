@@ -32,7 +32,7 @@ def texts(tmp_path: Path) -> Path:
     rng = random.Random(1)
     for name in ("1.txt", "2.jsonl", "sub/3.txt"):
         words = " ".join(rng.choices(["red", "green", "blue", "one", "two"], k=400)) + "."
-        rows = f"{json.dumps({'text': words})}\n" * 2
+        rows = "".join(f"{json.dumps({'text': words + end})}\n" for end in ("", " One."))
         (folder / name).write_text(rows if "json" in name else words)
     (folder / "broken.txt").write_bytes(b"\xff\xfe")
     (folder / "readme.rst").write_text("no text")
