@@ -69,7 +69,12 @@ def main(arguments: list[str]) -> int:
     size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
         clips = evaluation_clips.choose(
-            flags.data, "--data", **size, clips=flags.clips, say=terminal.say
+            flags.data,
+            "--data",
+            **size,
+            clips=flags.clips,
+            say=terminal.say,
+            of_run=None if flags.split == "all" else _split_of_run(flags.sources, flags.data),
         )
     else:
         clips = evaluation_clips.from_the_start(
@@ -146,6 +151,38 @@ def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
         model = weights.model_at(path)
         if model is not None:
             yield path, model
+
+
+def _split_of_run(sources: Sequence[Path], data: str) -> evaluation_clips.RunSplit | None:
+    """Returns how the first run that was trained on this data splits it; None if none was."""
+    from jaxtrain.interop import weights
+
+    for source in sources:
+        run = weights.config_at(source)
+        trained_on = run.get("data", {}).get("path")
+        if trained_on is None or not _is_same(trained_on, data):
+            continue
+        if val_path := run["data"].get("val_path"):
+            terminal.say(
+                f"warning: {source} was trained on --data {data}; it validates on {val_path}"
+            )
+            return None
+        terminal.say(
+            f"{source} was trained on --data {data}: measuring only what it validates on; --split "
+            "all measures everything"
+        )
+        return evaluation_clips.RunSplit(
+            frames=run["model"]["frames"],
+            train_split=run["data"]["train_split"],
+            windows=run["data"]["windows"],
+        )
+    return None
+
+
+def _is_same(trained_on: str, data: str) -> bool:
+    if addresses.is_address(trained_on) or addresses.is_address(data):
+        return trained_on == data
+    return atomic.expanded(trained_on).resolve() == atomic.expanded(data).resolve()
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -293,6 +330,13 @@ def _parser() -> argparse.ArgumentParser:
         help="an autoencoder; differences between two or three are tested for significance",
     )
     add("--data", metavar="PATH", required=True, help="the videos: a folder, a video, or a list")
+    add(
+        "--split",
+        choices=("val", "all"),
+        default="val",
+        help="val: of data that a SOURCE was trained on, only the part for validation; all: all "
+        "videos (default: val)",
+    )
     add(
         "--protocol",
         metavar="NAME",

@@ -22,6 +22,7 @@ from flax import nnx
 from jaxtrain.config import Precision
 from jaxtrain.data import engine
 from jaxtrain.data.video.evaluation_clips import Clip
+from jaxtrain.data.video.files import video_of
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
@@ -306,8 +307,9 @@ def _died(numbered: tuple[int, Clip]) -> BadExample:
 class Comparison:
     """Statistics over the measured videos.
 
-    Clips of one video are not independent, so the sample is the videos; the value of a video is the
-    mean of its clips.
+    Clips of one video are not independent, so the sample is the videos, and those of ``prepare
+    clips`` belong to the video from which they were cut; the value of a video is the mean of its
+    clips.
 
     Attributes:
         videos, clips: how many were measured.
@@ -336,7 +338,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
         for clip in measured:
             if name in clip.values[0]:
                 values = [one[name] for one in clip.values]
-                of_video.setdefault(clip.video, []).append(values)
+                of_video.setdefault(video_of(clip.video), []).append(values)
         if not of_video:
             continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
@@ -347,7 +349,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
             for j in range(i + 1, models)
         }
     return Comparison(
-        videos=len({one.video for one in measured}),
+        videos=len({video_of(one.video) for one in measured}),
         clips=len(measured),
         estimates=estimates,
         differences=differences,

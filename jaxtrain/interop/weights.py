@@ -137,6 +137,16 @@ def model_at(source: Path) -> Any | None:
     return None if path is None else from_file.model_config(_described(path), str(path))
 
 
+def config_at(source: Path) -> Mapping[str, Any]:
+    """Returns the config of the run that trained a source; {} if there is none.
+
+    Raises:
+        InputError: another version wrote the source.
+    """
+    path = next(resume.complete_of_source(source), None)
+    return {} if path is None else layout.read_meta(path).get("config") or {}
+
+
 def check_there(source: Path) -> None:
     """Checks that a source exists and has a known format.
 

@@ -1,10 +1,12 @@
 """A complete video run, from clips to the run directory."""
 
 import json
+import re
 from pathlib import Path
 
 import av
 import numpy as np
+import program
 import pytest
 import sample_videos
 from PIL import Image
@@ -112,3 +114,18 @@ def test_broken_videos_are_reported_and_never_used(place: Path) -> None:
     assert bad["none.mp4"]["found"] == "index"
     assert bad["noisy.mp4"]["found"] in ("training", "validation")
     assert all(line["reason"] for line in lines)
+
+
+def test_evaluate_measures_only_what_the_run_has_not_trained_on(place: Path) -> None:
+    """By default, if its data are the run's own."""
+    flags = ("--data", "videos", "--frames", 9, "--height", 16, "--width", 16)
+    said = program.run(place, "evaluate", "run", *flags, "--json", "val.json")
+    assert said.returncode == 0, said.stderr
+    assert "measuring only what it validates on" in said.stdout
+    val = {clip["video"] for clip in json.loads((place / "val.json").read_text())["clips"]}
+    validates = re.search(r"files validate: (.*)", (place / "said.txt").read_text())
+    assert validates
+    assert val == set(validates[1].split(", "))
+    assert program.run(place, "evaluate", "run", *flags, "--split", "all", "--json", "all.json")
+    every = {clip["video"] for clip in json.loads((place / "all.json").read_text())["clips"]}
+    assert val < every

@@ -284,9 +284,7 @@ class Config:
             given, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
             bad, files = bad + val_bad, files + len(given) + len(val_bad)
         _report_skipped(bad, say)
-        sizes = [1] * len(train)
-        if self.windows == "fixed":
-            sizes = [entry.scanned.frames // model.frames for entry in train]
+        sizes = [split.examples(entry, model.frames, self.windows) for entry in train]
         source = f"--data.path {addresses.public(path)}"
         train, val = split.choose(train, given, sizes, self.train_split, source, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
