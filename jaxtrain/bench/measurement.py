@@ -161,7 +161,12 @@ class _Session:
         self._state, metrics = self.step(self.state, batch)
         return metrics
 
-    def times(self, batches: Iterator[Any], first: int = _FIRST_STEPS) -> timing.Times:
+    def times(
+        self,
+        batches: Iterator[Any],
+        first: int = _FIRST_STEPS,
+        queued: Callable[[Any], None] = lambda metrics: None,
+    ) -> timing.Times:
         """Times steps as the loop runs them: a step's metrics are read once the next is queued.
 
         Each time is that from the end of one step to the end of the next. The matmul rate is
@@ -170,6 +175,7 @@ class _Session:
         Args:
             batches: one per step.
             first: number of warm-up steps, not timed.
+            queued: called with the metrics of each step once it is queued.
         """
         before = ceilings.product_rate(self.built.run.precision)
         pending: collections.deque[Any] = collections.deque()
@@ -181,6 +187,7 @@ class _Session:
 
         while len(ends) <= first + _LEAST_STEPS or ends[-1] - ends[first] < self._seconds:
             pending.append(self.once(next(batches)))
+            queued(pending[-1])
             if len(pending) > 1:
                 finish()
         finish()
@@ -333,7 +340,7 @@ def _pipeline(session: _Session) -> Rows:
             first_batch_s = time.perf_counter() - began
             jax.block_until_ready(session.once(first))
             waits: list[float] = []
-            times = session.times(_watched(batches, waits), batches.ahead)
+            times = session.times(_watched(batches, waits), batches.ahead, batches.computing)
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
@@ -349,7 +356,7 @@ def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[
 
 
 def _waited_share(waits: list[float], times: timing.Times) -> float:
-    """Returns the fraction of the timed steps' time spent waiting for batches."""
+    """Returns the fraction of the timed steps' time in which the devices waited for batches."""
     return (waits[-1] - waits[-1 - len(times.seconds)]) / sum(times.seconds)
 
 

@@ -132,7 +132,7 @@ METRICS = {
         unit="fraction",
     ),
     "data_wait_fraction": _speed(
-        "fraction of the time that the loop waited for input",
+        "fraction of the time in which the devices waited for input",
         title="data wait (fraction of the time)",
         unit="fraction",
     ),

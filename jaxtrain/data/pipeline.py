@@ -37,6 +37,7 @@ _ENDLESS = 2**40  # batches
 
 # The run directory may be on a network file system, so it is not read at every step.
 _CHECK_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.002  # whether the devices still compute, while the loop waits for a batch
 
 
 class BadShare:
@@ -109,7 +110,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         quarantine: records broken examples.
 
     Attributes:
-        wait_s: seconds that the caller has waited for batches so far.
+        wait_s: seconds that the devices had nothing to compute because the next batch was not
+            ready (:meth:`computing`).
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
@@ -143,6 +145,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             quarantine,
         )
         self.wait_s = 0.0
+        self._results: list[Any] = []
         self.workers = workers
         self.ids = np.empty(0, np.int64)
         self._to_devices = _Placement(mesh, spec)
@@ -160,10 +163,27 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._thread = threading.Thread(target=self._feed, name="batches", daemon=True)
         self._thread.start()
 
+    def computing(self, results: Any) -> None:
+        """Notes the results of the step that uses the last batch: arrays, perhaps not ready yet.
+
+        The loop asks for the next batch while the devices still compute this step. Only the time
+        after it is one in which they wait for data.
+        """
+        self._results = jax.tree.leaves(results)
+
     def __next__(self) -> dict[str, jax.Array]:
-        began = time.perf_counter()
-        item = self._ready.get()
-        self.wait_s += time.perf_counter() - began
+        results, self._results = self._results, []
+        idle_since = None
+        while True:
+            if idle_since is None and all(array.is_ready() for array in results):
+                idle_since, results = time.perf_counter(), []
+            try:
+                item = self._ready.get(timeout=_LOOK_EVERY_S if results else None)
+                break
+            except queue.Empty:
+                continue
+        if idle_since is not None:
+            self.wait_s += time.perf_counter() - idle_since
         if isinstance(item, BaseException):
             self._ready.put(item)  # a second call raises the same error
             raise item

@@ -147,6 +147,7 @@ class Progress:
         """
         self._flush("ahead")
         self._pending = _Pending(found, self._seen, ids.tolist())
+        self._batches.computing(found)
         self._seen += self._run.data.batch_size
         if self._waits:
             self.flush()

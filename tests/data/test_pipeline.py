@@ -170,6 +170,46 @@ def test_more_workers_than_the_host_allows_are_not_started(tmp_path: Path) -> No
         training_batches(tmp_path, Numbers(), workers=100_000)
 
 
+class Computing:
+    """A result that is ready a second after the clock's start."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ready_at = time.perf_counter() + seconds
+
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self._ready_at
+
+
+@dataclasses.dataclass(frozen=True)
+class Slow(Numbers):
+    """Each batch of eight takes 0.4 seconds."""
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        time.sleep(0.05)
+        return super().example(index, rng)
+
+
+def test_the_devices_wait_for_data_only_after_they_have_computed(tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Slow(), workers=0)
+
+    def waited_s(computes_s: float) -> float:
+        before, began = batches.wait_s, time.perf_counter()
+        batches.computing({"loss": Computing(computes_s)})
+        next(batches)
+        assert batches.wait_s - before <= max(0.0, time.perf_counter() - began - computes_s)
+        return batches.wait_s - before
+
+    try:
+        for _ in range(2):  # those made ahead
+            next(batches)
+        assert waited_s(0.0) > 0.2
+        waited_s(0.2)
+        assert waited_s(60.0) == 0.0
+        assert waited_s(0.0) > 0.2
+    finally:
+        batches.close()
+
+
 def test_closing_ends_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
     batches = training_batches(tmp_path, Numbers(), workers=0)
     last = collections.deque[Any](maxlen=1)
