@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def restore(
             or the files are damaged.
         RunAgain: the disk does not respond.
     """
+    try:
+        os.fsencode(path.absolute()).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path} cannot be read, because the name {path.absolute()} is not UTF-8, and the "
+            "library that reads checkpoints takes no other: move it to another folder"
+        ) from None
     import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
     from jaxtrain.checkpoint.orbax_compat import quiet_orbax

@@ -510,8 +510,16 @@ def _fields(section: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             # Unless it is Any, the type of the field is the class of the section.
             value = to_dict(value) if field.type is Any else _fields(value)
-        result[field.name] = addresses.scrubbed(list(value) if isinstance(value, tuple) else value)
+        value = _as_text(list(value) if isinstance(value, tuple) else value)
+        result[field.name] = addresses.scrubbed(value)
     return result
+
+
+def _as_text(value: Any) -> Any:
+    """Escapes bytes that are not UTF-8 in paths, which JSON and TensorBoard do not take."""
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _short_name(section: type[Any]) -> str:

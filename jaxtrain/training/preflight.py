@@ -141,6 +141,7 @@ def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
 
 def _places(flags: Flags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
+    yield from run_directory.problems_of_name(flags.output_dir)
     if flags.output_dir is not None:
         yield from run_directory.problems(flags.output_dir, flags.resume)
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)

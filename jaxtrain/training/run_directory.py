@@ -332,6 +332,22 @@ def discard_unused(directory: Path, before: Before) -> None:
                 path.rmdir()  # fails if it contains other runs
 
 
+def problems_of_name(output_dir: str | None) -> Iterator[str]:
+    """Finds out whether checkpoints can be written to a run directory with this name.
+
+    Args:
+        output_dir: the flag's value; None is a folder of the working directory.
+    """
+    directory = _absolute(output_dir or ".")
+    try:
+        os.fsencode(directory).decode("utf-8")
+    except UnicodeDecodeError:
+        yield (
+            f"the run directory {directory} has a name that is not UTF-8, and the library that "
+            "writes checkpoints takes no other: pass another --output-dir"
+        )
+
+
 def problems(output_dir: str, resume: str | None) -> Iterator[str]:
     """Finds what prevents a run from using a directory; removes the probes that it creates.
 

@@ -68,7 +68,8 @@ def prepare(
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
         words = _count(corpora, kind, processes, engine)
         trained = tokenizer.train_on(words, vocab_size, kind)
-        trained.save(str(work / tokenizer.NAME))
+        # Not with save(), which takes only paths in UTF-8.
+        write_whole(work / tokenizer.NAME, trained.to_str(pretty=True))
         return {"version": version}
 
     target = cache_folder(corpora, vocab_size, kind, folder)
