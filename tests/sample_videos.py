@@ -47,12 +47,12 @@ def write(
 ) -> Path:
     """Encodes numbered frames, or the given images.
 
-    Files with different names differ, so that they are not duplicates.
+    Files of numbered frames with different names differ, so that they are not duplicates.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [numbered(n) for n in range(frames)] if isinstance(frames, int) else frames
     with av.open(str(path), "w", options=container_options or {}) as container:
-        container.metadata["title"] = title or path.stem
+        container.metadata["title"] = title or (path.stem if isinstance(frames, int) else "")
         stream: Any = container.add_stream(codec, rate=Fraction(fps), options=options)
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = pix_fmt

@@ -161,7 +161,7 @@ def test_the_reason_is_logged_if_the_history_fails(
         raise TypeError("not JSON")
 
     log, _, _ = begin(tmp_path)
-    monkeypatch.setattr(History, "_write", fail)
+    monkeypatch.setattr(History, "handle", fail)
     with pytest.raises(InputError, match="the real one"), log._stack:
         raise InputError("the real one")
     written = (tmp_path / "log.txt").read_text()

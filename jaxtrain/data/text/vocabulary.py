@@ -15,6 +15,7 @@ from jaxtrain.data.text.documents import Scanned
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.data.text.tokens import Corpus
+from jaxtrain.storage.atomic import write_whole
 from jaxtrain.telemetry.progress_bar import Say
 
 # Change with any rule that affects training. Since bpe 2, [MASK] includes the space before it.

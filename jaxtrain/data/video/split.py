@@ -4,16 +4,20 @@ The clips of one video, and equal files, are on one side. Two files are equal if
 packets are, and then their bytes: so only files that are probably equal are read.
 """
 
+import functools
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from jaxtrain.data import splits
 from jaxtrain.data.video.files import video_of
 from jaxtrain.data.video.index import Entry
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import disks
 
 _BLOCK = 1 << 20
+_OTHER = "\0"  # in front of a name from another input
 
 
 def choose(
@@ -43,7 +47,7 @@ def choose(
     sides: list[splits.Side | None] = list(said or ["train"] * len(entries))
     if not follows:
         sides = ["train" if side == "train" else "test" for side in sides]
-    groups = content_groups([*entries, *(val or ())])
+    groups = content_groups(entries, val or ())
     if not follows and val is None:
         sides = _by_hash(names, sides, groups, sizes, train_share, source)
     splits.report(source, [video_of(name) for name in names], sides, say)
@@ -107,15 +111,21 @@ def examples(entry: Entry, frames: int, windows: str) -> int:
     return entry.scanned.frames // frames if windows == "fixed" else 1
 
 
-def content_groups(entries: Sequence[Entry]) -> list[str]:
+def content_groups(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> list[str]:
     """Returns a name for each file, which is equal for the clips of one video and of equal videos.
 
+    Args:
+        entries: the files of one input.
+        others: those of another one, in which equal names mean nothing. Their names follow.
+
     Raises:
-        OSError: a file cannot be read.
+        DiskAway: the disk has not responded for some time.
     """
+    videos_of = [video_of(entry.name) for entry in entries]
+    videos_of += [f"{_OTHER}{video_of(entry.name)}" for entry in others]
     clips: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        clips[video_of(entry.name)].append(entry)
+    for video, entry in zip(videos_of, (*entries, *others), strict=True):
+        clips[video].append(entry)
     alike: dict[object, list[str]] = defaultdict(list)
     for video, parts in clips.items():
         packets = [(part.size, part.scanned.frames, part.scanned.keyframes) for part in parts]
@@ -125,21 +135,32 @@ def content_groups(entries: Sequence[Entry]) -> list[str]:
         if len(videos) > 1:
             first: dict[str, str] = {}
             for video in sorted(videos):
-                group[video] = first.setdefault(_digest(clips[video]), video)
-    return [group[video_of(entry.name)] for entry in entries]
+                digest = disks.when_readable(functools.partial(_digest, clips[video]))
+                group[video] = first.setdefault(digest, video)
+    return [group[video] for video in videos_of]
 
 
 def _digest(entries: Sequence[Entry]) -> str:
-    """Returns the SHA-256 of the contents of a video's files."""
+    """Returns the SHA-256 of the contents of a video's files.
+
+    Raises:
+        DiskAway: the disk does not respond now.
+    """
     digests = []
     for entry in entries:
         digest = hashlib.sha256()
-        with open(entry.file, "rb") as file:
-            if entry.span is not None:
-                file.seek(entry.span.offset)
-            left = entry.size
-            while data := file.read(min(_BLOCK, left)):
-                digest.update(data)
-                left -= len(data)
+        try:
+            with open(entry.file, "rb") as file:
+                if entry.span is not None:
+                    file.seek(entry.span.offset)
+                left = entry.size
+                while data := file.read(min(_BLOCK, left)):
+                    digest.update(data)
+                    left -= len(data)
+        except OSError as error:
+            failure = disks.unreadable(entry.path, error, existed=True)
+            if not isinstance(failure, BadExample):
+                raise failure from error
+            digest.update(os.fsencode(entry.path))  # its clips are refused when they are read
         digests.append(digest.hexdigest())
     return " ".join(sorted(digests))

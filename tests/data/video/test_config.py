@@ -143,7 +143,7 @@ def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
 def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> None:
     ramp = np.broadcast_to(np.linspace(0, 250, 96)[None, :, None], (64, 96, 3)).astype(np.uint8)
     for name in ("a", "b"):
-        sample.write(tmp_path / "v" / f"{name}.mp4", [ramp] * 12, crf="4")
+        sample.write(tmp_path / "v" / f"{name}.mp4", [ramp] * 12, title=name, crf="4")
     train = _open(tmp_path / "v", min_crop_scale=0.5).train
     rising, spans = [], []
     for seed in range(60):

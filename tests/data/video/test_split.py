@@ -1,5 +1,6 @@
 """Which videos train and which validate."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -103,6 +104,11 @@ def test_what_validates_is_not_trained_on(made: Made) -> None:
     train, val, lines = chosen(entries, [made("val/x.mp4", "003")])
     assert (train, val) == ({f"{number}.mp4" for number in (0, 1, 2, 4)}, {"val/x.mp4"})
     assert any("1 of 5 files are not trained on" in line and "3.mp4" in line for line in lines)
+    same_names = [
+        dataclasses.replace(entry, path=made(f"val/{entry.name}").path) for entry in entries
+    ]
+    train, _, _ = chosen(entries, same_names)
+    assert len(train) == 5
     with pytest.raises(InputError, match="no video is left for training"):
         chosen(entries, entries)
     with pytest.raises(InputError, match=r"only one usable video \(0.mp4\).*--data.val_path"):
