@@ -26,6 +26,7 @@ def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
         "largest": [],
         "elements": 1,
         "checkpoint": 12,
+        "samples": {"image": 0, "clip": 0},
         "unsharded": {},
         "batch_of": "",
         "total": 9,

@@ -1,12 +1,14 @@
 """Compiles the real training step for GPUs that are described but not present."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
+import numpy as np
 from jax.experimental import topologies
 
 from jaxtrain import config
@@ -16,6 +18,7 @@ from jaxtrain.planning import buffers, cards, communication, flops
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import replay, saved_programs, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
+from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla import hlo, operations
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -45,7 +48,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
         that are read from files and not trained), ``elements`` (number of parameters),
-        ``checkpoint`` (bytes), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``,
+        ``checkpoint`` (bytes), ``samples`` ("image" and "clip" -> pixels per validation),
+        ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``,
         ``versions``, ``estimate``.
 
     Raises:
@@ -80,12 +84,29 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "elements": parameter_count(built.definition.params),
         "constants": parameter_count(_constants(built)),
         "checkpoint": total_bytes(built.saved),
+        "samples": _sample_pixels(built),
         "unsharded": built.rule.unsharded(_trained(built)),
         "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "compile_s": time.perf_counter() - began,
         "estimate": request["estimate"],
     }
+
+
+def _sample_pixels(built: setup.StepSetup) -> dict[str, int]:
+    """Returns the pixels of the images and of the clips that a validation makes."""
+    pixels = {"image": 0, "clip": 0}
+    if built.run.loop.eval_every is None or not built.definition.has("samples"):
+        return pixels
+    of_batch = build_eval_step(
+        built.definition, built.rule, precision=built.run.precision, method="samples"
+    )
+    batch = built.run.model.batch_spec(setup.validation_batch_size(built.run))
+    made = jax.eval_shape(of_batch, built.target.params, built.target.extras, batch)
+    for sample in made.values():
+        if sample.dtype == np.uint8:  # others are texts
+            pixels["clip" if sample.ndim == 4 else "image"] += math.prod(sample.shape[:-1])
+    return pixels
 
 
 def _save(

@@ -108,6 +108,7 @@ def _run(
             checkpoint=findings["checkpoint"],
             compile_s=findings["compile_s"],
             nodes=nodes,
+            samples=findings["samples"],
         )
         hours = [sum(part) / HOUR_S for part in zip(*seconds.values(), strict=True)]
         if price is not None:

@@ -16,7 +16,7 @@ _SOURCES = {
     "start": " (assumed)",
     "compilation": " (measured here; choosing kernels on the GPU is not included)",
     "replayed steps": " (loop.replay_every; 1.2 steps each, measured on a CPU)",
-    "validation": " (assumed: a third of a step's time per example)",
+    "validation": " (assumed: a third of a step's time per example; and encoding samples)",
     "saves": " (assumed: 1 GB/s)",
 }
 _WIDTH = 80  # columns of a terminal

@@ -953,6 +953,18 @@ def _quarantined(
     return share
 
 
+def validation_batch_size(run: config.Run, available: int | None = None) -> int:
+    """Returns the global batch size of validations.
+
+    Args:
+        run: the config.
+        available: number of examples for validation; None if it is unknown.
+    """
+    examples = max(1, min(run.loop.eval_examples, available or run.loop.eval_examples))
+    wanted = -(-examples // run.mesh.devices) * run.mesh.devices
+    return min(run.data.batch_size // run.optim.accumulate, wanted)
+
+
 def _what_validates(run: config.Run, sources: Sources) -> str:
     """Returns a digest of the examples of a validation; "" for a run without validation."""
     if run.loop.eval_every is None:
@@ -970,10 +982,7 @@ def _evaluator(
         return None
     # At most a microbatch, so that validation never needs more memory than a step; no more than the
     # existing examples, rounded up to a multiple of the devices.
-    devices = run.mesh.devices
-    examples = max(1, min(run.loop.eval_examples, len(sources.val)))
-    wanted = -(-examples // devices) * devices
-    batch_size = min(run.data.batch_size // run.optim.accumulate, wanted)
+    batch_size = validation_batch_size(run, len(sources.val))
     batches = pipeline.ValidationBatches(
         sources.val,
         setup.rule.mesh,

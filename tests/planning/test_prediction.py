@@ -49,6 +49,7 @@ def findings(**more: Any) -> dict[str, Any]:
         "formula_bytes": 1e6,
         "elements": 7,
         "checkpoint": 84,
+        "samples": {"image": 10**6, "clip": 10**6},
         "unsharded": {"norm": [7]},
         "batch_of": "8 examples",
         "total": 3600,
@@ -216,6 +217,7 @@ def test_validation_and_saves_follow_the_config() -> None:
     found = made()["run"]["seconds"]
     often = made(typed=["--loop.eval_every", "50", "--checkpoint.every", "100"])["run"]["seconds"]
     assert often["validation"][0] > 5 * found["validation"][0]
+    assert often["validation"][0] > 3600 / 50 * (0.16 + 0.44)  # samples
     assert often["saves"][0] == pytest.approx(37 / 4 * found["saves"][0])
     assert found["start"] == (duration.START_S, duration.START_S)
     saves = len(range(0, 3600, 100)) + 1
