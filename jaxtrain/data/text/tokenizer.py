@@ -11,6 +11,9 @@ with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4:
 * ``word``: entire words, normalized and split as for ``wordpiece``; all but the most frequent
   words become [UNK].
 
+Both split words after every 100 characters, also in the saved file: the library's WordPiece takes
+quadratic time in the length of a word, and would turn longer words into [UNK].
+
 One is for causal language models and begins with the special tokens of
 :data:`jaxtrain.data.text.specials.CAUSAL`, from <|bos|> 0:
 
@@ -18,6 +21,7 @@ One is for causal language models and begins with the special tokens of
 """
 
 import functools
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +38,7 @@ from jaxtrain.errors import InputError
 NAME = "tokenizer.json"  # the file's name in a token cache, a checkpoint and an export
 Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
-_LONGEST_WORD = word_counts.LONGEST  # characters; WordPiece encodes a longer one as [UNK]
+_LONGEST_WORD = word_counts.LONGEST  # characters; longer words are cut
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
 
@@ -50,9 +54,31 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
         )
     )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
     return _with_specials(tokenizer)
+
+
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.FixedLength(_LONGEST_WORD)]
+    )
+
+
+def without_cuts(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Removes the pre-tokenizer that cuts long words, if the tokenizer is a WordPiece made here.
+
+    The result is faster. It encodes a text in the same way or, if the text has a longer word, as
+    tokens that contain [UNK].
+    """
+    described, ours = json.loads(tokenizer.to_str()), json.loads(wordpiece({"[UNK]": 0}).to_str())
+    model, our_model = described["model"], ours["model"]
+    fields = ("type", "unk_token", "max_input_chars_per_word")
+    if described["pre_tokenizer"] == ours["pre_tokenizer"] and all(
+        model.get(field) == our_model[field] for field in fields
+    ):
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
 
 
 def _with_specials(
@@ -107,16 +133,27 @@ def train_on(words: Counter[str], vocab_size: int, kind: Kind) -> tokenizers.Tok
         kind: see the module's docstring.
 
     Raises:
-        InputError: the vocabulary is too small for this kind.
+        InputError: the vocabulary is too small for this kind, or the text has nothing to learn.
     """
     check_room(vocab_size, kind)
-    if kind == "word":
-        return _train_words(words, vocab_size)
     if kind == "bpe":
         return _train_bytes(words, vocab_size)
     if kind == "byte_bpe":
         return byte_level.train_on(words, vocab_size)
-    return _train_pieces(words, vocab_size)
+    train = _train_words if kind == "word" else _train_pieces
+    trained = train(words, vocab_size)
+    if trained.get_vocab_size() == len(SPECIALS):
+        # A character takes up to two entries, and an alphabet at most two thirds of the vocabulary.
+        why = (
+            f"model.vocab_size is {vocab_size}"
+            if vocab_size < len(SPECIALS) + 3
+            else f"no {'word' if kind == 'word' else 'character'} occurs twice in the training text"
+        )
+        raise InputError(
+            f"the trained tokenizer ({kind}) has only special tokens, because {why}: add text, or "
+            f"use --data.tokenizer_kind bpe and --model.vocab_size {len(SPECIALS) + _BYTES} or more"
+        )
+    return trained
 
 
 def check_room(vocab_size: int, kind: Kind) -> None:
@@ -140,7 +177,7 @@ def _train_words(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
         models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
     )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.pre_tokenizer = _splitter()
     return _with_specials(tokenizer)
 
 
@@ -198,18 +235,18 @@ def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
-    """Counts words after normalizing and splitting at punctuation.
+    """Counts words after normalizing, and splitting as :func:`_splitter` does.
 
     Text is cut at spaces and line ends, across which normalizing changes nothing, so that each
     distinct stretch is normalized once.
     """
-    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = normalizers.BertNormalizer(), _splitter()
 
     def cut(document: str) -> list[str]:
         return document.replace("\n", " ").split(" ")
 
     def split(stretch: str) -> Iterator[str]:
-        if stretch.isascii():  # most stretches: much faster paths
+        if stretch.isascii() and len(stretch) <= _LONGEST_WORD:  # most: much faster paths
             if stretch.isalpha():
                 yield stretch.lower()
                 return
@@ -217,7 +254,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
                 yield from (stretch[:-1].lower(), stretch[-1])
                 return
         for piece in normalizer.normalize_str(stretch).split():
-            if piece.isalpha():  # nothing to split
+            if piece.isalpha() and len(piece) <= _LONGEST_WORD:  # nothing to split
                 yield piece
             else:
                 yield from (word for word, _ in splitter.pre_tokenize_str(piece))

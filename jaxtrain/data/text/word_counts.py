@@ -25,7 +25,8 @@ def count(
 ) -> Counter[str]:
     """Counts the words of documents; splits each distinct stretch of text only once.
 
-    The result depends only on the documents. Longer words than ``LONGEST`` are omitted.
+    The result depends only on the documents. Words longer than ``LONGEST`` are omitted, unless
+    ``split`` divides them.
 
     Args:
         documents: texts, in order.

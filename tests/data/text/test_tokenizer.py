@@ -1,6 +1,8 @@
+import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -170,14 +172,15 @@ def test_counting_stretches_equals_normalizing_documents() -> None:
     odd = [*map(chr, range(0x3100)), *"字漢\uf900\ufb01\ufffd🙂가\U00010400", *(" \n\t\r" * 500)]
     texts = ["".join(rng.choices(odd, k=rng.randrange(300))) for _ in range(300)]
     texts += [TEXT, " \n ", "", "字" * 150 + "é" * 101 + " Q" * 120, "x" * 100 + " " + "x" * 101]
+    texts += ["A" * 250, "b" * 100 + ",", "c" * 101 + ".", "가" * 60, "x-" * 80]
     normalizer = tokenizers.normalizers.BertNormalizer()
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     expected: Counter[str] = Counter()
     for text in texts:
-        words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        expected.update(word for word, _ in words if len(word) <= 100)
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
+            expected.update(word[at : at + 100] for at in range(0, len(word), 100))
     assert tokenizer._count_words(texts) == expected
-    assert expected["x" * 100] == 1
+    assert expected["x" * 100] == 2
 
 
 def test_merging_forgets_rare_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +211,68 @@ def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
     given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
     with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
         tokenizer.load(path, 200)
+
+
+def random_words() -> str:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("aeinorstü.-字", k=rng.randint(1, 12))) for _ in range(400)]
+    return " ".join(rng.choices(words, k=4000)) + " " + "https://x.org/" * 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("wordpiece", "ff0b1b4ad964cbae"), ("word", "cbc9ae99762fa875")]
+)
+def test_text_without_long_words_gives_the_same_ids_as_ever(
+    kind: tokenizer.Kind, expected: str
+) -> None:
+    """The digest was computed before long words were cut."""
+    trained = tokenizer.train([random_words()], 300, kind)
+    vocab = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    content = repr((vocab, trained.encode(random_words()).ids))
+    assert hashlib.sha256(content.encode()).hexdigest()[:16] == expected
+
+
+@pytest.mark.parametrize("alphabet", ["ACGT", "ACDEFGHIKLMNPQRSTVWY", "กขคงจฉชซ", "가나다라마바"])
+def test_long_words_are_cut(alphabet: str) -> None:
+    """For training as for encoding; Hangul is decomposed first, into more characters."""
+    rng = random.Random(0)
+    word = "".join(rng.choices(alphabet, k=1050))
+    trained = tokenizer.train([f"{word} {word}"], 200)
+    pieces = [
+        word
+        for word, _ in trained.pre_tokenizer.pre_tokenize_str(
+            trained.normalizer.normalize_str(word)
+        )
+    ]
+    assert max(map(len, pieces)) == 100
+    assert Counter(pieces + pieces) == tokenizer._count_words([f"{word} {word}"])
+    assert 1 not in trained.encode(word).ids
+    ids = [id for piece in pieces for id in trained.encode(piece, add_special_tokens=False).ids]
+    assert trained.encode(word, add_special_tokens=False).ids == ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "vocab_size", "why"),
+    [
+        ("word", "every word is different here", 300, "no word occurs twice in the training text"),
+        ("wordpiece", "abcdefg", 300, "no character occurs twice in the training text"),
+        ("wordpiece", "many many words", 6, "model.vocab_size is 6"),
+    ],
+)
+def test_a_vocabulary_of_special_tokens_only_is_refused(
+    kind: tokenizer.Kind, text: str, vocab_size: int, why: str
+) -> None:
+    message = f"({kind}) has only special tokens, because {why}: add text, or use --data.tokenizer"
+    with pytest.raises(InputError, match=re.escape(message)):
+        tokenizer.train([text], vocab_size, kind)
+
+
+def test_cuts_are_removed_only_where_a_long_word_gives_unk() -> None:
+    def is_cut(words: tokenizers.Tokenizer) -> bool:
+        return "FixedLength" in str(tokenizer.without_cuts(words).pre_tokenizer)
+
+    assert not is_cut(tokenizer.train([TEXT], 300))
+    assert is_cut(tokenizer.train([TEXT], 300, "word"))
+    other = tokenizer.train([TEXT], 300)
+    other.model.max_input_chars_per_word = 1000
+    assert is_cut(other)
