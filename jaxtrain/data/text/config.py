@@ -6,7 +6,7 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxtrain.data import cache
@@ -17,6 +17,8 @@ from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.specials import Specials
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
+
+_MUCH_UNKNOWN = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Masked(Text):
             uploads: see :meth:`Text.prepare`.
 
         Raises:
-            InputError: see :meth:`Text.prepare`.
+            InputError: no token to predict in a split; or see :meth:`Text.prepare`.
         """
         del seed
         if model.sequence_length < 3:
@@ -77,7 +79,7 @@ class Masked(Text):
             packing.pack(folder, manifest, model.sequence_length, say, prepared.bucket)
             for folder, manifest in prepared.caches
         ]
-        splits: dict[str, list[Source]] = {}
+        splits: dict[str, list[MaskedSource]] = {}
         for name in splitting.SPLITS:
             splits[name] = [
                 MaskedSource(
@@ -107,7 +109,41 @@ class Masked(Text):
                 )
                 if index[name]["examples"]
             ]
+        for name in splitting.SPLITS:
+            self._check_unknown(name, prepared, splits[name], model, say)
         return self.sources(prepared, splits, _summary(prepared, [index for _, index in indexes]))
+
+    def _check_unknown(
+        self,
+        name: str,
+        prepared: Prepared,
+        sources: Sequence[MaskedSource],
+        model: Any,
+        say: Callable[[str], None],
+    ) -> None:
+        """Warns if the tokenizer loses much of a split.
+
+        Raises:
+            InputError: no sequence of the split has a token to predict.
+        """
+        unknown = _unknown(prepared, name)
+        cure = "--data.tokenizer_kind bpe trains one that loses none"
+        if self.tokenizer is not None or model.init_from is not None:
+            cure += ", without --data.tokenizer and --model.init_from"
+        if not any(source.has_targets() for source in sources):
+            raise InputError(
+                f"no sequence of the {name} split has a token to predict: "
+                + (
+                    f"its words are unknown to the tokenizer ([UNK]); {cure}"
+                    if unknown
+                    else "its texts are too short; add text"
+                )
+            )
+        if unknown > _MUCH_UNKNOWN:
+            say(
+                f"warning: {100 * unknown:.2f}% of the characters of the {name} split are unknown "
+                f"to the tokenizer ([UNK]) and are never predicted: {cure}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,5 +239,11 @@ def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
         f"{_facts(prepared, examples, length)}; "
         f"padding {100 * of_indexes('train', 'padding') / (sequences * length):.2f}% (measured), "
         f"{100 * of_indexes('train', 'cut') / sequences:.0f}% end inside a sentence, "
+        f"{100 * _unknown(prepared, 'train'):.2f}% of the characters are unknown to the tokenizer, "
         f"vocabulary {prepared.vocabulary:,}"
     )
+
+
+def _unknown(prepared: Prepared, split: str) -> float:
+    """Returns the fraction of the characters of a split that become [UNK]."""
+    return prepared.total(split, "unknown") / prepared.total(split, "characters")

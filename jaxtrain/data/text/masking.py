@@ -119,6 +119,14 @@ class MaskedSource:
         sequence_S[len(text) + 1] = self.specials.sep
         return sequence_S
 
+    def has_targets(self) -> bool:
+        """Returns whether any example has a token to predict; the first one almost always has."""
+        special = self.specials.ids()
+        return any(
+            masked_count(int((~np.isin(self.packed[index], special)).sum()), self.mask_fraction)
+            for index in range(self.examples)
+        )
+
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns example ``index``, masked with ``rng``: see :func:`mask`."""
         sequence_S = self.sequence(index)

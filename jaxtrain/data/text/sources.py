@@ -56,7 +56,7 @@ class Prepared:
     bucket: cache.CacheBucket | None
 
     def total(self, split: str, fact: str) -> int:
-        """Sums ``documents``, ``tokens`` or ``bytes`` of a split over all caches."""
+        """Sums a count of a split, such as ``documents`` or ``bytes``, over all caches."""
         return sum(manifest["splits"][split][fact] for _, manifest in self.caches)
 
 
@@ -300,7 +300,7 @@ class Text:
         return made
 
     def sources(
-        self, prepared: Prepared, parts: Mapping[str, list[Source]], summary: str
+        self, prepared: Prepared, parts: Mapping[str, Sequence[Source]], summary: str
     ) -> Sources:
         """Combines the sources of examples into the result of ``open``.
 

@@ -45,7 +45,7 @@ from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 
-_VERSION = 2  # of the files and all rules that determine their contents: change it with those
+_VERSION = 3  # of the files and all rules that determine their contents: change it with those
 _PIECE_CHARACTERS = 1 << 20
 _MIN_MB_PER_PROCESS = 8.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 2.0  # the most work that a kill can lose
@@ -485,6 +485,8 @@ def _read_parts(folder: Path, dtype: str) -> list[Part]:
             ends=_mapped(folder / f"{name}.ends", "uint64", of_split["sentences"]),
             documents=of_split["documents"],
             text_bytes=of_split["bytes"],
+            characters=of_split["characters"],
+            unknown=of_split["unknown"],
         )
         for name, of_split in zip(SPLITS, facts, strict=True)
     ]
@@ -516,7 +518,8 @@ class _Streams:
         self._record = work / _PROGRESS
         self._width = dtype.itemsize
         self.documents = 0
-        self.facts = [{"documents": 0, "sentences": 0, "tokens": 0, "bytes": 0} for _ in SPLITS]
+        counted = ("documents", "sentences", "tokens", "bytes", "characters", "unknown")
+        self.facts = [dict.fromkeys(counted, 0) for _ in SPLITS]
         if self._record.exists():
             kept = json.loads(self._record.read_text(encoding="utf-8"))
             self.documents, self.facts = kept["documents"], kept["facts"]
@@ -540,6 +543,8 @@ class _Streams:
             facts["sentences"] += len(part.ends)
             facts["documents"] += part.documents
             facts["bytes"] += part.text_bytes
+            facts["characters"] += part.characters
+            facts["unknown"] += part.unknown
         self.documents = after
         if time.monotonic() - self._kept >= _KEEP_EVERY_S:
             self.keep()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import random
 import re
 from pathlib import Path
 
@@ -321,3 +322,79 @@ def test_documents_that_validate_are_not_trained_on(tmp_path: Path, processes: i
     other = prepared(val_path=jsonl(tmp_path / "other.jsonl", rows[500:]))
     assert made.tokenizer != other.tokenizer  # other text for training
     assert prepared(val_path=val).tokenizer.read_bytes() == other.tokenizer.read_bytes()
+
+
+def _random(alphabet: str, *, word: int, words: int = 400) -> str:
+    rng = random.Random(0)
+    return "\n".join("".join(rng.choices(alphabet, k=word)) for _ in range(words))
+
+
+CORPORA = {
+    "DNA": _random("ACGT", word=300),
+    "URLs": "".join(f"https://site{n % 7}.org/{n}?q={'x' * (n % 150)} \n" for n in range(400)),
+    "rare characters": _random("".join(map(chr, range(0x4E00, 0x4E00 + 900))) + "abc ", word=20),
+    "accents and white space": _random("aé \t\u00a0\u0301ü가", word=40),
+}
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "word", "bpe"])
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """Against a count with the tokenizers package alone, over complete documents."""
+    path = tmp_path / "in.jsonl"
+    lines = CORPORA[name].splitlines()
+    documents = ["\n".join(lines[at : at + 20]) for at in range(0, len(lines), 20)]
+    documents += [f"a word and another word {number}" for number in range(8)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    said: list[str] = []
+    config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path), tokenizer_kind=kind)  # type: ignore[arg-type]
+    sources = config.open(Model(vocab_size=300), seed=0, say=said.append)
+    words = tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
+    manifest = json.loads(next(tmp_path.glob("text/tokens-*/manifest.json")).read_text())
+    total = unknown = 0
+    for text in documents:
+        encoded = words.encode(text, add_special_tokens=False)
+        spans = zip(encoded.ids, encoded.offsets, strict=True)
+        unknown += sum(end - start for token_id, (start, end) in spans if token_id == 1)
+        total += len(text)
+    counted = {
+        fact: sum(split[fact] for split in manifest["splits"].values())
+        for fact in ("characters", "unknown")
+    }
+    assert counted == {"characters": total, "unknown": unknown}
+    train = manifest["splits"]["train"]
+    share = train["unknown"] / train["characters"]
+    assert f"{100 * share:.2f}% of the characters are unknown to the tokenizer" in sources.summary
+    warned = [line for line in said if "--data.tokenizer_kind bpe trains one that" in line]
+    assert any("the train split" in line for line in warned) == (share > 0.02)
+    if kind == "wordpiece":
+        assert (share > 0.02) == (name == "rare characters")
+    assert kind != "bpe" or not unknown
+
+
+def test_text_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:
+    """All characters are unknown to the given tokenizer, or each text is too short."""
+    path = bert_like(tmp_path / "tokenizer.json")
+    (tmp_path / "known.txt").write_text("a rose is a rose " * 50)
+    (tmp_path / "unknown.txt").write_text("ўўў қққ " * 50)
+    (tmp_path / "short.txt").write_text("a")
+    model = Model(vocab_size=30)
+
+    def refused(**paths: str) -> str:
+        files = {flag: str(tmp_path / f"{name}.txt") for flag, name in paths.items()}
+        with pytest.raises(InputError) as caught:
+            opened(files.pop("path"), tmp_path, model, tokenizer=str(path), **files)
+        return str(caught.value)
+
+    why = (
+        "no sequence of the {} split has a token to predict: its words are unknown to the "
+        "tokenizer ([UNK]); --data.tokenizer_kind bpe trains one that loses none, without "
+        "--data.tokenizer and --model.init_from"
+    )
+    assert refused(path="unknown", val_path="known") == why.format("train")
+    assert refused(path="known", val_path="unknown") == why.format("val")
+    assert refused(path="known", val_path="short") == (
+        "no sequence of the val split has a token to predict: its texts are too short; add text"
+    )

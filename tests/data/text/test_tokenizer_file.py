@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from peak_memory import peak_mib
 
-from jaxtrain.data.text import byte_level, encoding, tokenizer, tokenizer_file
+from jaxtrain.data.text import byte_level, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 
 
@@ -286,8 +286,15 @@ def test_a_regex_that_never_ends_is_reported_in_one_line(
     written: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pattern = {"Regex": "(a|aa)+$x"}
+    vocab = {name: token_id for token_id, name in enumerate([*specials.NAMES, "a"])}
     path = written(
-        pre_tokenizer={"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+        model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": pattern,
+            "behavior": "Isolated",
+            "invert": False,
+        },
     )
     words = tokenizer_file.read(path)
     with pytest.raises(InputError, match=r"fails on the text: Onig: .*retry-limit-in-match over"):
