@@ -39,6 +39,9 @@ NAME = "tokenizer.json"  # the file's name in a token cache, a checkpoint and an
 Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
 _LONGEST_WORD = word_counts.LONGEST  # characters; longer words are cut
+# Of the distinct words that are merged. A million takes 100 MB and 3 s, so only long words, half a
+# million of which would take 5 GB, reach the limit.
+_MOST_CHARACTERS = 10_000_000
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
 
@@ -211,7 +214,7 @@ def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     The library's trainer breaks ties by the order of a hash map, so two runs would differ; passing
     it the alphabet as sorted, ready-made entries avoids that.
 
-    Merging uses all cores.
+    Merging uses all cores. It sees the most frequent words up to 10 million characters.
     """
     alphabet = _alphabet(words, vocab_size)
     characters = [entry for entry in alphabet if not entry.startswith(_CONTINUES)]
@@ -228,7 +231,8 @@ def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     learner.train_from_iterator(
-        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
+        word_counts.repeat(dict(word_counts.most_frequent(words, _MOST_CHARACTERS))),
+        trainer=trainer,
     )
     vocab = learner.get_vocab(with_added_tokens=False)
     return wordpiece(dict(sorted(vocab.items(), key=lambda item: item[1])))

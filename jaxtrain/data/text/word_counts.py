@@ -4,6 +4,9 @@ The text to train on is cut into parts. Workers count the words of each part, an
 merged in the order of the parts, so the result does not depend on who counted which part.
 """
 
+import bisect
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -73,9 +76,18 @@ def forget_rare(words: Counter[str]) -> None:
         least += 1
 
 
-def most_frequent(words: Counter[str]) -> list[tuple[str, int]]:
-    """Returns the words to train on, most frequent first; ties are sorted alphabetically."""
-    return sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_LEARNED]
+def most_frequent(
+    words: Mapping[str, int], most_characters: float = math.inf
+) -> list[tuple[str, int]]:
+    """Returns the words to train on, most frequent first; ties are sorted alphabetically.
+
+    Args:
+        words: the counts.
+        most_characters: limit of the sum of their lengths.
+    """
+    ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_LEARNED]
+    sizes = itertools.accumulate(len(word) for word, _ in ranked)
+    return ranked[: bisect.bisect_right(list(sizes), most_characters)]
 
 
 def repeat(words: dict[str, int]) -> Iterator[str]:

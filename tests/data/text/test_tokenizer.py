@@ -166,6 +166,16 @@ def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(counted) <= 21
 
 
+def test_the_characters_to_merge_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = ["often often often seldom seldom"]
+    assert {"often", "seldom"} <= tokenizer.train(documents, 100).get_vocab().keys()
+    monkeypatch.setattr(tokenizer, "_MOST_CHARACTERS", 10)
+    vocab = tokenizer.train(documents, 100).get_vocab()
+    assert "often" in vocab
+    assert "seldom" not in vocab
+    assert "##l" in vocab  # the alphabet is that of all words
+
+
 def test_counting_stretches_equals_normalizing_documents() -> None:
     """Control characters join words, some characters become several, and accents are removed."""
     rng = random.Random(0)
