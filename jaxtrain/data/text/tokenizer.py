@@ -40,7 +40,7 @@ Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
 _LONGEST_WORD = word_counts.LONGEST  # characters; longer words are cut
 # Of the distinct words that are merged. A million takes 100 MB and 3 s, so only long words, half a
-# million of which would take 5 GB, reach the limit.
+# million of which would take 5 GB, reach the limit (benchmarks/LOG.md).
 _MOST_CHARACTERS = 10_000_000
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
