@@ -71,7 +71,7 @@ def _tokenizer(path: str) -> tokenizers.Tokenizer:
 
 @functools.lru_cache(maxsize=1)
 def _without_cuts(path: str) -> tokenizers.Tokenizer:
-    return specials.plain(tokenizer.without_cuts(tokenizer_file.read(Path(path))))
+    return specials.plain(tokenizer.without_cuts(_tokenizer(path)))
 
 
 @functools.lru_cache(maxsize=1)

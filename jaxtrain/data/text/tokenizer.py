@@ -69,9 +69,9 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def without_cuts(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Removes the pre-tokenizer that cuts long words, if the tokenizer is a WordPiece made here.
+    """Returns a copy that does not cut long words, or the same unless it is a WordPiece made here.
 
-    The result is faster. It encodes a text in the same way or, if the text has a longer word, as
+    The copy is faster. It encodes a text in the same way or, if the text has a longer word, as
     tokens that contain [UNK].
     """
     described, ours = json.loads(tokenizer.to_str()), json.loads(wordpiece({"[UNK]": 0}).to_str())
@@ -80,6 +80,7 @@ def without_cuts(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     if described["pre_tokenizer"] == ours["pre_tokenizer"] and all(
         model.get(field) == our_model[field] for field in fields
     ):
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer.to_str())
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
