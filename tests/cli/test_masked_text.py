@@ -188,7 +188,7 @@ def test_a_run_uses_the_tokenizer_of_its_initial_model(folder: Path, tmp_path: P
     data, log = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
     model = dataclasses.replace(mlm.Config.tiny(), init_from=str(folder))
     (tmp_path / "a.txt").write_text(TEXT)
-    (tmp_path / "b.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text(f"{TEXT}.")
     model = dataclasses.replace(model, vocab_size=len(VOCABULARY))
     data = dataclasses.replace(data, cache_dir=str(tmp_path / "cache"))
     kept = data.open(model, seed=0, say=log.append).files_to_keep["tokenizer.json"]
@@ -203,8 +203,8 @@ def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: P
     """The source of model.init_from may no longer exist by then."""
     (tmp_path / "8").mkdir()
     shutil.copy(folder / "tokenizer.json", tmp_path / "8")
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text(json.dumps({"text": TEXT}))
+    for name, text_of_file in (("a.jsonl", TEXT), ("b.jsonl", f"{TEXT}.")):
+        (tmp_path / name).write_text(json.dumps({"text": text_of_file}))
     gone = dataclasses.replace(
         mlm.Config.tiny(), vocab_size=len(VOCABULARY), init_from=str(tmp_path / "gone")
     )
