@@ -1,7 +1,8 @@
 """Converts the masked LM to transformers' ``BertForMaskedLM`` and back: parameters and config.json.
 
 transformers' kernels are [out, in], ours [in, out]; its queries, keys, and values are three
-kernels, ours are one. Its token types are zeros for a single text: ours are part of the positions.
+kernels, ours are one. Its token type 0, that of a single text, is part of our positions. What type
+1 adds to it is an array that no module has: only a conversion from folder to folder keeps it.
 Arrays that a masked LM does not need are skipped when reading: the pooler and the next-sentence
 head of ``BertForPreTraining``, and ``position_ids`` of old files.
 """
@@ -27,6 +28,7 @@ _BIAS = f"{_HEAD}.bias"
 _TIED = {f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS}
 UNUSED = ("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids")
 _TOKEN_TYPES = 2
+TYPE_1 = "embeddings.token_type_1"  # [hidden], absent if it is zeros
 _LISTED = 6
 INIT_STD, NORM_EPS = 0.02, 1e-12
 MODEL_TYPE, ARCHITECTURE = "bert", "BertForMaskedLM"
@@ -54,10 +56,11 @@ def to_bert(params: Tensors) -> dict[str, np.ndarray]:
         params: dotted path -> float32 array.
     """
     word, position = (np.asarray(params[f"embeddings.{name}"]) for name in ("word", "position"))
+    zeros_D = np.zeros(word.shape[1], np.float32)
     found = {
         WORD: word,
         _POSITION: position,
-        _TYPES: np.zeros((_TOKEN_TYPES, word.shape[1]), np.float32),
+        _TYPES: np.stack([zeros_D, np.asarray(params.get(TYPE_1, zeros_D))]),
         _BIAS: np.asarray(params["head.bias"]),
     }
     for theirs, ours in _dense(_layers(params, "layers")).items():
@@ -81,7 +84,8 @@ def from_bert(
 ) -> dict[str, np.ndarray]:
     """Converts transformers' state dict to our parameters, float32.
 
-    A model for shorter sequences uses the first positions.
+    A model for shorter sequences uses the first positions. :data:`TYPE_1` is in the result if token
+    types 0 and 1 differ.
 
     Args:
         tensors: name -> array.
@@ -89,7 +93,8 @@ def from_bert(
         source: the file, for messages.
 
     Raises:
-        InputError: lists every array that is missing, extra or misshapen.
+        InputError: lists every array that is missing, extra or misshapen; or there are more than
+            two token types.
     """
     given = _renamed(tensors, source)
     tensor_files.check_real(given, source)
@@ -120,6 +125,11 @@ def from_bert(
             f"{source} does not fit this model; {'; '.join(listed)}. Its shape is set by "
             "--model.vocab_size, --model.sequence_length, --model.hidden, --model.layers, and "
             "--model.ff"
+        )
+    if given[_TYPES].shape[0] > _TOKEN_TYPES:
+        raise InputError(
+            f"{source} has {given[_TYPES].shape[0]} token types (type_vocab_size), but this model "
+            f"keeps at most {_TOKEN_TYPES}: use another model"
         )
     return _ours({name: np.asarray(array, np.float32) for name, array in given.items()})
 
@@ -207,6 +217,8 @@ def _ours(given: Tensors) -> dict[str, np.ndarray]:
         "embeddings.position": given[_POSITION] + given[_TYPES][0],
         "head.bias": given[_BIAS],
     }
+    if np.any(given[_TYPES] != given[_TYPES][0]):
+        found[TYPE_1] = given[_TYPES][1] - given[_TYPES][0]
     layers = _layers(given, "bert.encoder.layer")
     for theirs, ours in _dense(layers).items():
         found[f"{ours}.kernel"] = given[f"{theirs}.weight"].T
