@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
-from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text import tokenizer, transformers_files
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file
@@ -98,8 +98,9 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
         )
     if folder:
         tokenizer.check_travels(source)
-        words = tokenizer.of_source(Path(found.source))
-        count = huggingface.write(target, found.model, found.params, words)
+        path = tokenizer.beside(Path(found.source))
+        words, kept = tokenizer.of_source(path), transformers_files.beside(path)
+        count = huggingface.write(target, found.model, found.params, words, kept)
     elif flags.push is not None:
         count = weights.save(target / huggingface.ARRAYS, found.model, found.params)
     else:

@@ -17,7 +17,7 @@ from typing import Any
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.config import invocation
-from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text import tokenizer, transformers_files
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.interop import hub, huggingface, weights
@@ -78,9 +78,10 @@ def _folder(flags: argparse.Namespace) -> int:
     if flags.target.exists() and flags.target.samefile(flags.source):
         raise InputError(f"OUT {flags.target} is the same folder as IN: choose another one")
     found = weights.load(flags.source)
-    words = tokenizer.of_source(flags.source)
+    path = tokenizer.beside(flags.source)
+    words, kept = tokenizer.of_source(path), transformers_files.beside(path)
     huggingface.check_target(flags.target)
-    huggingface.write(flags.target, found.model, found.params, words)
+    huggingface.write(flags.target, found.model, found.params, words, kept)
     size = found.model.to_settings()
     terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "

@@ -85,10 +85,12 @@ class CausalModel:
         trained = load.load(source, command, "decode_step")
         self.model, self.source = trained.config, trained.source
         definition = trained.definition
-        words = tokenizer.of_source(Path(self.source))  # of these weights, not of others
+        path = tokenizer.beside(Path(self.source))  # of these weights, not of others
+        words = tokenizer_file.read(path)
         tokenizer.check_size(words, self.model.vocab_size, self.source)
         byte_level.check(words, self.source)
-        self.begin = specials.begin(words, self.source)
+        marks = specials.marks(words, path)
+        self._prompt, self.begin, self._ends = list(marks.prompt), marks.before[-1], marks.ends
         self.tokenizer = specials.plain(words)
         self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
         self._arrays = trained.on_device(precision)
@@ -157,17 +159,18 @@ class CausalModel:
         return max(1, self.longest // 2)
 
     def encode(self, prompt: str) -> list[int]:
-        """Returns the token that begins a document, and the tokens of a text.
+        """Returns the token that begins a document, if the model has one, and those of a text.
 
         Raises:
             InputError: the text is empty or longer than the context window.
         """
         if not prompt:
             raise InputError("the prompt is empty: pass at least one word")
-        ids = [self.begin, *tokenizer_file.ids(self.tokenizer, prompt)]
+        ids = self._prompt + tokenizer_file.ids(self.tokenizer, prompt)
         if len(ids) > self.longest:
+            begun = " with the one that begins it" if self._prompt else ""
             raise InputError(
-                f"the prompt has {len(ids)} tokens with the one that begins it, but the context "
+                f"the prompt has {len(ids)} tokens{begun}, but the context "
                 f"window has {self.longest}: pass only its last part"
             )
         return ids
@@ -233,8 +236,9 @@ class CausalModel:
     def texts(self, ids: Iterator[np.ndarray]) -> Iterator[list[str]]:
         """Yields the characters that each token adds to each text; "" for part of a character.
 
-        A text ends when the model generates a special token, such as the one that begins the next
-        document; the iterator ends when all have. An incomplete last character becomes U+FFFD.
+        A text ends when the model generates a token that ends a document
+        (:class:`jaxtrain.data.text.specials.Marks`); the iterator ends when all have. Other special
+        tokens add nothing. An incomplete last character becomes U+FFFD.
         """
         decoders: list[Any] | None = None
         ended: list[bool] = []
@@ -244,8 +248,8 @@ class CausalModel:
                 decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
             grown = []
             for row, token_id in enumerate(ids_B.tolist()):
+                ended[row] |= token_id in self._ends
                 token = None if ended[row] else self.bytes_of[token_id]
-                ended[row] = token is None
                 grown.append(decoders[row].decode(token or b"", final=ended[row]))
             yield grown
             if all(ended):
@@ -266,6 +270,9 @@ class CausalModel:
         each: Callable[[int, int], None],
     ) -> TextScore:
         """Predicts each token of each text from the tokens before it in the same text.
+
+        The first is predicted from the begin token; from the one that ends the previous document,
+        if the model has no begin token.
 
         Windows have the length of the context window and overlap by half. A token is scored once,
         in the first window that contains it: with at least half a window before it, if the text has

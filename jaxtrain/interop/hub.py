@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 from jaxtrain import terminal
 from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.data import cache
-from jaxtrain.data.text import hub_datasets, tokenizer
+from jaxtrain.data.text import hub_datasets, tokenizer, transformers_files
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, shown
 from jaxtrain.interop import huggingface
@@ -38,6 +38,7 @@ Say = Callable[[str], None]
 
 FORM = f"{hub_datasets.PREFIX}ORG/MODEL[@REVISION][:FILE]"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_OF_TOKENIZER = (*transformers_files.FILES, tokenizer.NAME, huggingface.SETTINGS)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PAUSES_S = (1.0, 4.0, 15.0)  # between attempts, after an error that may be temporary
 _TIMEOUT_S = 30.0  # for an answer about a repository; the client has none
@@ -72,9 +73,9 @@ class Found:
     commit: str
     sizes: Mapping[str, int]
 
-    def only(self, name: str) -> "Found":
-        """Returns this model with only one of its files."""
-        return Found(self.commit, {name: self.sizes[name]})
+    def only(self, names: Iterable[str]) -> "Found":
+        """Returns this model with only some of its files."""
+        return Found(self.commit, {name: self.sizes[name] for name in names if name in self.sizes})
 
     def missing(self, repository: str) -> list[str]:
         """Returns the files that are not in the cache; uses no network."""
@@ -186,7 +187,7 @@ def with_local_source(model: Any, say: Say, cache_dir: str | None = None) -> Any
 
 
 def with_local_tokenizer(model: Any, say: Say) -> Any:
-    """Like :func:`with_local_source`, but downloads only ``tokenizer.json``, in one process.
+    """Like :func:`with_local_source`, but without the weights, and in one process.
 
     For commands that read a run's data without training.
     """
@@ -196,8 +197,8 @@ def with_local_tokenizer(model: Any, say: Say) -> Any:
     found = find(named, say)
     if tokenizer.NAME not in found.sizes:
         return model
-    path = download(named, found.only(tokenizer.NAME), say)
-    return dataclasses.replace(model, init_from=str(path.parent))
+    path = download(named, found.only(_OF_TOKENIZER), say)
+    return dataclasses.replace(model, init_from=str(path))
 
 
 def _source_of(model: Any) -> Named | None:
@@ -310,7 +311,7 @@ def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -
                 f"{huggingface.INDEX}; its weights files are {_listed(weights)}: use a revision "
                 "with safetensors, or convert the model"
             )
-        names += [name for name in (tokenizer.NAME, huggingface.SETTINGS) if name in sizes]
+        names += [name for name in _OF_TOKENIZER if name in sizes]
     elif len(root) == 1:
         names = root
     else:

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from jaxtrain import errors
+from jaxtrain.data.text import transformers_files
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
-SETTINGS = "config.json"
+SETTINGS = transformers_files.SETTINGS
 CARD = "README.md"
 _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
-_DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 ARRAYS = "model.safetensors"
 INDEX = ARRAYS + tensor_files.INDEX
 _PYTORCH = "pytorch_model.bin"
-_WRITTEN = {SETTINGS, CARD, _DESCRIBED, _TOKENS, ARRAYS, "tokenizer.json"}
+_WRITTEN = {SETTINGS, CARD, ARRAYS, "tokenizer.json", *transformers_files.FILES}
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
@@ -95,7 +95,13 @@ def check_target(folder: Path) -> None:
     atomic.check_writable("DIR", above / SETTINGS)
 
 
-def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer: Any) -> int:
+def write(
+    folder: Path,
+    model: Any,
+    params: Mapping[str, np.ndarray],
+    tokenizer: Any,
+    kept: transformers_files.Kept | None = None,
+) -> int:
     """Writes a model and its tokenizer; each file is replaced atomically, config.json last.
 
     An existing config.json is deleted first, so that an incomplete folder is not taken for a model.
@@ -105,6 +111,7 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
         model: jaxtrain's config of the model.
         params: dotted path -> float32 array.
         tokenizer: a ``tokenizers.Tokenizer``.
+        kept: what the folder had from which the model comes; None for a model trained here.
 
     Returns:
         The total number of elements of the arrays.
@@ -118,28 +125,43 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
     tokenizers.check_size(tokenizer, model.vocab_size, "the tokenizer")
     settings = model.to_settings()
     causal = settings["architectures"][0].endswith(_CAUSAL)
-    ids = _special_ids(tokenizer, None if causal else model.pad_id)
-    tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
-    if causal:
-        settings |= {"pad_token_id": None} | {f"{n}_token_id": number for n, number in ids.items()}
-    described = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.sequence_length,
-        "clean_up_tokenization_spaces": False,
-        **tokens,
-    }
+    ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
+    if kept is None:
+        tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
+        described = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.sequence_length,
+            "clean_up_tokenization_spaces": False,
+            **tokens,
+        }
+        files = {
+            transformers_files.TOKENIZER: _json(described),
+            transformers_files.SPECIALS: _json(tokens),
+        }
+        if causal:
+            settings["pad_token_id"] = None
+            settings |= {f"{name}_token_id": number for name, number in ids.items()}
+    else:
+        files = dict(kept.files)
+        settings |= kept.ids
+        if kept.positions != model.sequence_length and transformers_files.TOKENIZER in files:
+            described = json.loads(files[transformers_files.TOKENIZER])
+            described["model_max_length"] = model.sequence_length
+            files[transformers_files.TOKENIZER] = _json(described)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS).unlink(missing_ok=True)
     tensors = getattr(model, "to_transformers", model.to_weights)(params)
     tensor_files.write(folder / ARRAYS, tensors, {})
     atomic.write_whole(folder / tokenizers.NAME, tokenizer.to_str())
-    for name, content in (
-        (_DESCRIBED, described),
-        (_TOKENS, tokens),
-        (SETTINGS, settings),
-    ):
-        atomic.write_whole(folder / name, json.dumps(content, indent=2) + "\n")
+    for name in transformers_files.FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name, content in (files | {SETTINGS: _json(settings)}).items():
+        atomic.write_whole(folder / name, content)
     return sum(tensor.size for tensor in tensors.values())
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _special_ids(tokenizer: Any, pad_id: int | None) -> dict[str, int]:

@@ -84,7 +84,9 @@ def _exact(path: str) -> tuple[byte_level.Encoder, np.ndarray]:
     return byte_level.Encoder(_tokenizer(path)), byte_level.lengths(_tokenizer(path))
 
 
-def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[int, list[Part]]:
+def encode(
+    chunk: Chunk, path: str, dtype: str, form: Form, marks: tuple[int, ...]
+) -> tuple[int, list[Part]]:
     """Tokenizes a chunk.
 
     Args:
@@ -92,7 +94,7 @@ def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[
         path: path of a ``tokenizer.json``.
         dtype: dtype of the ids.
         form: which parts of the documents to keep.
-        mark: special token after each document, or before each one in the exact form.
+        marks: special tokens after each document, or before each one in the exact form.
 
     Returns:
         The chunk's ``after``, and one part for each split.
@@ -106,10 +108,10 @@ def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[
         ids, ends, count, unknown = array.array("I"), array.array("Q"), 0, 0
         with tokenizer_file.explained(f"{path} fails on a document"):
             if form == "exact":
-                _add_exact(texts, path, mark, ids, ends)
+                _add_exact(texts, path, marks, ids, ends)
                 count = len(texts)
             else:
-                count, unknown = _add_sentences(texts, path, mark, ids, ends)
+                count, unknown = _add_sentences(texts, path, marks, ids, ends)
         parts.append(
             Part(
                 ids=np.frombuffer(ids, np.uint32).astype(dtype).tobytes(),
@@ -139,7 +141,11 @@ def sentences(document: str) -> list[str]:
 
 
 def _add_sentences(
-    texts: list[str], path: str, sep: int, ids: "array.array[int]", ends: "array.array[int]"
+    texts: list[str],
+    path: str,
+    after: tuple[int, ...],
+    ids: "array.array[int]",
+    ends: "array.array[int]",
 ) -> tuple[int, int]:
     """Appends the documents' tokens.
 
@@ -158,7 +164,7 @@ def _add_sentences(
                 ids.extend(sentence)
                 ends.append(len(ids))
         if len(ids) > before:
-            ids.append(sep)
+            ids.extend(after)
             count += 1
     return count, unknown
 
@@ -182,7 +188,11 @@ def _encode(texts: list[str], path: str) -> tuple[list[list[int]], int]:
 
 
 def _add_exact(
-    texts: list[str], path: str, begin: int, ids: "array.array[int]", ends: "array.array[int]"
+    texts: list[str],
+    path: str,
+    before: tuple[int, ...],
+    ids: "array.array[int]",
+    ends: "array.array[int]",
 ) -> None:
     encoder, lengths_V = _exact(path)
     for text, of_text in zip(texts, encoder(texts), strict=True):
@@ -193,6 +203,6 @@ def _add_exact(
                 f"{expected:,} bytes, but its tokens stand for {found:,}; pass another tokenizer "
                 "with --data.tokenizer, or omit it to train one"
             )
-        ids.append(begin)
+        ids.extend(before)
         ids.extend(of_text)
         ends.append(len(ids))

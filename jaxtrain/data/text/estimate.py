@@ -197,9 +197,12 @@ def _left(
     """Returns the fraction of the text that is not tokenized yet."""
     if not corpora or content is None:
         return 1.0
+    marks: tuple[int, ...] = (specials.MARK,)
+    if data.tokenizer is not None:
+        marks = tokens.marks_of(expanded(data.tokenizer), data.form)
     left = 0.0
     for corpus in corpora:
-        target = tokens.cache_folder(corpus, content, data.form, folder)
+        target = tokens.cache_folder(corpus, content, data.form, marks, folder)
         left_mb = tokens.left_mb(corpus, target)
         left += left_mb if left_mb and not cache.in_bucket(target, bucket) else 0.0
     return left / sum(corpus.megabytes() for corpus in corpora)
@@ -326,12 +329,12 @@ def _encode(tried: _Tried, content: bytes | None, form: Form, vocab_size: int) -
         path = Path(folder, tokenizer.NAME)
         path.write_bytes(content)
         read = tokenizer_file.read(path)
-        exact = form == "exact"
-        mark = specials.begin(read, str(path)) if exact else specials.find(read, str(path)).sep
+        # Which special token is before documents has no effect on the estimate.
+        marks = (0,) if form == "exact" else (specials.find(read, str(path)).sep,)
         # One that was trained on the sample has fewer ids than one that is trained on all text.
         size = max(vocab_size, 1 + max(read.get_vocab().values()))
         dtype = "uint16" if size <= 2**16 else "uint32"
-        how = (str(path), dtype, form, mark)
+        how = (str(path), dtype, form, marks)
         encoding.encode(Chunk([], 0), *how)  # reads the tokenizer
         watch = Stopwatch()
         _, parts = encoding.encode(Chunk([(TRAIN, text) for text in tried.texts], 0), *how)

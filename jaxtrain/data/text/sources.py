@@ -24,6 +24,7 @@ from jaxtrain.data.text import (
     stdlib_corpus,
     tokenizer,
     tokens,
+    transformers_files,
     vocabulary,
 )
 from jaxtrain.data.text.held_out import HeldOut
@@ -42,6 +43,7 @@ class Prepared:
     Attributes:
         caches: folder and manifest for each source of text.
         tokenizer: path of their common ``tokenizer.json``.
+        kept: what belongs to the tokenizer if it was given, and comes from a transformers folder.
         vocabulary: number of ids in the tokenizer.
         files: number of input files, good and bad.
         bad: the bad files.
@@ -50,6 +52,7 @@ class Prepared:
 
     caches: tuple[tuple[Path, dict[str, Any]], ...]
     tokenizer: Path
+    kept: transformers_files.Kept | None
     vocabulary: int
     files: int
     bad: tuple[BadExample, ...]
@@ -246,6 +249,7 @@ class Text:
         return Prepared(
             caches=caches,
             tokenizer=caches[0][0] / tokenizer.NAME,
+            kept=transformers_files.beside(tokenizer_path),
             vocabulary=manifest["vocabulary"],
             files=len(everything),
             bad=bad,
@@ -315,7 +319,10 @@ class Text:
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,
-            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()},
+            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()}
+            | (
+                {transformers_files.NAME: prepared.kept.to_json().encode()} if prepared.kept else {}
+            ),
             decode=functools.partial(tokenizer.decode, prepared.tokenizer),
         )
 

@@ -5,8 +5,11 @@ user may use RoBERTa's or GPT-2's names, at any id; special tokens are found by 
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
+from jaxtrain.config import bounds
+from jaxtrain.data.text import transformers_files
 from jaxtrain.errors import InputError
 
 NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -26,6 +29,7 @@ CAUSAL = (
     "<|output_start|>",
     "<|output_end|>",
 )
+MARK = 0  # the id of the first in a tokenizer trained here
 _BEGINS = (CAUSAL[0], "<|begin_of_text|>", "<|endoftext|>", "<s>")
 
 # How a token stream represents documents. "sentences": sentences without the white space between
@@ -127,6 +131,47 @@ def begin(tokenizer: Any, name: str) -> int:
         f"{name} has no special token that begins a document, {' or '.join(_BEGINS)}: add one "
         "(tokenizers: Tokenizer.add_special_tokens), or omit --data.tokenizer to train one"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """Ids of a causal language model at the begin and the end of a document.
+
+    Attributes:
+        prompt: before a prompt: the begin token, or nothing if the model has none.
+        before: in a token stream, before each document: the end of the previous document, and the
+            begin token. One id if both are the same token, or the model has only one of them.
+        ends: a generated text ends at any of these.
+    """
+
+    prompt: tuple[int, ...]
+    before: tuple[int, ...]
+    ends: frozenset[int]
+
+
+def marks(tokenizer: Any, path: Path) -> Marks:
+    """Returns the ids that begin and end documents.
+
+    A tokenizer from a transformers folder has the folder's. Others have the same token for both, by
+    name, and each of their special tokens ends a generated text.
+
+    Args:
+        tokenizer: the tokenizer.
+        path: its ``tokenizer.json``.
+
+    Raises:
+        InputError: the tokenizer has no such token; or the folder's settings are damaged.
+    """
+    kept = transformers_files.beside(path)
+    if kept is None or (kept.bos is None and not kept.eos):
+        mark = begin(tokenizer, str(path))
+        return Marks((mark,), (mark,), frozenset(marked(tokenizer)))
+    prompt = () if kept.bos is None else (kept.bos,)
+    before = prompt if kept.bos in kept.eos else (*kept.eos[:1], *prompt)
+    size = 1 + max(tokenizer.get_vocab().values())
+    for number in before:
+        bounds.whole(f"{path.parent}: bos_token_id or eos_token_id", number, size - 1, least=0)
+    return Marks(prompt, before, frozenset(kept.eos))
 
 
 def marked(tokenizer: Any) -> set[int]:

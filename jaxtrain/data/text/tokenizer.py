@@ -300,7 +300,7 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
     # Messages have only the path: the file may be from model.init_from or a checkpoint.
     if form == "exact":
         byte_level.check(tokenizer, str(path))
-        specials.begin(tokenizer, str(path))
+        specials.marks(tokenizer, path)
     else:
         specials.find(tokenizer, str(path))
     check_size(tokenizer, vocab_size, str(path))

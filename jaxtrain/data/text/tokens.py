@@ -204,6 +204,7 @@ def prepare(
             kept.
     """
     content = tokenizer_path.read_bytes()
+    marks = marks_of(tokenizer_path, form)
 
     def build(work: Path) -> dict[str, Any]:
         remove_leftovers(work, alone=True)
@@ -213,25 +214,36 @@ def prepare(
         return {
             "version": _VERSION,
             "content": corpus.key(),
-            **_write(corpus, work, form, say, processes, engine),
+            **_write(corpus, work, form, marks, say, processes, engine),
         }
 
-    target = cache_folder(corpus, content, form, folder)
+    target = cache_folder(corpus, content, form, marks, folder)
     return target, cache.make_folder(target, build, say, resumable=True, bucket=bucket)
 
 
-def cache_folder(corpus: Corpus, content: bytes, form: Form, folder: Path) -> Path:
+def marks_of(path: Path, form: Form) -> tuple[int, ...]:
+    """Returns the special tokens between documents, for a ``tokenizer.json``."""
+    read = tokenizer_file.read(path)
+    if form == "exact":
+        return specials.marks(read, path).before
+    return (specials.find(read, str(path)).sep,)
+
+
+def cache_folder(
+    corpus: Corpus, content: bytes, form: Form, marks: tuple[int, ...], folder: Path
+) -> Path:
     """Returns the folder of a token cache, whether or not it exists.
 
     Args:
         corpus, form, folder: see :func:`prepare`.
         content: of the ``tokenizer.json``.
+        marks: see :func:`marks_of`.
     """
     key = cache.digest(
         corpus.key(),
         hashlib.sha256(content).hexdigest(),
         # Without the form for "sentences": caches from before there were two forms stay valid.
-        *(() if form == "sentences" else (form,)),
+        *(() if form == "sentences" else (form, *marks)),
     )
     return folder / f"tokens-{key[:20]}"
 
@@ -276,6 +288,7 @@ def _write(
     corpus: Corpus,
     work: Path,
     form: Form,
+    marks: tuple[int, ...],
     say: Say,
     processes: int | None,
     engine: Engine | None,
@@ -284,12 +297,10 @@ def _write(
     path = work / tokenizer.NAME
     read = tokenizer_file.read(path)
     if form == "exact":
-        mark = specials.begin(read, str(path))
-        special: dict[str, Any] = {"begin": mark}
+        special: dict[str, Any] = {"before": list(marks)}
         write_whole(work / TOKEN_BYTES, byte_level.lengths(read).tobytes())
     else:
-        found = specials.find(read, str(path))
-        mark, special = found.sep, found.to_json()
+        special = specials.find(read, str(path)).to_json()
     size = 1 + max(read.get_vocab().values())
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
@@ -311,11 +322,11 @@ def _write(
                     str(path),
                     dtype.name,
                     form,
-                    mark,
+                    marks,
                     processes=processes,
                 )
             else:
-                how = (str(path), dtype.name, form, mark)
+                how = (str(path), dtype.name, form, marks)
                 encoded = _encoded_by(engine, corpus, streams, work / _PARTS, how)
             for after, parts in encoded:
                 streams.append(after, parts)
@@ -349,7 +360,7 @@ def _write(
     }
 
 
-_How = tuple[str, str, Form, int]  # the last arguments of encoding.encode
+_How = tuple[str, str, Form, tuple[int, ...]]  # the last arguments of encoding.encode
 
 
 def _encoded_by(

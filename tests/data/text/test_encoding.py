@@ -52,7 +52,7 @@ def test_an_exact_stream_has_every_byte_of_every_document(
     what, path = corpus(tmp_path), words(tmp_path)
     folder, manifest = prepare(what, path, tmp_path / "one")
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    assert manifest["specials"] == {"begin": 0}
+    assert manifest["specials"] == {"before": [0]}
     for side, name in ((TRAIN, "train"), (VAL, "val")):
         mine = [document for _, its_side, document in what.read() if its_side == side]
         stream = np.fromfile(folder / f"{name}.tokens", manifest["dtype"])
