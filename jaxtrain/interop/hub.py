@@ -73,7 +73,7 @@ class Found:
     commit: str
     sizes: Mapping[str, int]
 
-    def only(self, names: Iterable[str]) -> "Found":
+    def only(self, *names: str) -> "Found":
         """Returns this model with only some of its files."""
         return Found(self.commit, {name: self.sizes[name] for name in names if name in self.sizes})
 
@@ -197,7 +197,7 @@ def with_local_tokenizer(model: Any, say: Say) -> Any:
     found = find(named, say)
     if tokenizer.NAME not in found.sizes:
         return model
-    path = download(named, found.only(_OF_TOKENIZER), say)
+    path = download(named, found.only(*_OF_TOKENIZER), say)
     return dataclasses.replace(model, init_from=str(path))
 
 

@@ -57,6 +57,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 BIG = 12 * 2**20  # bytes; the client writes pieces of 10 MiB
 PIECE = 10 * 2**20
+FILES = {
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 def run(*arguments: Any) -> int:
@@ -121,7 +128,7 @@ def test_a_pushed_model_gives_the_same_text_and_parameters(
     assert run("generate", "hf:me/small", *prompt) == 0
     printed = capsys.readouterr()
     assert printed.out == expected
-    assert f"downloading hf:me/small (3 files, 0.1 MiB, commit {published.refs['main']}" in (
+    assert f"downloading hf:me/small (5 files, 0.1 MiB, commit {published.refs['main']}" in (
         printed.err
     )
     before, after = weights.load(trained), weights.load(hub.local("hf:me/small"))
@@ -129,7 +136,7 @@ def test_a_pushed_model_gives_the_same_text_and_parameters(
     for name, array in before.params.items():
         np.testing.assert_array_equal(after.params[name], array)
     asked = [one.path.rpartition("/")[2] for one in HUB.seen("GET", "/resolve/")]
-    assert sorted(asked) == ["config.json", "tokenizer.json"]  # model.safetensors: from the CDN
+    assert sorted(asked) == sorted(FILES - {"model.safetensors"})  # from the CDN
     assert len(HUB.seen("GET", "/cdn/")) == 1
     model = jaxtrain.load_model("hf:me/small@main")
     assert model.generate("once upon", tokens=12, seed=3) + "\n" == expected
@@ -188,11 +195,7 @@ def test_a_model_that_transformers_lacks_is_one_file(
 def test_only_the_files_of_the_model_are_downloaded(published: Repository) -> None:
     published.commit({"modeling.py": b"raise", "pytorch_model.bin": b"pickle", "a/b.json": b"{}"})
     folder = hub.local("hf:me/small")
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
 def test_a_file_or_a_revision_can_be_named(published: Repository) -> None:
@@ -392,7 +395,7 @@ def test_a_run_starts_from_a_model_and_resumes_without_it(
     capsys.readouterr()
     source = ["--model.init_from", "hf:me/masked"]
     seen = all_ok(loader.inputs(subject(tmp_path, tiny(*fields, *source))))
-    assert "model.init_from hf:me/masked is on the Hub (3 files" in seen
+    assert "model.init_from hf:me/masked is on the Hub (5 files" in seen
     assert "the run downloads it and checks its arrays" in seen
     assert not HUB.seen("GET", "/cdn/")
     assert run(*command, tmp_path / "second", *source, "--loop.steps", 2) == 0

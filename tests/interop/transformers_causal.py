@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -26,9 +27,11 @@ import program
 import small_causal
 
 from jaxtrain import main
-from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text import specials, tokenizer
+from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import gpt, llama
+from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import state
 
 pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
@@ -189,6 +192,90 @@ def test_models_saved_by_transformers_are_read(kind: str, shard: str, tmp_path: 
     again = tokenizer.of_source(tmp_path / "in")
     for text in TEXTS:
         assert again.encode(text).ids == words.encode(text).ids
+
+
+NAMES = ("<|endoftext|>", "<|startoftext|>", "<|eot|>")
+IDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bos is not eos": ({"bos_token_id": 0, "eos_token_id": 1}, {}),
+    "bos is not the first known name": ({"bos_token_id": 1, "eos_token_id": 0}, {}),
+    "no bos": ({"bos_token_id": None, "eos_token_id": 0}, {}),
+    "several eos": ({"bos_token_id": 0, "eos_token_id": [1, 2]}, {}),
+    "generation": (
+        {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+        {"eos_token_id": [1, 5], "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IDS)
+def test_an_imported_folder_ends_where_transformers_ends(case: str, tmp_path: Path) -> None:
+    """Text and loss are equal in transformers before and after, and here."""
+    ids, generation = IDS[case]
+    content = tokenizer.train([CORPUS], 300, "byte_bpe").to_str()
+    for old, new in zip(specials.CAUSAL, NAMES, strict=False):
+        content = content.replace(old, new)
+    own = tokenizers.Tokenizer.from_str(content)
+    own.post_processor = None
+    vocabulary = 1 + max(own.get_vocab().values())
+    settings = SMALL | {"vocab_size": vocabulary, "max_position_embeddings": 64} | ids
+    torch.manual_seed(0)
+    before = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**settings, tie_word_embeddings=True, intermediate_size=40)
+    )
+    with torch.no_grad():
+        for name, parameter in before.named_parameters():
+            drawn = small_causal.drawn(name, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(drawn) * (0.3 if "embed" in name else 1))
+        before.model.embed_tokens.weight[:6] *= 3  # likely enough
+    before.generation_config.update(**generation)
+    before.save_pretrained(tmp_path / "hf")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own,
+        eos_token=NAMES[1],
+        pad_token=NAMES[2],
+        chat_template="{{ eos_token }}",
+    )
+    fast.save_pretrained(tmp_path / "hf")
+    assert main.main(["import", str(tmp_path / "hf"), str(tmp_path / "in")]) == 0
+
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in").eval()
+    for name in ("config", "generation_config"):
+        first, second = (getattr(model, name).to_dict() for model in (before, after))
+        changed = {key for key in first if first[key] != second.get(key)}
+        assert changed <= {"_name_or_path", "architectures", "transformers_version"}
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    assert words.init_kwargs.keys() == (
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").init_kwargs.keys()
+    )
+    assert (words.eos_token, words.pad_token, words.bos_token) == (NAMES[1], NAMES[2], None)
+    assert words.chat_template == "{{ eos_token }}"
+    ours = CausalModel(tmp_path / "in")
+    lengths = set()
+    eos = before.generation_config.eos_token_id
+    for prompt in [*"abcdefghij", "It was", "worst of", "17"]:
+        begun = ours.encode(prompt)
+        given = torch.tensor([begun])
+        texts = [
+            model.eval().generate(given, do_sample=False, max_new_tokens=30)[0].tolist()
+            for model in (before, after)
+        ]
+        assert texts[0] == texts[1]
+        new = texts[0][len(begun) :]
+        lengths.add(len(new))
+        drawn = ours.ids(begun, tokens=30, choice=Choice(temperature=0.0))
+        mine = [int(one[0]) for one in drawn]
+        assert mine[: len(new)] == new
+        kept = (np.array([one], np.int32) for one in mine)
+        shown = "".join(grown[0] for grown in ours.texts(kept))
+        ends = eos if isinstance(eos, list) else [eos]
+        assert shown == own.decode([one for one in new if one not in ends])
+    assert min(lengths) < 30  # some texts end
+    expected = own.encode(CORPUS[:40], add_special_tokens=False).ids
+    begin = ids["bos_token_id"] if ids["bos_token_id"] is not None else ids["eos_token_id"]
+    logits = logits_of(before, np.array([[begin, *expected]]))[0, :-1]
+    wanted = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.tensor(expected))
+    found = ours.score(CORPUS[:40], rows=1, max_tokens=None, each=lambda done, count: None)
+    assert found.loss == pytest.approx(float(wanted), abs=1e-4)
 
 
 def test_training_starts_from_a_model_saved_by_transformers(tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ def test_models_saved_by_transformers_are_imported(tmp_path: Path, family: str, 
         head = transformers.BertForMaskedLM.from_pretrained(tmp_path / "hf")
     np.testing.assert_allclose(logits_of(again, ids), logits_of(head, ids), atol=1e-4)
     assert_same_probabilities(tmp_path / "ours", head, ids)
+    types = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    with torch.no_grad():
+        pairs, of_type_0 = (
+            head.eval()(input_ids=torch.from_numpy(ids), token_type_ids=given).logits
+            for given in (types, torch.zeros_like(types))
+        )
+        found = again(input_ids=torch.from_numpy(ids), token_type_ids=types).logits
+    assert (pairs - of_type_0).abs().max() > 0.01
+    torch.testing.assert_close(found, pairs, atol=1e-4, rtol=0)
 
 
 def test_an_imported_model_can_be_trained_and_exported(tmp_path: Path) -> None:

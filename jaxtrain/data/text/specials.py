@@ -171,7 +171,7 @@ def marks(tokenizer: Any, path: Path) -> Marks:
     size = 1 + max(tokenizer.get_vocab().values())
     for number in before:
         bounds.whole(f"{path.parent}: bos_token_id or eos_token_id", number, size - 1, least=0)
-    return Marks(prompt, before, frozenset(kept.eos))
+    return Marks(prompt, before, frozenset(kept.eos or prompt))
 
 
 def marked(tokenizer: Any) -> set[int]:
