@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
-from jaxtrain.data.text import tokenizer, transformers_files
+from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file
@@ -99,8 +99,8 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
     if folder:
         tokenizer.check_travels(source)
         path = tokenizer.beside(Path(found.source))
-        words, kept = tokenizer.of_source(path), transformers_files.beside(path)
-        count = huggingface.write(target, found.model, found.params, words, kept)
+        words = tokenizer.of_source(path)
+        count = huggingface.write(target, found.model, found.params, words, path)
     elif flags.push is not None:
         count = weights.save(target / huggingface.ARRAYS, found.model, found.params)
     else:

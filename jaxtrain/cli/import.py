@@ -17,7 +17,7 @@ from typing import Any
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.config import invocation
-from jaxtrain.data.text import tokenizer, transformers_files
+from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.interop import hub, huggingface, weights
@@ -79,9 +79,9 @@ def _folder(flags: argparse.Namespace) -> int:
         raise InputError(f"OUT {flags.target} is the same folder as IN: choose another one")
     found = weights.load(flags.source)
     path = tokenizer.beside(flags.source)
-    words, kept = tokenizer.of_source(path), transformers_files.beside(path)
+    words = tokenizer.of_source(path)
     huggingface.check_target(flags.target)
-    huggingface.write(flags.target, found.model, found.params, words, kept)
+    huggingface.write(flags.target, found.model, found.params, words, path)
     size = found.model.to_settings()
     terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "

@@ -100,7 +100,7 @@ def write(
     model: Any,
     params: Mapping[str, np.ndarray],
     tokenizer: Any,
-    kept: transformers_files.Kept | None = None,
+    source: Path | None = None,
 ) -> int:
     """Writes a model and its tokenizer; each file is replaced atomically, config.json last.
 
@@ -111,7 +111,7 @@ def write(
         model: jaxtrain's config of the model.
         params: dotted path -> float32 array.
         tokenizer: a ``tokenizers.Tokenizer``.
-        kept: what the folder had from which the model comes; None for a model trained here.
+        source: the ``tokenizer.json`` that it was read from; what belongs to it is written, too.
 
     Returns:
         The total number of elements of the arrays.
@@ -123,10 +123,11 @@ def write(
     from jaxtrain.data.text import tokenizer as tokenizers
 
     tokenizers.check_size(tokenizer, model.vocab_size, "the tokenizer")
+    kept = None if source is None else transformers_files.beside(source)
     settings = model.to_settings()
     causal = settings["architectures"][0].endswith(_CAUSAL)
     ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
-    if kept is None:
+    if source is None or kept is None:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
         described = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -135,6 +136,7 @@ def write(
             **tokens,
         }
         files = {
+            tokenizers.NAME: tokenizer.to_str(),
             transformers_files.TOKENIZER: _json(described),
             transformers_files.SPECIALS: _json(tokens),
         }
@@ -142,7 +144,7 @@ def write(
             settings["pad_token_id"] = None
             settings |= {f"{name}_token_id": number for name, number in ids.items()}
     else:
-        files = dict(kept.files)
+        files = {tokenizers.NAME: source.read_bytes(), **kept.files}
         settings |= kept.ids
         if kept.positions != model.sequence_length and transformers_files.TOKENIZER in files:
             described = json.loads(files[transformers_files.TOKENIZER])
@@ -152,7 +154,6 @@ def write(
     (folder / SETTINGS).unlink(missing_ok=True)
     tensors = getattr(model, "to_transformers", model.to_weights)(params)
     tensor_files.write(folder / ARRAYS, tensors, {})
-    atomic.write_whole(folder / tokenizers.NAME, tokenizer.to_str())
     for name in transformers_files.FILES:
         (folder / name).unlink(missing_ok=True)
     for name, content in (files | {SETTINGS: _json(settings)}).items():

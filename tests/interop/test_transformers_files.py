@@ -61,6 +61,8 @@ def folder_of(path: Path, case: str) -> Path:
     for old, new in zip(specials.CAUSAL, NAMES, strict=False):
         content = content.replace(old, new)
     words = tokenizers.Tokenizer.from_str(content)
+    words.enable_padding(direction="left")
+    words.enable_truncation(10, direction="left")
     huggingface.write(path, MODEL, params_of(MODEL), words)
     settings = json.loads((path / "config.json").read_text())
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -79,7 +81,7 @@ def assert_kept(folder: Path, exported: Path, case: str) -> None:
     settings = json.loads((exported / "config.json").read_text())
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id")}
     assert ids == CASES[case][0]
-    for name in transformers_files.FILES:
+    for name in ("tokenizer.json", *transformers_files.FILES):
         assert (exported / name).exists() == (folder / name).exists()
         if (folder / name).exists():
             assert (exported / name).read_bytes() == (folder / name).read_bytes(), name
@@ -134,10 +136,10 @@ def test_a_generated_text_ends_only_at_an_eos(tmp_path: Path) -> None:
 
 
 def test_a_shorter_model_limits_the_tokenizer(tmp_path: Path) -> None:
-    kept = transformers_files.beside(folder_of(tmp_path / "hf", "no bos") / "tokenizer.json")
+    source = folder_of(tmp_path / "hf", "no bos") / "tokenizer.json"
     short = dataclasses.replace(MODEL, sequence_length=8, loss_piece=8)
-    words = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
-    huggingface.write(tmp_path / "out", short, params_of(short), words, kept)
+    words = tokenizers.Tokenizer.from_file(str(source))
+    huggingface.write(tmp_path / "out", short, params_of(short), words, source)
     described = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert described == {"eos_token": "<|eot|>", "model_max_length": 8, "add_bos_token": True}
 

@@ -150,10 +150,11 @@ class Masked(Text):
 class Causal(Text):
     """Windows of a token stream for causal language modeling.
 
-    Each document begins with <|bos|> and is otherwise unchanged, except that each line end of a
-    .txt or .md file becomes one line feed. A .txt or .md file of more than 32,000 characters is
-    read as several documents, cut at blank lines after 16,000 characters; they are split between
-    training and validation, so a book has passages in both.
+    Each document begins with <|bos|>, or what a transformers folder has instead
+    (:class:`jaxtrain.data.text.specials.Marks`), and is otherwise unchanged, except that each line
+    end of a .txt or .md file becomes one line feed. A .txt or .md file of more than 32,000
+    characters is read as several documents, cut at blank lines after 16,000 characters; they are
+    split between training and validation, so a book has passages in both.
     """
 
     input_kind = "causal text"
