@@ -135,7 +135,7 @@ def begin(tokenizer: Any, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """Ids of a causal language model at the begin and the end of a document.
+    """Ids that a causal language model has at the beginning and the end of a document.
 
     Attributes:
         prompt: before a prompt: the begin token, or nothing if the model has none.

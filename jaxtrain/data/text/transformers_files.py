@@ -92,16 +92,16 @@ def beside(path: Path) -> Kept | None:
 
 
 def _kept(path: Path, *, ids: dict[str, Any], positions: Any, files: dict[str, str]) -> Kept:
-    found = Kept(ids, positions, {name: files[name] for name in FILES if name in files})
+    kept = Kept(ids, positions, {name: files[name] for name in FILES if name in files})
     settings = {path: ids}
-    for name, content in found.files.items():
+    for name, content in kept.files.items():
         if name.endswith(".json"):
             settings[path.with_name(name)] = _json(path.with_name(name), content)
-    for source, entries in settings.items():
+    for file, entries in settings.items():
         for name, value in entries.items():
             if name.endswith(_IDS) and any(type(number) is not int for number in _listed(value)):
-                raise InputError(f"{source}: {name}={errors.shown(value)}: use ids, or null")
-    return found
+                raise InputError(f"{file}: {name}={errors.shown(value)}: use ids, or null")
+    return kept
 
 
 def _read(path: Path) -> str:
@@ -113,12 +113,12 @@ def _read(path: Path) -> str:
 
 def _json(path: Path, content: str) -> dict[str, Any]:
     try:
-        found = atomic.parse_json(content)
+        parsed = atomic.parse_json(content)
     except ValueError as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise InputError(f"{path} cannot be read: it is not a JSON object")
-    return found
+    return parsed
 
 
 def _listed(value: Any) -> tuple[int, ...]:
