@@ -28,8 +28,8 @@ import results
 import torch
 from scipy import stats
 
-from jaxtrain.data import cache
-from jaxtrain.data.video import demo_videos, files
+from jaxtrain.data import cache, splits
+from jaxtrain.data.video import demo_videos
 
 FRAMES, SIDE = 12, 64
 WIDTH, CHANNELS = 8, 16
@@ -121,7 +121,9 @@ def _write_videos(folder: Path) -> np.ndarray:
     source = demo_videos.prepare(cache.root(None), print)
     paths = sorted(source.glob("*.mp4"))
     kept = []
-    for path, trains in zip(paths, files.split([one.name for one in paths], SPLIT), strict=True):
+    for path, trains in zip(
+        paths, splits.by_hash([one.name for one in paths], [1] * len(paths), SPLIT), strict=True
+    ):
         if trains:
             (folder / "train").mkdir(exist_ok=True)
             shutil.copy(path, folder / "train")

@@ -26,6 +26,7 @@ from jaxtrain.inference.protocols import PROTOCOLS, Protocol
 from jaxtrain.storage import addresses, atomic
 
 if TYPE_CHECKING:
+    from jaxtrain.data.video.index import Entry
     from jaxtrain.inference.compare import Comparison
 
 _OF_VIDEO = "decode"
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
             **size,
             clips=flags.clips,
             say=terminal.say,
-            of_run=None if flags.split == "all" else _split_of_run(flags.sources, flags.data),
+            entries=None if flags.split == "all" else _held_out(flags.sources, flags.data),
         )
     else:
         clips = evaluation_clips.from_the_start(
@@ -153,35 +154,46 @@ def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
             yield path, model
 
 
-def _split_of_run(sources: Sequence[Path], data: str) -> evaluation_clips.RunSplit | None:
-    """Returns how the first run that was trained on this data splits it; None if none was."""
+def _held_out(sources: Sequence[Path], data: str) -> Sequence["Entry"] | None:
+    """Returns the videos on which no source was trained; None if none was trained on this data.
+
+    Raises:
+        InputError: the data have changed since, so that the split of a run is unknown.
+    """
+    from jaxtrain.data.video import Config
     from jaxtrain.interop import weights
+    from jaxtrain.models import from_file
 
+    held_out: dict[str, Entry] | None = None
     for source in sources:
-        run = weights.config_at(source)
-        trained_on = run.get("data", {}).get("path")
-        if trained_on is None or not _is_same(trained_on, data):
+        meta = weights.run_meta(source)
+        trained_on = meta.get("config", {}).get("data", {})
+        if not _is_same(trained_on.get("path"), data):
             continue
-        if val_path := run["data"].get("val_path"):
-            terminal.say(
-                f"warning: {source} was trained on --data {data}; it validates on {val_path}"
+        settings = from_file.section(Config, trained_on, str(source), "data")
+        model = from_file.model_config(meta["config"]["model"], str(source))
+        opened = dataclasses.replace(settings, path=data).open(model, seed=0, say=lambda line: None)
+        if opened.train.fingerprint != meta["fingerprint"]:
+            raise InputError(
+                f"{source} was trained on --data {addresses.public(data)}, and these videos have "
+                "changed since, so what it was not trained on is unknown: pass --split all to "
+                "measure all of them, or other videos"
             )
-            return None
+        validates = {entry.path: entry for entry in opened.val.entries}  # type: ignore[attr-defined]
         terminal.say(
-            f"{source} was trained on --data {data}: measuring only what it validates on; --split "
-            "all measures everything"
+            f"{source} was trained on --data {addresses.public(data)}: measuring only what it "
+            "validates on; --split all measures everything"
         )
-        return evaluation_clips.RunSplit(
-            frames=run["model"]["frames"],
-            train_split=run["data"]["train_split"],
-            windows=run["data"]["windows"],
-        )
-    return None
+        held_out = {
+            path: entry for path, entry in validates.items() if held_out is None or path in held_out
+        }
+    return None if held_out is None else list(held_out.values())
 
 
-def _is_same(trained_on: str, data: str) -> bool:
-    if addresses.is_address(trained_on) or addresses.is_address(data):
-        return trained_on == data
+def _is_same(trained_on: str | None, data: str) -> bool:
+    """Returns whether a recorded path or URL is that of ``--data``."""
+    if trained_on is None or addresses.is_address(trained_on) or addresses.is_address(data):
+        return trained_on == addresses.public(data)
     return atomic.expanded(trained_on).resolve() == atomic.expanded(data).resolve()
 
 
@@ -335,7 +347,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("val", "all"),
         default="val",
         help="val: of data that a SOURCE was trained on, only the part for validation; all: all "
-        "videos (default: val)",
+        "videos, as always with --protocol (default: val)",
     )
     add(
         "--protocol",

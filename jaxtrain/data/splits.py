@@ -2,8 +2,8 @@
 
 Names that say it are followed: ``train/``, ``val/`` and ``test/`` folders, or files such as
 ``wiki.train.txt`` and ``wiki.valid.txt``. Otherwise the hash of a file's name decides, so that
-added files move no other. Files that belong together, such as the clips of one video or equal
-files, are one group, and on one side.
+added files usually move no other. Files that belong together, such as the clips of one video or
+equal files, are one group, and on one side.
 """
 
 import hashlib
@@ -21,13 +21,15 @@ _WORDS: dict[str, Side] = {
 }
 _WORD = re.compile(rf"(?<![^\W_])({'|'.join(_WORDS)})(?![^\W_])", re.IGNORECASE)
 _SHOWN = 5  # names in a line on the console
+_ROUNDING = 1e-6  # examples
 
 
 def by_name(names: Sequence[str]) -> list[Side | None] | None:
     """Returns the side that each file's name says; None if the names say none.
 
     A word such as "train" counts only if the same place has another side's word in other names:
-    ``train_station.mp4`` is not training data because there is a ``test_drive.mp4``.
+    ``train_station.mp4`` is not training data because there is a ``test_drive.mp4``. And at least
+    half of the names must say a side.
 
     Args:
         names: relative names of the files, with ``/``.
@@ -40,7 +42,8 @@ def by_name(names: Sequence[str]) -> list[Side | None] | None:
     says = {place for place, words in sides.items() if "train" in words and len(words) > 1}
     if not says:
         return None
-    return [next((side for place, side in found if place in says), None) for found in places]
+    followed = [next((side for place, side in found if place in says), None) for found in places]
+    return followed if 2 * followed.count(None) <= len(names) else None
 
 
 def _places(name: str) -> "list[tuple[str, Side]]":
@@ -82,7 +85,8 @@ def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> 
     order = sorted(counts, key=_fraction, reverse=True)
     val = {group for group in order if _fraction(group) >= train_share}
     share = sum(counts[group] for group in val)
-    if not wanted / 2 <= share <= 2 * wanted:
+    # 1 - 0.95 is a little more than 0.05, so one of 40 would be less than half of two.
+    if not wanted / 2 - _ROUNDING <= share <= 2 * wanted + _ROUNDING:
         val, share = set(), 0
         for group in order:
             if abs(share + counts[group] - wanted) < abs(share - wanted):

@@ -137,14 +137,15 @@ def model_at(source: Path) -> Any | None:
     return None if path is None else from_file.model_config(_described(path), str(path))
 
 
-def config_at(source: Path) -> Mapping[str, Any]:
-    """Returns the config of the run that trained a source; {} if there is none.
+def run_meta(source: Path) -> Mapping[str, Any]:
+    """Returns the metadata of the run that trained a source; {} if there is none.
 
     Raises:
         InputError: another version wrote the source.
     """
     path = next(resume.complete_of_source(source), None)
-    return {} if path is None else layout.read_meta(path).get("config") or {}
+    meta: Mapping[str, Any] = {} if path is None else layout.read_meta(path)
+    return meta if isinstance(meta.get("config"), Mapping) else {}
 
 
 def check_there(source: Path) -> None:

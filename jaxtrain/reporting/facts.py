@@ -107,7 +107,7 @@ def results(run: RecordedRun) -> dict[str, Result]:
         name
         for record in run.records
         for name in record
-        if "/" in name and metrics.describe(name, run.metrics).better
+        if "/" in name and (metrics.describe(name, run.metrics).better or _is_unknown(name, run))
     }
 
     def rank(name: str) -> tuple[bool, tuple[int, bool, str]]:
@@ -116,13 +116,19 @@ def results(run: RecordedRun) -> dict[str, Result]:
     return {name: _result(run, name) for name in sorted(names, key=rank)}
 
 
+def _is_unknown(name: str, run: RecordedRun) -> bool:
+    """Returns whether a validation metric is not in the table, so that its direction is unknown."""
+    kind, _, last = name.rpartition("/")
+    return kind == "val" and last not in run.metrics and not last.endswith("_std")
+
+
 def _result(run: RecordedRun, name: str) -> Result:
     every = [(record["step"], record[name]) for record in run.records if name in record]
     finite = [(step, value) for step, value in every if value is not None and math.isfinite(value)]
     bad = [step for step, value in every if value is None or not math.isfinite(value)]
     metric = metrics.describe(name, run.metrics)
     choose = min if metric.better == "min" else max
-    best = choose(finite, key=lambda pair: pair[1], default=(None, None))
+    best = choose(finite if metric.better else [], key=lambda pair: pair[1], default=(None, None))
     return Result(
         unit=metric.unit,
         first=finite[0][1] if finite else None,

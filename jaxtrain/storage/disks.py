@@ -55,35 +55,46 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
 
 
 def unreadable(
-    path: str, error: OSError, more: str = "", *, existed: bool = False
+    path: str,
+    error: OSError,
+    more: str = "",
+    *,
+    existed: bool = False,
+    folder: str | None = None,
 ) -> DiskAway | BadExample:
     """Returns the exception for an input file that cannot be read.
 
     It is DiskAway if the error may be temporary. So is the absence of a file that existed before,
-    and a missing permission for it, if its folder is empty or cannot be listed: then the disk is
-    most likely not mounted.
+    and a missing permission for it, if the nearest folder above it that exists is empty or cannot
+    be listed: then the disk is most likely not mounted.
 
     Args:
         path: the file.
         error: from the operating system.
         more: end of the reason.
         existed: whether the file could be read before.
+        folder: of the file; None is the folder of ``path``.
     """
     words = f"{error.strerror or error}{more}"
     if error.errno in (*_AWAY, *_SCARCE):
         return DiskAway(f"{path} cannot be read ({words}): {_CURES[error.errno]}, and start again")
     gone = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM)
-    if existed and error.errno in gone and _is_unmounted(os.path.dirname(path)):
+    if existed and error.errno in gone and _is_unmounted(folder or os.path.dirname(path)):
         return DiskAway(f"{path} cannot be read ({words}): bring the disk back, and start again")
     return BadExample(path, words)
 
 
 def _is_unmounted(folder: str) -> bool:
-    try:
-        with os.scandir(folder) as found:
-            return next(found, None) is None
-    except OSError:
-        return True
+    while True:
+        try:
+            with os.scandir(folder) as found:
+                return next(found, None) is None
+        except (FileNotFoundError, NotADirectoryError):
+            if folder == os.path.dirname(folder):
+                return True
+            folder = os.path.dirname(folder)
+        except OSError:
+            return True
 
 
 def when_readable(read: Callable[[], Made]) -> Made:

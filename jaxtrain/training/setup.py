@@ -930,7 +930,7 @@ def open_data(run: config.Run, model: Any, start_from: Path | None, say: Say) ->
         say(sources.small_training)
     process_group.check_same(
         "data",
-        f"{sources.train.fingerprint} {sorted(run.batch_spec(1))}",
+        f"{sources.train.fingerprint} {sources.val.fingerprint} {sorted(run.batch_spec(1))}",
         "give every process the same files, and do not change them during the run",
     )
     return sources

@@ -43,6 +43,7 @@ def test_a_split_that_names_say_is_followed(layout: str) -> None:
         ["train/a.mp4", "train/b.mp4"],  # only one side
         ["trains/a.mp4", "tests/b.mp4"],
         ["training day.mp4", "test.mp4"],
+        ["train ride.mp4", "test ride.mp4", *(f"{number}.mp4" for number in range(9))],
     ],
 )
 def test_a_word_alone_does_not_split(names: list[str]) -> None:
@@ -63,6 +64,15 @@ def test_the_fraction_of_examples_is_near_the_wanted_one(count: int, share: floa
         wanted, smallest = (1 - share) * sum(sizes), min(sizes)
         assert val <= max(2 * wanted, smallest)
         assert val >= wanted / 2 or count < 8
+
+
+def test_a_share_at_its_bound_is_kept() -> None:
+    """1 - 0.95 is a little more than 0.05."""
+    names = [f"{number}.mp4" for number in range(4000)]
+    hashes = {name: splits._fraction(name) for name in names}
+    val = [name for name in names if hashes[name] >= 0.95][:1]
+    train = [name for name in names if hashes[name] < 0.95][:39]
+    assert splits.by_hash([*val, *train], [1] * 40, 0.95) == [False] + [True] * 39
 
 
 def test_a_group_is_on_one_side_and_added_files_move_no_other() -> None:

@@ -96,3 +96,16 @@ def test_reading_waits_for_a_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RunAgain, match="away"):
         disks.when_readable(read)
     assert disks.OUTAGE_S - 10 < now[0] < disks.OUTAGE_S + 10
+
+
+def test_a_deleted_folder_is_not_an_unmounted_disk(tmp_path: Path) -> None:
+    """An empty folder above the file is: the mount point of a disk that is away."""
+    (tmp_path / "mount").mkdir()
+    gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    path = str(tmp_path / "mount" / "video" / "clip.mp4")
+    assert isinstance(disks.unreadable(path, gone, existed=True), disks.DiskAway)
+    (tmp_path / "mount" / "other").mkdir()
+    assert isinstance(disks.unreadable(path, gone, existed=True), BadExample)
+    tar = str(tmp_path / "mount" / "a.tar" / "v.mp4")
+    folder = str(tmp_path / "mount")
+    assert isinstance(disks.unreadable(tar, gone, existed=True, folder=folder), BadExample)

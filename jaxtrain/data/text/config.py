@@ -1,7 +1,7 @@
 """Configs of text data sets, and the sources of examples that they open.
 
-Both kinds find and tokenize text in the same way (:mod:`jaxtrain.data.text.sources`); reading an
-example is then one look-up in memory maps. ``Masked`` gives packed sequences with masked tokens,
+Both kinds find and tokenize text in the same way (:mod:`jaxtrain.data.text.sources`); an example is
+then one look-up in files of numbers. ``Masked`` gives packed sequences with masked tokens,
 for masked language models; ``Causal`` gives windows of a continuous token stream, for causal ones.
 """
 

@@ -57,6 +57,7 @@ class Part:
 
     ids: bytes | memoryview
     ends: np.ndarray
+    texts: int
     documents: int
     text_bytes: int
     characters: int
@@ -116,6 +117,7 @@ def encode(
             Part(
                 ids=np.frombuffer(ids, np.uint32).astype(dtype).tobytes(),
                 ends=np.frombuffer(ends, np.uint64).copy(),
+                texts=len(texts),
                 documents=count,
                 text_bytes=sum(len(text.encode()) for text in texts),
                 characters=sum(map(len, texts)),

@@ -473,8 +473,10 @@ def _without(
     Raises:
         InputError: no file is left.
     """
-    twice = [file for file, side in chosen.items() if side != "val" and file.sha256 in validates]
-    rest = {file: side for file, side in chosen.items() if file not in twice}
+    rest = {
+        file: side for file, side in chosen.items() if side == "val" or file.sha256 not in validates
+    }
+    twice = [file for file in chosen if file not in rest]
     if twice:
         say(
             f"{source}: {len(twice):,} of {len(chosen):,} files are not trained on, because equal "

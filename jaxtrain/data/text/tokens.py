@@ -4,7 +4,7 @@ Each split is one stream, ``<split>.tokens``: the tokens of its documents in ord
 uint32 for more than 65,536 ids). Its contents depend on the form
 (:data:`jaxtrain.data.text.specials.Form`): sentences, with a [SEP] after each document, or every
 byte, with a <|bos|> before each document. ``<split>.ends`` holds the positions after each sentence
-(each document in the exact form) as uint64. Both are read through memory maps, so memory does not
+(each document in the exact form) as uint64. Only what is needed of both is read, so memory does not
 grow with the corpus. The folder also has ``tokenizer.json`` and, for the exact form,
 ``token_bytes``: the number of bytes of text that each id stands for, int32. The examples in a
 stream are found by :mod:`jaxtrain.data.text.packing` and :mod:`jaxtrain.data.text.windows`.
@@ -208,7 +208,8 @@ def prepare(
 
     def build(work: Path) -> dict[str, Any]:
         remove_leftovers(work, alone=True)
-        if corpus.held_out is not None:
+        if corpus.held_out is not None and not corpus.held_out.path.exists():
+            say("reading the documents that validate, which are not trained on")
             corpus.held_out.store(validation())
         write_whole(work / tokenizer.NAME, content)
         return {
@@ -339,7 +340,7 @@ def _write(
     seconds = time.monotonic() - start
     done = streams.megabytes() - before_mb
     say(f"tokenized {done:.1f} MB of text in {seconds:.1f} s, {done / seconds:.1f} MB/s (measured)")
-    twice = corpus.split.kept[TRAIN] - streams.facts[TRAIN]["documents"]
+    twice = corpus.split.kept[TRAIN] - streams.facts[TRAIN]["texts"]
     if twice:
         say(f"{twice:,} documents are not trained on, because equal documents validate")
     for side, name in enumerate(SPLITS):
@@ -494,6 +495,7 @@ def _read_parts(folder: Path, dtype: str) -> list[Part]:
                 cast(Any, _mapped(folder / f"{name}.tokens", dtype, of_split["tokens"]))
             ).cast("B"),
             ends=_mapped(folder / f"{name}.ends", "uint64", of_split["sentences"]),
+            texts=of_split["texts"],
             documents=of_split["documents"],
             text_bytes=of_split["bytes"],
             characters=of_split["characters"],
@@ -529,7 +531,7 @@ class _Streams:
         self._record = work / _PROGRESS
         self._width = dtype.itemsize
         self.documents = 0
-        counted = ("documents", "sentences", "tokens", "bytes", "characters", "unknown")
+        counted = ("texts", "documents", "sentences", "tokens", "bytes", "characters", "unknown")
         self.facts = [dict.fromkeys(counted, 0) for _ in SPLITS]
         if self._record.exists():
             kept = json.loads(self._record.read_text(encoding="utf-8"))
@@ -552,6 +554,7 @@ class _Streams:
             ends.write((part.ends + np.uint64(facts["tokens"])).tobytes())
             facts["tokens"] += len(part.ids) // self._width
             facts["sentences"] += len(part.ends)
+            facts["texts"] += part.texts
             facts["documents"] += part.documents
             facts["bytes"] += part.text_bytes
             facts["characters"] += part.characters

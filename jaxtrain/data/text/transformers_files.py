@@ -82,8 +82,11 @@ def beside(path: Path) -> Kept | None:
         return _kept(folder / NAME, **_json(folder / NAME, _read(folder / NAME)))
     if not (folder / SETTINGS).is_file():
         return None
-    config = _json(folder / SETTINGS, _read(folder / SETTINGS))
-    if "model_type" not in config:  # of a run
+    try:
+        config = atomic.parse_json(_read(folder / SETTINGS))
+    except ValueError:
+        return None
+    if not isinstance(config, dict) or "model_type" not in config:  # of a run, or something else
         return None
     files = {name: _read(folder / name) for name in FILES if (folder / name).is_file()}
     ids = {name: value for name, value in config.items() if name.endswith(_IDS)}

@@ -265,7 +265,7 @@ class Config:
 
         Args:
             model: its ``frames``, ``height`` and ``width`` (pixels) are the size of a clip.
-            seed: unused; the split depends only on file names.
+            seed: unused; the split depends only on names and contents.
             say: prints a message.
 
         Raises:

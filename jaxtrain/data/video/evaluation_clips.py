@@ -9,34 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxtrain.data import cache
-from jaxtrain.data.video import files, index, split
+from jaxtrain.data.video import files, index
 from jaxtrain.data.video.clips import unaugmented
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses, disks
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSplit:
-    """How a run splits its videos.
-
-    Attributes:
-        frames: frames of the run's clips; shorter videos are not used.
-        train_split: ``data.train_split``.
-        windows: ``data.windows``.
-    """
-
-    frames: int
-    train_split: float
-    windows: str
-
-    def validation(
-        self, entries: Sequence[Entry], source: str, say: Callable[[str], None]
-    ) -> list[Entry]:
-        """Returns the videos that validate, with which the run was not trained."""
-        usable = [entry for entry in entries if entry.info and entry.info.frames >= self.frames]
-        sizes = [split.examples(entry, self.frames, self.windows) for entry in usable]
-        return split.choose(usable, None, sizes, self.train_split, source, say)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +65,7 @@ def choose(
     width: int,
     clips: int | None,
     say: Callable[[str], None],
-    of_run: RunSplit | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> list[Clip]:
     """Returns clips that are evenly spread over the videos at a path, the same every time.
 
@@ -99,12 +76,12 @@ def choose(
         clips: number of clips; None takes one per video. If there are fewer clips than videos, the
             videos are evenly chosen; if there are more, a video has several evenly spaced clips.
         say: prints a message.
-        of_run: takes only the videos with which this run validates; None takes all.
+        entries: the videos; None takes all at the path.
 
     Raises:
         InputError: there are no videos, or none can be used.
     """
-    usable = _usable(path, flag, frames, say, of_run)
+    usable = _usable(path, flag, frames, say, entries)
     count = clips or len(usable)
     if count < len(usable):
         usable = [usable[place * len(usable) // count] for place in range(count)]
@@ -164,15 +141,13 @@ def _usable(
     flag: str,
     frames: int,
     say: Callable[[str], None],
-    of_run: RunSplit | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> list[Entry]:
     """Returns the videos with enough frames."""
-    root = cache.root(None)
-    found = files.find(path, flag, root, say)
-    folder = index.folder_of(path, root)
-    entries = index.build(found, folder, decode_all=False, say=say)
-    if of_run is not None:
-        entries = of_run.validation(entries, f"{flag} {addresses.public(path)}", say)
+    if entries is None:
+        root = cache.root(None)
+        found = files.find(path, flag, root, say)
+        entries = index.build(found, index.folder_of(path, root), decode_all=False, say=say)
     usable: list[Entry] = []
     for entry in entries:
         if entry.info is None:
@@ -186,7 +161,7 @@ def _usable(
             usable.append(entry)
     if not usable:
         raise InputError(
-            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used (the "
+            f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used (the "
             f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
     return usable

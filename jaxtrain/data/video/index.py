@@ -8,6 +8,7 @@ has changed are scanned again, and so are files that could not be read.
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -171,10 +172,17 @@ def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
     try:
         return read(numbers)
     except decode.Undecodable:
-        verdict = entry.verdict or decode.verify(entry.path, entry.scanned, entry.span)
+        verdict = entry.verdict or _verified(entry.path, entry.scanned, entry.span, entry.mtime_ns)
         if verdict.broken is not None:
             raise
     return read(np.setdiff1d(numbers, verdict.missing, assume_unique=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _verified(path: str, info: Scan, span: Span | None, mtime_ns: int) -> FrameCheck:
+    """Decodes a file completely; a worker does this once for each file with damage."""
+    del mtime_ns  # part of the key
+    return decode.verify(path, info, span)
 
 
 def check_unchanged(entry: Entry) -> None:
@@ -189,7 +197,9 @@ def check_unchanged(entry: Entry) -> None:
         status = os.stat(entry.file)
     except OSError as error:
         more = ", although it was indexed"
-        raise disks.unreadable(entry.path, error, more, existed=True) from error
+        raise disks.unreadable(
+            entry.path, error, more, existed=True, folder=os.path.dirname(entry.file)
+        ) from error
     if span is not None:
         if status.st_mtime_ns != entry.mtime_ns or status.st_size < span.offset + span.size:
             raise BadExample(entry.path, "changed during the run: its tar was modified")

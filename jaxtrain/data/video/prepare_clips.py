@@ -1,7 +1,7 @@
 """``jaxtrain prepare clips``: cuts every raw video of a source into pieces.
 
 The pieces of ``a/b.mp4`` are ``OUT/a/b.mp4.pieces/00000.mp4`` and so on; their names keep them in
-one split (:func:`jaxtrain.data.video.files.split`). A video's pieces appear all at once, and then
+one split (:mod:`jaxtrain.data.video.split`). A video's pieces appear all at once, and then
 its record, which lets a killed command resume. Cutting a video twice, also at the same time, gives
 the same files: each attempt works in a folder of its own and renames it.
 

@@ -132,12 +132,28 @@ def content_groups(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> li
         alike[tuple(sorted(packets))].append(video)
     group = {video: video for video in clips}
     for videos in alike.values():
-        if len(videos) > 1:
-            first: dict[str, str] = {}
-            for video in sorted(videos):
+        places = {video: _places(clips[video]) for video in sorted(videos)}
+        first: dict[object, str] = {}
+        for video, place in places.items():
+            group[video] = first.setdefault(place, video)
+        different = sorted({group[video] for video in videos})
+        if len(different) > 1:
+            for video in different:
                 digest = disks.when_readable(functools.partial(_digest, clips[video]))
-                group[video] = first.setdefault(digest, video)
+                first[places[video]] = first.setdefault(digest, video)
+            for video, place in places.items():
+                group[video] = first[place]
     return [group[video] for video in videos_of]
+
+
+def _places(entries: Sequence[Entry]) -> tuple[tuple[str, int], ...]:
+    """Returns where the contents of a video's files are: the same file may have several names."""
+    return tuple(
+        sorted(
+            (os.path.realpath(entry.file), 0 if entry.span is None else entry.span.offset)
+            for entry in entries
+        )
+    )
 
 
 def _digest(entries: Sequence[Entry]) -> str:
