@@ -305,7 +305,7 @@ def test_documents_that_validate_are_not_trained_on(tmp_path: Path, processes: i
         texts = []
         for folder, manifest in made.caches:
             ids = np.fromfile(folder / f"{split}.tokens", manifest["dtype"])
-            mark = manifest["specials"]["begin"]
+            (mark,) = manifest["specials"]["before"]
             starts = np.flatnonzero(ids == mark)
             for document in np.split(ids, starts)[1:]:
                 texts.append(tokenizer.decode(made.tokenizer, document[1:].tolist()))
