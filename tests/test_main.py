@@ -134,8 +134,8 @@ def test_too_few_open_files_are_one_line_before_anything_is_compiled(tmp_path: P
         check=False,
     )
     assert found.returncode == 2
-    assert found.stderr.startswith("error: --data.workers 8 needs about 128 open files, and ")
-    assert "(ulimit -Hn) is 80: use at most 2 workers, or raise that limit" in found.stderr
+    assert found.stderr.startswith("error: --data.workers 8 needs about 136 open files, and ")
+    assert "(ulimit -Hn) is 80: use at most 1 worker, or raise that limit" in found.stderr
     assert found.stderr.count("\n") == 1
     assert not found.stdout
 

@@ -567,8 +567,12 @@ def check_constants(source: str, saved: Mapping[str, str], found: Mapping[str, s
 
 
 def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
-    path = settings["data"].get("path")
-    return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint[:8]}"
+    data = settings["data"]
+    val = "" if data.get("val_path") is None else f" --data.val_path {data['val_path']}"
+    return (
+        f"--config {settings['name']} --data.path {data.get('path')}{val}, fingerprint "
+        f"{fingerprint[:8]}"
+    )
 
 
 def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

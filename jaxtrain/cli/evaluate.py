@@ -48,12 +48,14 @@ def main(arguments: list[str]) -> int:
     # They import jax, which takes seconds.
     from jaxtrain.cli import evaluate_text
     from jaxtrain.inference import compare, load
-    from jaxtrain.interop import hub
+    from jaxtrain.interop import hub, weights
 
     arguments = [
         str(hub.local(text)) if hub.is_remote(text) and before != "--data" else text
         for before, text in zip(["", *arguments], arguments, strict=False)
     ]
+    for path in _sources(arguments):
+        weights.check_there(path)
     for source, model in _models(arguments):
         for method, kind in evaluate_text.KINDS.items():
             if load.has(model, method):
@@ -141,6 +143,16 @@ def _check_present(arguments: list[str]) -> None:
                 f"--data {value}: no such file or folder; pass a folder of videos, a video, or a "
                 "list of them; for a language model, a text file"
             )
+
+
+def _sources(arguments: list[str]) -> list[Path]:
+    """Returns the arguments that are not flags, nor follow one."""
+    before = ["", *arguments]
+    return [
+        command_line.named_file(text)
+        for flag, text in zip(before, arguments, strict=False)
+        if not text.startswith("-") and not (flag.startswith("-") and "=" not in flag)
+    ]
 
 
 def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:

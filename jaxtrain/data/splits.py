@@ -114,8 +114,8 @@ def report(
         say(f"{flag}: {len(chosen):,} of {len(names):,} files validate: {listed(chosen)}")
     if unused:
         say(
-            f"{flag}: {len(unused):,} of {len(names):,} files are not used, because others are "
-            f"named as training data and they are not: {listed(unused)}"
+            f"{flag}: {len(unused):,} of {len(names):,} files are not used, because their names do "
+            f"not say train, as those of others do: {listed(unused)}"
         )
 
 

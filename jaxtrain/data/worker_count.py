@@ -43,7 +43,8 @@ _LEAST_WORKER_MIB = 32
 
 # Open files of the main process. Measured on a CPU (jax 0.10.2): 29 without workers, 55 with 2, 63
 # with 4, 93 with 8, 157 with 16. The need of a GPU with CUDA and NCCL is assumed.
-_MAIN_FILES, _WORKER_FILES, _GPU_FILES = 64, 8, 64
+# With a limit of 80, two workers of text end with errors.
+_MAIN_FILES, _WORKER_FILES, _GPU_FILES = 72, 8, 64
 _USUAL_FILES = 4096  # to allow: far more than any run has needed
 
 # Processes and threads per worker. Measured: 4 in each worker, and 2 more in the main process.
@@ -285,9 +286,12 @@ def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | Non
     if workers <= least.workers:
         return None
     need = least.others + least.each * workers
+    most = least.workers
+    if math.isfinite(free) and least is every[-1]:
+        most = max(1, int(free / WORKER_BYTES))  # what any worker fits in, not what the least needs
     return (
         f"{flag} {workers} needs about {need:,} {least.unit}, and {least.cause}: use at most "
-        f"{least.workers:,} workers{least.cure and ', or '}{least.cure}"
+        f"{most:,} worker{'s'[: most != 1]}{least.cure and ', or '}{least.cure}"
     )
 
 

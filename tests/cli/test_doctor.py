@@ -94,7 +94,7 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     page = flat(found.stdout)
     for seen, fix in {
         "1 device (mesh.data 1 x mesh.fsdp 1), but jax sees 3 x": "--simulate-devices 1",
-        "--data.workers 8 needs about 128 open files": "use at most 7 workers",
+        "--data.workers 8 needs about 136 open files": "use at most 6 workers",
         "checkpoints of 8.2 MiB": "set another --output-dir",
         "bad.mp4": "fix or remove them",
     }.items():

@@ -385,3 +385,16 @@ def test_a_protocol_determines_the_clips(place: Path) -> None:
         command.main([*arguments, "mcl-jcv", "--frames", "8"])
     with pytest.raises(InputError, match=r"--protocol mcl: .*; did you mean mcl-jcv"):
         command.main([*arguments, "mcl"])
+
+
+def test_a_wrong_source_or_text_is_one_line(
+    tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("It is the eve of the day.\nDo you know?\n" * 100)
+    assert run(tmp_path / "nothing", "--data", text) == 2
+    assert "nothing does not exist; pass a checkpoint" in capsys.readouterr().err
+    assert run(place / "0.safetensors", "--data", text) == 2
+    printed = capsys.readouterr().err
+    assert "is not a list of videos: none of its 200 lines" in printed
+    assert printed.count("\n") == 1

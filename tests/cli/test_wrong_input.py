@@ -270,11 +270,11 @@ def test_a_config_without_a_data_path_names_the_flag(
 def test_an_unknown_best_metric_is_reported_with_the_known_ones(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = ["--checkpoint.best_metric", "val/acuracy", "--loop.eval_every", "1"]
+    wrong = ["--checkpoint.best_metric", "val/psnr", "--loop.eval_every", "1"]
     path = ["--data.path", str(write_corpus(place)), "--loop.steps", "2"]
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, *path, *wrong]) == 2
     printed = capsys.readouterr().err
-    assert "val/acuracy" in printed
+    assert "val/psnr is not a metric of this model's validation" in printed
     assert "val/accuracy, val/loss" in printed
 
 

@@ -89,7 +89,7 @@ def test_the_console_names_what_validates() -> None:
     splits.report("--data.path T", ["a", "b", "c"], ["train", "val", None], lines.append)
     assert lines == [
         "--data.path T: 1 of 3 files validate: b",
-        "--data.path T: 1 of 3 files are not used, because others are named as training data and "
-        "they are not: c",
+        "--data.path T: 1 of 3 files are not used, because their names do not say train, "
+        "as those of others do: c",
     ]
     assert splits.listed(list("abcdefg")) == "a, b, c, d, e, and 2 more"

@@ -436,7 +436,10 @@ class Text:
         files, counts = list(chosen), [file.documents for file in chosen]
         if None in chosen.values():
             split = splitting.by_document(
-                counts, path, train_split=self.train_split, max_examples=quota
+                counts,
+                path if hub_datasets.is_named(path) else files[0].name,
+                train_split=self.train_split,
+                max_examples=quota,
             )
         else:
             sides = [splitting.SPLITS.index(side) for side in chosen.values() if side]

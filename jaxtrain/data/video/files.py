@@ -263,12 +263,22 @@ def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
             case _:
                 lines = [line.strip() for line in text.splitlines()]
                 raw = [line for line in lines if line and not line.startswith("#")]
+                if raw and not any(map(_looks_like_an_entry, raw)):
+                    raise InputError(
+                        f"{where} is not a list of videos: none of its {len(raw):,} lines ends "
+                        "like the name of a video or a tar"
+                    )
     except OSError as error:
         raise disks.disk_trouble(error, f"{where} cannot be read", "make it readable") from error
     except (ValueError, RecursionError, csv.Error) as error:
         raise InputError(f"{where} cannot be read: {error}") from error
     for number, item in enumerate(raw, 1):
         yield _item(item, f"{where}, entry {number}")
+
+
+def _looks_like_an_entry(line: str) -> bool:
+    ending = os.path.splitext(addresses.public(line).partition("?")[0])[1].lower()
+    return ending in SUFFIXES or ending == tar_members.SUFFIX
 
 
 def _item(item: Any, where: str) -> dict[str, str]:

@@ -45,8 +45,8 @@ def test_named_folders_are_followed(made: Made) -> None:
     assert (train, val) == (set(names[:2]), {"val/dog/0.mp4"})
     assert lines == [
         "--data.path V: 1 of 5 files validate: val/dog/0.mp4",
-        "--data.path V: 2 of 5 files are not used, because others are named as training data and "
-        "they are not: test/cat/0.mp4, x.mp4",
+        "--data.path V: 2 of 5 files are not used, because their names do not say train, "
+        "as those of others do: test/cat/0.mp4, x.mp4",
     ]
     # Without videos for validation, some of those for training validate, never the test set.
     names = [*(f"train/{number}.mp4" for number in range(20)), "test/a.mp4"]
