@@ -222,8 +222,10 @@ def resumed(run: Path) -> str:
     """Returns the checkpoint that a real resume takes, or the name of its error."""
     try:
         found = resume.choose("latest", run, run.parent, lambda line: None)
-    except (RunAgain, InputError) as error:
-        return type(error).__name__
+    except RunAgain:
+        return "RunAgain"
+    except InputError:
+        return "InputError"
     return "none" if found is None else found.relative_to(run).as_posix()
 
 

@@ -274,7 +274,7 @@ def test_an_imported_folder_ends_where_transformers_ends(case: str, tmp_path: Pa
     begin = ids["bos_token_id"] if ids["bos_token_id"] is not None else ids["eos_token_id"]
     logits = logits_of(before, np.array([[begin, *expected]]))[0, :-1]
     wanted = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.tensor(expected))
-    found = ours.score(CORPUS[:40], rows=1, max_tokens=None, each=lambda done, count: None)
+    found = ours.score([CORPUS[:40]], rows=1, max_tokens=None, each=lambda done, count: None)
     assert found.loss == pytest.approx(float(wanted), abs=1e-4)
 
 

@@ -140,7 +140,7 @@ def test_few_records_are_in_memory_at_once(source: Path, monkeypatch: pytest.Mon
     jobs = [prepare_clips._Job(one, Path(URL)) for one in prepare_clips._find(str(source), print)]
     records = prepare_clips._BucketDestination(BucketOutput(URL)).done(jobs)
     assert next(records) is not None
-    assert len(read) == 2
+    assert len(read) <= 2  # the second thread may not have begun
     assert len(list(records)) == 2
     assert len(read) == 3
 
