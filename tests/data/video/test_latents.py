@@ -376,12 +376,13 @@ def test_a_video_that_is_gone_costs_only_itself(tmp_path: Path) -> None:
 def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Path) -> None:
     for number in range(3):
         sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
-    broken = sample.garble(tmp_path / "videos/1.mp4")
+    broken = sample.garble(tmp_path / "videos/1.mp4", at=0.85)
     sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
     made = _prepare(sources, tmp_path / "cache")
     [bad] = made.bad
-    assert (bad.path, bad.windows, bad.of) == (str(broken), 3, 4), "one ends before the damage"
-    assert (made.fresh, made.windows, made.without) == (3, 9, 0)
+    assert (bad.path, bad.of) == (str(broken), 4)
+    assert 1 <= bad.windows <= 3, "some end before the damage; how many depends on the encoder"
+    assert (made.fresh, made.windows, made.without) == (3, 12 - bad.windows, 0)
     again: list[str] = []
     assert _prepare(sources, tmp_path / "cache", say=again.append) == (3, 0, 0, (bad,))
     assert again[0] == "3 of 3 videos already have latents"
@@ -391,9 +392,9 @@ def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Pa
     for split, index in every:
         try:
             split.example(index, np.random.default_rng(0))
-        except BadExample as bad:
-            refused.append(bad.path)
-    assert refused == [str(broken)] * 3
+        except BadExample as error:
+            refused.append(error.path)
+    assert refused == [str(broken)] * bad.windows
     store = latents.store(tmp_path / "cache", MODEL, Means.name)
     entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
     with pytest.raises(BadExample, match="has no latents"):
@@ -732,10 +733,10 @@ def test_windows_without_latents_in_a_bucket_are_reported_again(
 ) -> None:
     for number in range(3):
         sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
-    broken = sample.garble(tmp_path / "videos/1.mp4")
+    broken = sample.garble(tmp_path / "videos/1.mp4", at=0.85)
     sources = _open(tmp_path / "videos", URL, max_bad_share=0.5)
     made = _prepare_to(sources)
-    assert [(bad.path, bad.windows) for bad in made.bad] == [(str(broken), 3)]
+    assert [bad.path for bad in made.bad] == [str(broken)]
     assert _prepare_to(sources) == (3, 0, 0, made.bad)
     entry = next(
         one
