@@ -23,7 +23,8 @@ from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import fill_mask, language_model
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
-from jaxtrain.storage import atomic
+from jaxtrain.interop import weights
+from jaxtrain.storage import addresses, atomic
 
 KINDS: dict[str, type[MaskedModel] | type[CausalModel]] = {
     "logits_at": MaskedModel,
@@ -53,6 +54,7 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
             raise InputError(f"--{name.replace('_', '-')} {value}: use at least 1")
     atomic.check_writable("--json", flags.json)
     _check_readable(flags.data)
+    _warn_of_training_text(flags.source, flags.data)
     model = kind(flags.source, flags.precision, command="evaluate")
     most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
     try:
@@ -79,6 +81,19 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
     return 0
+
+
+def _warn_of_training_text(source: Path, text: Path) -> None:
+    """Warns if a run was trained on the folder or file that contains a text."""
+    data = weights.run_meta(source).get("config", {}).get("data", {})
+    for path in (data.get("path"), *data.get("more_paths", ())):
+        if path is None or addresses.is_address(path):
+            continue
+        if text.resolve().is_relative_to(atomic.expanded(path).resolve()):
+            terminal.warn(
+                f"warning: {source} was trained on text of {path}, which contains --data {text}: "
+                "the result may be that of text it has seen"
+            )
 
 
 def _check_readable(path: Path) -> None:

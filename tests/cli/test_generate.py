@@ -37,7 +37,9 @@ def run(*arguments: Any) -> int:
     return main.main([*map(str, arguments)])
 
 
-def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
+def saved(
+    folder: Path, model: Any, files: dict[str, bytes], data: dict[str, str] | None = None
+) -> Path:
     """Writes a run directory with a checkpoint of random parameters."""
     rng = np.random.default_rng(0)
     leaves = nnx.to_flat_state(
@@ -52,7 +54,8 @@ def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
     if "lm_head.words" in params:  # special tokens are never among the most likely
         params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
     checkpoints = saver.Checkpoints(folder / "checkpoints", 3, lambda line: None, files=files)
-    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
+    described = {"seed": 0, "model": config.to_dict(model), "data": data or {}}
+    meta = meta_of(3) | {"config": described}
     checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)
     checkpoints.close()
     return folder
@@ -392,3 +395,15 @@ def test_evaluate_reads_the_same_documents_from_every_kind_of_file(
     ids = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in documents]
     costs = [cost for each in ids for cost in costs_by_hand(model, each)]
     assert scores["all.jsonl"]["loss"] == pytest.approx(np.mean(costs), rel=1e-5)
+
+
+def test_evaluate_warns_of_text_that_the_run_was_trained_on(
+    tmp_path: Path, tokenizer_files: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("books/train.txt", "other.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("once upon a time")
+    source = saved(tmp_path / "run", MODEL, tokenizer_files, {"path": str(tmp_path / "books")})
+    for name, warns in (("books/train.txt", True), ("other.txt", False)):
+        assert run("evaluate", source, "--data", tmp_path / name) == 0
+        assert ("the result may be that of text it has seen" in capsys.readouterr().err) == warns
