@@ -187,10 +187,14 @@ def free_job() -> int:
 
 @pytest.mark.long
 def test_two_processes_report_together(place: Path) -> None:
-    """Only process 1 may open too few files: process 0 reports that too, and both exit with 1."""
+    """Only process 1 may open too few files: process 0 reports that too, and both exit with 1.
+
+    Twelve workers need 168 files.
+    """
     job = free_job()
     devices = ["--simulate-devices", "4", "--mesh.fsdp", "4"]
-    program = command("doctor", *TEXT, *devices, "--output-dir", "out")
+    workers = ["--data.workers", "12"]
+    program = command("doctor", *TEXT, *devices, *workers, "--output-dir", "out")
     started = [
         subprocess.Popen(
             ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *program],
@@ -200,7 +204,7 @@ def test_two_processes_report_together(place: Path) -> None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for number, limit in enumerate((4096, 300))
+        for number, limit in enumerate((4096, 160))
     ]
     try:
         pages = [flat(process.communicate(timeout=200)[0]) for process in started]
@@ -220,9 +224,9 @@ def test_two_processes_report_together(place: Path) -> None:
         "equal: the config's complete state",
     ):
         assert all(seen in page for page in pages), (seen, pages)
-    assert "only 300 files may be open" in pages[1]
+    assert "--data.workers 12 needs about 168 open files" in pages[1]
     assert "PROBLEM process 1 (" in pages[0]
-    assert "system: only 300 files may be open" in pages[0]
+    assert "system: --data.workers 12 needs about 168 open files" in pages[0]
     assert not leftovers(place)
 
 

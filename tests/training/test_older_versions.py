@@ -27,10 +27,6 @@ SMALL = {
         *TEXT,
     ),
     "gpt": ("--config", "demo_gpt", "--model.depth", 1, "--model.width", 16, *TEXT),
-    "llama": (
-        *("--config", "a6000_medium", "--model.hidden", 16, "--model.ff", 32, "--model.layers", 1),
-        *("--model.kv_heads", 1, *TEXT),
-    ),
     "video_ae": (
         *("--config", "demo", "--data.path", "videos", "--data.batch_size", 4),
         *("--model.frames", 4, "--model.height", 16, "--model.width", 16),
@@ -38,7 +34,7 @@ SMALL = {
         *("--optim.peak_lr", 3e-3),
     ),
 }
-SMALL_LONG = ("gpt", "llama")
+SMALL_LONG = ("gpt",)
 SMALL_SUITE = ("mlm", "video_ae")
 CHANGED = {
     "demo": ["model.init: random -> thumbnail", "optim.peak_lr: 0.003 -> 0.001"],
