@@ -737,10 +737,18 @@ def _read_parquet(
             kind = file.schema_arrow.field(field).type
             if not _is_text(kind):
                 raise BadExample(str(path), f"column {field!r} is not text: {kind}")
+            unpacked = 0
             for group in range(file.num_row_groups):
                 rows = _rows_per_batch(path, file, group, field)
                 for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
                     column = batch.column(0).cast(pyarrow.large_string())
+                    unpacked += column.nbytes
+                    if unpacked > max(_LARGE_BYTES, _MOST_COMPRESSED * path.stat().st_size):
+                        raise BadExample(
+                            str(path),
+                            f"its text is more than {_MOST_COMPRESSED} times as large as the file, "
+                            "which repeats a few values: not text",
+                        )
                     if skipped is not None:
                         skipped["rows"] += column.null_count
                     yield from _texts(path, column)

@@ -156,6 +156,15 @@ def test_all_types_of_columns_whose_values_are_strings(array: pa.Array, tmp_path
     assert skipped == {"rows": 1}
 
 
+def test_a_column_that_repeats_a_value_endlessly_is_not_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_LARGE_BYTES", 2**20)
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int8()), ["a b " * 10_000])
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    assert "more than 1000 times as large as the file" in reason(tmp_path / "a.parquet")
+
+
 def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
     assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
