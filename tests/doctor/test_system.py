@@ -45,11 +45,11 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
     limit(1024)  # the soft limit is raised
     text = all_ok(system.open_files(16, gpus=8))
-    assert text == "this process may have 1,024 open files; about 704 are needed"
+    assert text == "this process may have 1,024 open files; about 712 are needed"
     limit(500)
     found = only_problem(system.open_files(16, gpus=8))
     assert found.seen == worker_count.too_many(16, 8)
-    assert "about 704 open files" in found.seen
+    assert "about 712 open files" in found.seen
     limit(resource.RLIM_INFINITY)
     assert "any number" in all_ok(system.open_files(16, gpus=8))
 

@@ -439,8 +439,12 @@ def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(
 ) -> None:
     prose = tmp_path / "prose.txt"
     prose.write_text("".join(f"Sentence {number}.\n" for number in range(1458)))
+    message = r"prose.txt is not a list of videos: none of its 1,458 lines ends like"
+    with pytest.raises(InputError, match=message):
+        _run(prose, tmp_path / "out")
+    prose.write_text("".join(f"{number}.mp4\n" for number in range(1458)))
     message = (
-        r"prose.txt: none of its 1,458 entries exists on this machine, such as .*Sentence 0\.: "
+        r"prose.txt: none of its 1,458 entries exists on this machine, such as .*0\.mp4: "
         r"is it a list of videos\? With --engine ray, this machine must see them, too"
     )
     with pytest.raises(InputError, match=message):
