@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -471,21 +472,17 @@ def test_a_model_is_measured_as_by_one_process(
     source += ("--height", 32, "--width", 32)
     made = {}
     for name in ("alone", "cluster"):
-        # The first process that reads a video notes there that it is intact.
         monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / name))
         out = tmp_path / f"{name}.json"
         process = run("evaluate", *source, "--json", out, *(on(cluster) if made else ()))
         if made:
-            kill_a_node(cluster, functools.partial(verdicts, tmp_path / name), 3, SHORT)
+            time.sleep(20)  # a measurement leaves no file by which its progress could be seen
+            kill_a_node(cluster, lambda: 0, 0, SHORT)
         said = output(process)
         assert "broken.mp4" in said
         assert f"measured on {SHORT} videos" in said
         made[name] = out.read_bytes()
     assert made["cluster"] == made["alone"]
-
-
-def verdicts(root: Path) -> int:
-    return len(list(root.rglob("verdicts/*/*.json")))
 
 
 def failing(process: subprocess.Popen[str]) -> tuple[str, int]:
