@@ -141,7 +141,7 @@ class MaskedModel:
         max_tokens: int | None,
         each: Callable[[int, int], None],
     ) -> MaskedScore:
-        """Masks each token of each text in turn and predicts it from a full window around it.
+        """Masks the tokens of each text one at a time; predicts each from a full window around it.
 
         [UNK] is not masked, and a literal "[MASK]" in the text is ordinary text. In the middle of a
         long text, the window has as many tokens before the masked one as after it; near an end it

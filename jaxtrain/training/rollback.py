@@ -51,7 +51,7 @@ class Rollback:
                 before the checkpoint is read: a device may not have the memory for two states.
 
         Raises:
-            InputError: there is no checkpoint, it cannot be read, or earlier rollbacks to it did
+            InputError: no checkpoint exists, it cannot be read, or earlier rollbacks to it did
                 not help.
         """
         done, seen = int(state.step), int(state.examples_seen)

@@ -35,7 +35,7 @@ def choose(
         val: those of ``data.val_path``; None splits ``entries``.
         sizes: number of examples in each of ``entries``.
         train_share: fraction of the examples for training.
-        source: ``data.path`` as it is printed.
+        source: ``data.path``, for messages.
         say: prints which files validate, and which are not used.
 
     Raises:

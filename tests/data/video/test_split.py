@@ -88,7 +88,7 @@ def test_clips_of_a_video_are_on_one_side(made: Made) -> None:
 
 
 def test_the_fraction_counts_clips_and_not_videos(made: Made) -> None:
-    """The clips of one video validate, although it has most of them, only if there is no other."""
+    """A video with most of the clips validates only if it is the only video."""
     for long in range(6):
         entries = [
             made(f"{n}.mp4.pieces/{piece}.mp4")
