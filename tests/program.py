@@ -84,13 +84,20 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 
 def run(directory: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs jaxtrain in ``directory`` and waits for its end."""
+    return execute(directory, *command(*arguments), **more)
+
+
+def execute(
+    directory: Path, *words: str, timeout: float = 300, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs another command in ``directory`` as :func:`run` does; ``timeout`` is in seconds."""
     return subprocess.run(
-        command(*arguments),
+        words,
         cwd=directory,
         env=environment(directory, **more),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         check=False,
     )
 

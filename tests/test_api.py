@@ -93,15 +93,7 @@ print("all of it")
 def test_a_script_trains_stops_resumes_and_uses_the_model(tmp_path: Path) -> None:
     small_text.write(tmp_path / "texts")
     (tmp_path / "script.py").write_text(SCRIPT)
-    found = subprocess.run(
-        [sys.executable, "script.py", json.dumps(TINY_GPT)],
-        cwd=tmp_path,
-        env=program.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    found = program.execute(tmp_path, sys.executable, "script.py", json.dumps(TINY_GPT))
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
     assert found.stdout.endswith("all of it\n")
 

@@ -124,15 +124,7 @@ def refuse_to_start(run: object, flags: object) -> int:
 
 def test_too_few_open_files_are_one_line_before_anything_is_compiled(tmp_path: Path) -> None:
     started = program.command("--config", "demo_mlm", "--data.workers", "8")
-    found = subprocess.run(
-        ["bash", "-c", 'ulimit -n 80; exec "$@"', "bash", *started],
-        cwd=tmp_path,
-        env=program.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    found = program.execute(tmp_path, "bash", "-c", 'ulimit -n 80; exec "$@"', "bash", *started)
     assert found.returncode == 2
     assert found.stderr.startswith("error: --data.workers 8 needs about 136 open files, and ")
     assert "(ulimit -Hn) is 80: use at most 1 worker, or raise that limit" in found.stderr
@@ -235,15 +227,7 @@ def test_a_run_works_with_closed_standard_streams(closed: tuple[int, ...], tmp_p
     flags = [*program.TINY_MLM, "--loop.steps", "2", "--output-dir", "run"]
     typed = shlex.join(program.command(*flags))
     script.write_text(f"{typed} {redirections}\n")
-    made = subprocess.run(
-        ["bash", script],
-        cwd=tmp_path,
-        env=program.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    made = program.execute(tmp_path, "bash", str(script))
     assert made.returncode == 0, made.stderr
     assert (1 in closed) == (made.stdout == "")
     assert "step 2/2" in (tmp_path / "run" / "log.txt").read_text()

@@ -4,7 +4,6 @@ Run by name, which keeps it out of the ordinary suite: ``python -m pytest tests/
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -50,13 +49,5 @@ def test_the_python_guide_runs(tmp_path: Path) -> None:
     script = tmp_path / "guide.py"
     script.write_text("\n".join(blocks))
     small_text.write(tmp_path / "my_texts", files=40)
-    found = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env=program.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    found = program.execute(tmp_path, sys.executable, script.name, timeout=900)
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
