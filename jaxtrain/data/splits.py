@@ -34,26 +34,26 @@ def by_name(names: Sequence[str]) -> list[Side | None] | None:
     Args:
         names: relative names of the files, with ``/``.
     """
-    places = [list(_places(name)) for name in names]
+    marks = [_places(name) for name in names]
     sides: dict[str, set[Side]] = {}
-    for found in places:
-        for place, side in found:
+    for of_name in marks:
+        for place, side in of_name:
             sides.setdefault(place, set()).add(side)
     says = {place for place, words in sides.items() if "train" in words and len(words) > 1}
     if not says:
         return None
-    followed = [next((side for place, side in found if place in says), None) for found in places]
+    followed = [next((side for place, side in of_name if place in says), None) for of_name in marks]
     return followed if 2 * followed.count(None) <= len(names) else None
 
 
-def _places(name: str) -> "list[tuple[str, Side]]":
+def _places(name: str) -> list[tuple[str, Side]]:
     """Returns the words for a side in a name, each with its place: the name around it.
 
     Of a folder's name, what follows the folder does not matter; of a file's name, numbers do not:
     ``train-00003-of-00008.parquet`` and ``test-00000-of-00001.parquet``.
     """
     *folders, file = name.split("/")
-    found = [
+    places = [
         ("/".join((*folders[:depth], "*")), _WORDS[folder.lower()])
         for depth, folder in enumerate(folders)
         if folder.lower() in _WORDS
@@ -61,8 +61,8 @@ def _places(name: str) -> "list[tuple[str, Side]]":
     for match in _WORD.finditer(file):
         around = f"{file[: match.start()]}*{file[match.end() :]}"
         place = "/".join((*folders, re.sub(r"\d+", "#", around)))
-        found.append((place, _WORDS[match.group().lower()]))
-    return found
+        places.append((place, _WORDS[match.group().lower()]))
+    return places
 
 
 def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> list[bool]:
