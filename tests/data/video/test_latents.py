@@ -733,7 +733,9 @@ def test_windows_without_latents_in_a_bucket_are_reported_again(
 ) -> None:
     for number in range(3):
         sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
-    broken = sample.garble(tmp_path / "videos/1.mp4", at=0.85)
+    broken = tmp_path / "videos/1.mp4"
+    intact = broken.read_bytes()
+    sample.garble(broken, at=0.85)
     sources = _open(tmp_path / "videos", URL, max_bad_share=0.5)
     made = _prepare_to(sources)
     assert [bad.path for bad in made.bad] == [str(broken)]
@@ -746,7 +748,7 @@ def test_windows_without_latents_in_a_bucket_are_reported_again(
     )
     name = latents.store(tmp_path, MODEL, Means.name).file(entry).name
     bucket.delete([one for one in bucket.sizes() if one.endswith(name)])
-    sample.write(broken, sample.busy(24, 1), g="24")
+    broken.write_bytes(intact)
     assert _prepare_to(sources) == (3, 1, 4, ())
     assert _prepare_to(sources) == (3, 0, 0, ())
 
