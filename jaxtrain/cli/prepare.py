@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.cli import command_line, dry_run, engine_flags
+    from jaxtrain.cli import command_line, engine_flags
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -95,7 +95,6 @@ def _clips(arguments: list[str]) -> int:
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     engine_flags.add(parser)
     engine_flags.add_share(parser)
-    dry_run.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -118,14 +117,6 @@ def _clips(arguments: list[str]) -> int:
     settings = pieces.Settings(codec=flags.codec, split_at_cuts=not flags.keep_cuts, **given)
 
     say = terminal.say
-    if flags.dry_run:
-        with command_line.cleaning_up():
-            found = prepare_clips.estimate(
-                flags.source, flags.out, settings, engine=engine, say=say
-            )
-        room = engine.room()
-        dry_run.report(found, flags.out, "videos", "clips", room=room, worker="core", say=say)
-        return 0
     with command_line.resumable("videos"):
         report = prepare_clips.run(
             flags.source,

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line, dry_run, engine_flags
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 from jaxtrain.storage.disks import disk_trouble
@@ -53,7 +53,6 @@ def main(arguments: list[str]) -> int:
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
-    dry_run.add(parser, "videos")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -62,7 +61,6 @@ def main(arguments: list[str]) -> int:
         raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
-    dry_run.check_local(flags)
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):
@@ -102,19 +100,6 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     devices = jax.device_count()
     batch_size = -(-flags.batch // devices) * devices
     threads = worker_count.cores() if data.workers is None else max(1, data.workers)
-    if flags.dry_run:
-        from jaxtrain.data.video import estimate as sampled
-
-        found = sampled.estimate(
-            data, model, teacher, batch_size=batch_size, threads=threads, say=say
-        )
-        found = dataclasses.replace(found, seconds=found.seconds * devices)
-        if flags.json:
-            dry_run.write(found, flags.json)
-        out = cache.url(data.cache_dir) or cache.path_of(data.cache_dir)
-        room = (devices, 1)
-        dry_run.report(found, out, "videos", "latents", room=room, worker="device", say=say)
-        return 0
     sources = data.open(model, seed=run.seed, say=say)
     say(sources.summary)
     root, bucket = cache.root(data.cache_dir), cache.bucket_of(data.cache_dir)

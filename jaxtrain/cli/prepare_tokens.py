@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line, dry_run, engine_flags
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.data.engine import Engine
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
@@ -27,7 +27,6 @@ def main(arguments: list[str]) -> int:
     usage = "jaxtrain prepare tokens --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
     engine_flags.add(parser, "up to ")
-    dry_run.add(parser, "text files")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -38,8 +37,6 @@ def main(arguments: list[str]) -> int:
     atomic.check_writable("--json", flags.json)
 
     from jaxtrain.data import cache, text
-    from jaxtrain.data.text import estimate as sampled
-    from jaxtrain.data.text import tokens
     from jaxtrain.interop import hub
     from jaxtrain.storage import bucket_output
 
@@ -48,16 +45,6 @@ def main(arguments: list[str]) -> int:
 
     say = terminal.say
     model = hub.with_local_tokenizer(run.model, say)
-    if flags.dry_run:
-        with command_line.cleaning_up():
-            found = sampled.estimate(run.data, model, engine=engine, say=say)
-        if flags.json:
-            dry_run.write(found, flags.json)
-        local = (flags.workers or tokens.processes_for(found.in_bytes / 1e6), 1)
-        room = engine.room() if flags.engine == "ray" else local
-        out = cache.url(run.data.cache_dir) or cache.path_of(run.data.cache_dir)
-        dry_run.report(found, out, "text files", "tokens", room=room, worker="core", say=say)
-        return 0
     with (
         command_line.resumable("parts"),
         bucket_output.admitted(cache.url(run.data.cache_dir), say),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, dry_run, engine_flags
+from jaxtrain.cli import command_line, engine_flags
 from jaxtrain.data import engine
 from jaxtrain.errors import InputError
 from jaxtrain.inference import folder
@@ -114,7 +114,6 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
     engine_flags.add_share(parser)
     engine_flags.add_ray(parser)
-    dry_run.add(parser, "files of a folder", folder.SAMPLE)
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
@@ -127,9 +126,8 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
     for name, value in (("workers", flags.workers), ("engine", cluster)):
         if value is not None:
             raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
-    for flag, given in (("--dry-run", flags.dry_run), ("--share", flags.share)):
-        if given:
-            raise InputError(f"{flag} is for folders, and {source} is not one: omit it")
+    if flags.share:
+        raise InputError(f"--share is for folders, and {source} is not one: omit it")
     engine_flags.cluster(flags)  # refuses Ray's other flags
 
 
@@ -140,16 +138,14 @@ def folder_jobs(
     target_suffix: str,
     flags: argparse.Namespace,
 ) -> list[folder.Job]:
-    """Lists the files of a folder, and creates OUT unless it is a dry run; see `folder.jobs`.
+    """Lists the files of a folder, and creates OUT; see `folder.jobs`.
 
     Raises:
         InputError: ``--workers`` is below 1 or too large, or :func:`folder.jobs` raises it.
     """
     if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
         raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
-    dry_run.check_local(flags)
-    create = not flags.dry_run
-    return folder.jobs(source, target, suffixes, target_suffix, terminal.out, create=create)
+    return folder.jobs(source, target, suffixes, target_suffix, terminal.out)
 
 
 def process_folder(
@@ -178,13 +174,6 @@ def process_folder(
     from jaxtrain.inference import video_folder
 
     out = flags.target
-    if flags.dry_run:
-        estimated = video_folder.estimate(model, folder.left(todo, out, settings), work)
-        room = (len(model.devices()), 1)
-        dry_run.report(
-            estimated, out, "files", "results", room=room, worker="device", say=terminal.out
-        )
-        return 0
     share = None if cluster else engine_flags.announced_share(flags, out)
     counter = Counter(len(todo), "file")
     with command_line.resumable("files"):

@@ -32,8 +32,6 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, listing, lock, shared_folder
 
 MANIFEST = "manifest.jsonl"
-SAMPLE = 4
-"""Most files for an estimate, each of which is processed twice."""
 _PARTS = ".manifest"  # folder with the lines and claims of commands that share OUT
 _MOST_MANIFEST = 2**30
 
@@ -84,8 +82,6 @@ def jobs(
     suffixes: frozenset[str],
     target_suffix: str,
     say: Callable[[str], None],
-    *,
-    create: bool = True,
 ) -> list[Job]:
     """Lists the files below a folder, and creates the folders of their results.
 
@@ -95,7 +91,6 @@ def jobs(
         suffixes: of the files to process, in lower case.
         target_suffix: of the results.
         say: receives a line about skipped links.
-        create: whether to create folders.
 
     Raises:
         InputError: there are none, two have the same result, or OUT is inside the source.
@@ -123,7 +118,7 @@ def jobs(
     if not found:
         raise InputError(f"{source} has no files that end with {', '.join(sorted(suffixes))}")
     try:
-        for target in found if create else ():
+        for target in found:
             target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"OUT {error.filename} cannot be created: {error.strerror}") from error
@@ -394,21 +389,6 @@ def _sort(path: Path, settings: Mapping[str, Any], records: Mapping[str, Record]
     """Writes the manifest again, sorted by name."""
     lines = [_settings_line(settings), *(records[name] for name in sorted(records))]
     atomic.write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
-
-
-def left(todo: Sequence[Job], out: Path, settings: Mapping[str, Any]) -> list[Job]:
-    """Returns the files that :func:`run` would process; writes nothing.
-
-    Raises:
-        InputError: OUT has results with other settings.
-    """
-    # The lines of the manifest, whose torn line stays, and of commands that share OUT.
-    found = [_Others(out, settings, MANIFEST), _Others(out / _PARTS, settings)]
-    for one in found:
-        one.read()
-    return [
-        job for job in todo if not any(_is_done(job, one.records.get(job.name)) for one in found)
-    ]
 
 
 class _Others:

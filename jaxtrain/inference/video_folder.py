@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ import jax
 
 from jaxtrain.config import Precision
 from jaxtrain.data import engine, worker_count
-from jaxtrain.data.estimate import Estimate, MeasuredFile, from_sample, spread
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import InputError
 from jaxtrain.inference import folder
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
@@ -72,34 +69,6 @@ def process(
         todo, out, settings, one, workers=threads, say=say, each_file=each_file, share=share
     )
     return outcome, f"{len(models)} device{'s' if len(models) > 1 else ''}"
-
-
-def estimate(model: Autoencoder, left: Sequence[folder.Job], work: Work) -> Estimate:
-    """Estimates what files take, from a sample that is processed one by one on one device.
-
-    Args:
-        model: the autoencoder.
-        left: the files.
-        work: processes one.
-    """
-    own = model.on(model.devices()[0])
-    sizes = [(job.source.stat().st_size, job) for job in left]
-    sample = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for size, job in spread(sizes, lambda one: one[0], folder.SAMPLE):
-            target = Path(temporary, job.target.name)
-            seconds, written, dropped = 0.0, 0, None
-            try:
-                for _ in range(2):  # the first time, the model is compiled
-                    began = time.monotonic()
-                    work(own, job.source, target, _never)
-                    seconds, written = time.monotonic() - began, target.stat().st_size
-            except InputError as error:
-                dropped = BadExample(job.name, str(error))
-            sample.append(
-                MeasuredFile(size=size, seconds=seconds, written=written, dropped=dropped)
-            )
-    return from_sample(sample, len(left), sum(size for size, _ in sizes))
 
 
 def _load(

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import shutil
 import struct
 from fractions import Fraction
@@ -305,7 +304,6 @@ def test_layouts_of_other_programs_have_the_same_latents(
         (("--workers", "2"), r"--workers 2 is for folders, and .*clip\.mp4 is not one: omit it"),
         (("--engine", "ray"), r"--engine ray is for folders, and .*clip\.mp4 is not one: omit it"),
         (("--ray-gpus", "1"), r"--ray-gpus 1\.0 requires --engine ray"),
-        (("--dry-run",), r"--dry-run is for folders, and .*clip\.mp4 is not one: omit it"),
         (("--share",), r"--share is for folders, and .*clip\.mp4 is not one: omit it"),
     ],
 )
@@ -341,53 +339,6 @@ def test_a_folder_is_encoded_and_decoded(
         assert (tmp_path / f"out/{name}.mp4").read_bytes() == (tmp_path / "one.mp4").read_bytes()
     with pytest.raises(InputError, match=r"other settings \(crf 16, not 20\)"):
         decode.main([*map(str, (weights, tmp_path / "z", tmp_path / "out")), "--crf", "20"])
-
-
-def test_an_estimate_of_a_folder_writes_nothing(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Six equal videos and a broken one; of the results, two are removed again."""
-    weights, videos, out = place / "weights.safetensors", tmp_path / "in", tmp_path / "z"
-    videos.mkdir()
-    for number in range(6):
-        (videos / f"{number}.mp4").write_bytes((place / "clip.mp4").read_bytes())
-    (videos / "broken.mp4").write_bytes(b"no video" * 999)
-    command = ("encode", weights, videos, out)
-
-    def estimated() -> tuple[str, float]:
-        assert run(*command, "--dry-run") == 0
-        printed = capsys.readouterr().out
-        pattern = (
-            r"^estimated from \d of (\d) files \(plus or minus \d+%\): [\d.]+ s on one device, "
-            r"[\d.]+ s on \d devices; (\d+) KiB of results from \d+ KiB of files$"
-        )
-        found = re.search(pattern, printed, re.M)
-        assert found, printed
-        assert "would be dropped: broken.mp4: " in printed
-        return found[1], float(found[2])
-
-    files, before = estimated()
-    assert files == "7"
-    assert not out.exists()
-    assert run(*command) == 1
-    results = sorted(out.glob("*.safetensors"))
-    size = results[0].stat().st_size / 1024
-    assert 0 < before < 6 * size
-    for path in results[:2]:
-        path.unlink()
-    there = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    capsys.readouterr()
-    notes = out / "notes.jsonl"  # not of the command
-    notes.write_text('{"mine": 1}\n')
-    there[notes] = notes.read_bytes()
-    files, after = estimated()
-    assert (files, round(after / size)) == ("3", 2)
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == there
-    (videos / "broken.mp4").unlink()
-    assert run(*command) == 0
-    capsys.readouterr()
-    assert run(*command, "--dry-run") == 0
-    assert f"nothing to do: {out} already has the results" in capsys.readouterr().out
 
 
 def test_a_cluster_encodes_and_decodes_the_same(

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from jaxtrain.data import engine, worker_pool
 from jaxtrain.data.video import latents
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
-from jaxtrain.storage import disks
 from jaxtrain.training.state import ModelDefinition
 
 TINY = video_ae.Config.tiny()
@@ -101,15 +99,6 @@ def test_clips_then_latents_then_training(
     assert " prepare latents`, this run's --config" in complaint
     assert "and --teacher SPEC" in complaint
 
-    assert _main("prepare", "latents", *data, "--teacher", teacher, "--dry-run") == 0
-    printed = capsys.readouterr().out
-    assert re.search(
-        r"^estimated from 12 of 12 videos \(plus or minus \d+%\): [\dms. ]+ on one device, "
-        r"[\dms. ]+ on 8 devices; \d+ KiB of latents from [\d.]+ [KM]iB of videos$",
-        printed,
-        re.M,
-    ), printed
-    assert not list((tmp_path / "cache").glob("latents"))
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
     assert "12 of them new (36 clips)" in printed
@@ -197,7 +186,6 @@ def test_wrong_flags_of_an_engine(
         (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1.0: use 0 or more"),
         (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
         (("--engine", "ray", "--share"), "--share is for commands without Ray"),
-        (("--engine", "ray", "--dry-run"), "--dry-run measures this machine's devices: omit"),
     ],
 )
 def test_wrong_flags_of_a_cluster(
@@ -299,11 +287,6 @@ def test_too_many_broken_texts_are_refused_before_the_tokenizer(
     data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
     refusal = "3 of 5 input files are broken (60.0%), more than data.max_bad_share (10.0%): fix or"
     for known in (False, True):  # from an earlier scan
-        assert _main("prepare", "tokens", *data, "--dry-run") == 0
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert last.startswith(
-            "without --dry-run, this command would end with an error: " + refusal
-        )
         assert _main("prepare", "tokens", *data) == 2
         printed = capsys.readouterr()
         assert refusal in printed.err
@@ -311,8 +294,6 @@ def test_too_many_broken_texts_are_refused_before_the_tokenizer(
         assert "tokeniz" not in printed.out, known
     assert _main("prepare", "tokens", *data, "--data.max_bad_share", 0.6, "--workers", 1) == 0
     assert capsys.readouterr().out.count("skipped") == 3
-    assert _main("prepare", "tokens", *data, "--dry-run") == 0  # the tokens exist
-    assert refusal in capsys.readouterr().out.splitlines()[-1]
     run = ("--output-dir", tmp_path / "run", "--mesh.data", jax.device_count())
     assert _main(*data, *run, "--data.batch_size", jax.device_count()) == 2
     assert refusal in capsys.readouterr().err
@@ -382,31 +363,6 @@ def test_a_stop_of_prepare_tokens_says_that_it_continues(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_an_estimate_is_printed_and_nothing_is_written(
-    videos: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
-    out = tmp_path / "pieces"
-    assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
-    printed = capsys.readouterr().out
-    assert re.search(
-        r"^estimated from 7 of 7 videos \(plus or minus \d+%\): [\dms. ]+ on one core; "
-        r"[\d.]+ KiB of clips from [\d.]+ KiB of videos$",
-        printed,
-        re.M,
-    ), printed
-    assert "would be dropped: broken.mp4: " in printed
-    assert not out.exists()
-    monkeypatch.setattr(disks, "free_bytes", lambda path: 0)
-    assert _main("prepare", "clips", videos, out, *size, "--workers", 1, "--dry-run") == 0
-    warning = f"warning: {out} has only 0 bytes of free space: free space there, or choose another"
-    assert warning in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("given", [("--data.path", "gone"), ("--data.path=gone",)])
 def test_absent_text_is_reported_before_jax_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
@@ -415,27 +371,3 @@ def test_absent_text_is_reported_before_jax_is_imported(
     monkeypatch.setattr(config, "load", lambda *_: pytest.fail("the config was loaded"))
     assert _main("prepare", "tokens", "--config", "demo_mlm", *given) == 2
     assert "--data.path gone: no such file or folder" in capsys.readouterr().err
-
-
-def test_an_estimate_of_tokens_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    small_text.write(tmp_path / "texts")
-    cache = tmp_path / "cache"
-    data = ("--config", "demo_mlm", "--data.path", tmp_path / "texts", "--data.cache_dir", cache)
-    flags = ("--dry-run", "--json", tmp_path / "found.json")
-    assert _main("prepare", "tokens", *data, *flags) == 0
-    printed = capsys.readouterr().out
-    assert re.search(
-        r"^estimated from 6 of 6 text files \(plus or minus \d+%\): [\dms. ]+ on one core; "
-        r"\d+ KiB of tokens from 12 KiB of text files$",
-        printed,
-        re.M,
-    ), printed
-    assert not cache.exists()
-    assert json.loads((tmp_path / "found.json").read_text())["files"] == 6
-    assert _main("prepare", "tokens", *data) == 0
-    capsys.readouterr()
-    assert _main("prepare", "tokens", *data, "--dry-run") == 0
-    assert f"nothing to do: {cache} already has the tokens" in capsys.readouterr().out

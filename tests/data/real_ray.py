@@ -302,26 +302,6 @@ def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
     assert len(made["alone"]["train.tokens"]) > 10_000
 
 
-@pytest.mark.timeout(300)
-def test_an_estimate_is_for_the_cpus_of_all_nodes(
-    short: Path, tmp_path: Path, cluster: Any
-) -> None:
-    flags = ("--dry-run", *on(cluster))
-    said = output(run("prepare", "clips", short / "videos", tmp_path / "out", *SIZE, *flags))
-    assert said.count("joining the Ray cluster") == 1
-    assert f"estimated from 16 of {SHORT + 1} videos" in said
-    assert " on one core, " in said
-    assert " on 3 cores of 3 machines; " in said
-    (tmp_path / "texts").mkdir()
-    for number in range(5):
-        (tmp_path / f"texts/{number}.txt").write_text(f"This is text {number}. " * 5000)
-    data = ("--data.path", tmp_path / "texts", "--data.cache_dir", tmp_path / "cache")
-    said = output(run("prepare", "tokens", "--config", "demo_mlm", *data, *flags))
-    assert "estimated from 5 of 5 text files" in said
-    assert " on 3 cores of 3 machines; " in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
-
-
 def _tokenized(root: Path) -> int:
     """The number of files whose tokens are in the streams, or wait for those before them."""
     work = next(root.glob("text/tokens-*.building"), root)

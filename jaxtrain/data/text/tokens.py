@@ -15,7 +15,6 @@ after a kill, tokenizing resumes there. The tokens do not depend on kills or on 
 processes.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -247,23 +246,6 @@ def cache_folder(
         *(() if form == "sentences" else (form, *marks)),
     )
     return folder / f"tokens-{key[:20]}"
-
-
-def left_mb(corpus: Corpus, target: Path) -> float:
-    """Estimates the megabytes of text that :func:`prepare` would still tokenize.
-
-    Args:
-        corpus: the files.
-        target: the folder of their token cache.
-    """
-    if cache.read_manifest(target) is not None:
-        return 0.0
-    work = cache.unfinished(target)
-    with contextlib.suppress(OSError, ValueError):
-        facts = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))["facts"]
-        done = sum(of_split["bytes"] for of_split in facts) / 1e6
-        return max(0.0, corpus.megabytes() - done)
-    return corpus.megabytes()
 
 
 def processes_for(megabytes: float) -> int:

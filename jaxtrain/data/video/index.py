@@ -130,29 +130,6 @@ def build(
     return entries
 
 
-def look_up(
-    found: list[video_files.Found], folder: Path, say: Callable[[str], None]
-) -> list[tuple[int, Entry | None]]:
-    """Returns the size of each video, and its cached entry if that can be reused.
-
-    Args:
-        found, folder, say: see :func:`build`.
-    """
-    old = _load(folder / _NAME, say)
-    known: list[tuple[int, Entry | None]] = []
-    for one in found:
-        try:
-            status = os.stat(one.file)
-        except OSError:
-            known.append((0, None))
-            continue
-        size = status.st_size if one.span is None else one.span.size
-        entry = old.get(one.name)
-        same = entry is not None and _is_same(entry, one, size, status.st_mtime_ns)
-        known.append((size, entry if same else None))
-    return known
-
-
 def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
     """Calls ``read`` with the numbers of the file's frames, ascending, and returns its result.
 

@@ -23,7 +23,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +31,6 @@ from typing import Any, Protocol
 
 from jaxtrain.data import cache
 from jaxtrain.data.engine import KILLS, Engine
-from jaxtrain.data.estimate import (
-    SAMPLE,
-    Estimate,
-    MeasuredFile,
-    Stopwatch,
-    from_sample,
-    spread,
-)
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, Found
 from jaxtrain.data.video.pieces import Settings
@@ -310,70 +301,6 @@ class _Tally:
         self.left_out += record["left_out"]
         if record["dropped"] is not None:
             self.dropped.append({"source": record["source"], "reason": record["dropped"]})
-
-
-def estimate(
-    source: str,
-    out: Path | str,
-    settings: Settings,
-    *,
-    engine: Engine,
-    say: Say,
-    most: int = SAMPLE,
-) -> Estimate:
-    """Estimates time and space by cutting a sample in a temporary folder; writes nothing else.
-
-    Args:
-        source, out, settings, engine, say: see :func:`run`.
-        most: videos in the sample.
-
-    Raises:
-        InputError: there are no videos.
-        RunAgain: a bucket is unavailable.
-    """
-    url, folder = _url(source, out), expanded(out).absolute()
-    destination: _Destination = (
-        _FolderDestination(folder) if url is None else _BucketDestination(BucketOutput(url))
-    )
-    jobs = [_Job(one, Path(destination.where)) for one in _find(source, say)]
-    records = destination.done(jobs)
-    todo = [(_size(job.found), job) for job in jobs if next(records) is None]
-    sample = [job for _, job in spread(todo, lambda one: one[0], most)]
-    tried = engine.as_finished(_try, sample, settings, died=_try_died)
-    total = sum(size for size, _ in todo)
-    return from_sample([measured for _, measured in tried], len(todo), total)
-
-
-def _size(found: Found) -> int:
-    identity = _identity(found)
-    return 0 if identity is None else int(identity[-1] if found.span else identity[0])
-
-
-def _try(job: _Job, settings: Settings) -> MeasuredFile:
-    """Cuts a video in a temporary folder."""
-    watch, reason = Stopwatch(), None
-    with tempfile.TemporaryDirectory() as folder:
-        found, work = job.found, Path(folder) / "pieces"
-        work.mkdir()
-        if found.version is not None:
-            found = files.fetched(found, Path(folder), "SOURCE")
-        try:
-            pieces.cut(found.path, found.span, work, settings)
-        except BadExample as bad:
-            reason = bad.reason
-        except Exception as error:
-            reason = f"cannot be cut: {type(error).__name__}: {first_line(error)}"
-        written = sum(path.stat().st_size for path in work.iterdir()) if not reason else 0
-    return _tried(job, watch.seconds(), written, reason)
-
-
-def _try_died(job: _Job) -> MeasuredFile:
-    return _tried(job, 0.0, 0, KILLS)
-
-
-def _tried(job: _Job, seconds: float, written: int, reason: str | None) -> MeasuredFile:
-    dropped = None if reason is None else BadExample(job.found.name, reason)
-    return MeasuredFile(size=_size(job.found), seconds=seconds, written=written, dropped=dropped)
 
 
 class _Destination(Protocol):

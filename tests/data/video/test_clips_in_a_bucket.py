@@ -423,15 +423,14 @@ def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_pa
     _run(source)
     with pytest.raises(InputError, match=f"OUT {URL} contains clips with other settings"):
         _run(source, settings=dataclasses.replace(SMALL, quantizer=9))
-    for use in (_run, _estimated):  # the same for the command and its estimate
-        with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
-            use("s3://films", "s3://films/a")
-        with pytest.raises(InputError, match=r"OUT gs://films/a is inside SOURCE gs://films/"):
-            use("gcs://films/", "gs:/films/a")
-        with pytest.raises(InputError, match=r"OUT https://host/a: use a local folder, s3://"):
-            use(source, "https://host/a")
-        with pytest.raises(InputError, match=rf"OUT {source}/out is inside SOURCE {source},"):
-            use(source, source / "out")
+    with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
+        _run("s3://films", "s3://films/a")
+    with pytest.raises(InputError, match=r"OUT gs://films/a is inside SOURCE gs://films/"):
+        _run("gcs://films/", "gs:/films/a")
+    with pytest.raises(InputError, match=r"OUT https://host/a: use a local folder, s3://"):
+        _run(source, "https://host/a")
+    with pytest.raises(InputError, match=rf"OUT {source}/out is inside SOURCE {source},"):
+        _run(source, source / "out")
     bucket.put(".prepare/settings.json", b"[")
     with pytest.raises(InputError, match=r"settings.json is damaged \(it is not JSON\)"):
         _run(source)
@@ -439,21 +438,6 @@ def test_wrong_use_is_an_error(source: Path, bucket: Bucket, remote: Any, tmp_pa
         shutil.copy(source / "a.mp4", tmp_path / name)
         with pytest.raises(InputError, match=r"'a\\.*mp4' contains a control character, or"):
             _run(tmp_path / name)
-
-
-def _estimated(source: Path | str, out: Path | str = URL) -> Any:
-    return prepare_clips.estimate(
-        str(source), out, SMALL, engine=engine.Local(1), say=lambda line: None
-    )
-
-
-def test_an_estimate_writes_nothing(source: Path, bucket: Bucket, remote: Any) -> None:
-    found = _estimated("s3://films")
-    assert not bucket.sizes()
-    assert (found.files, found.sampled) == (3, 3)
-    assert found.in_bytes == sum(path.stat().st_size for path in source.rglob("*.mp4"))
-    _run("s3://films")
-    assert _estimated("s3://films").files == 0
 
 
 def test_records_of_other_videos_are_listed(source: Path, bucket: Bucket) -> None:

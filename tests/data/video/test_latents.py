@@ -7,7 +7,6 @@ import functools
 import os
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from cluster_here import ClusterHere
 from obstore.store import MemoryStore
 
 from jaxtrain.data import cache, video
-from jaxtrain.data.video import estimate, latents
+from jaxtrain.data.video import latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import bucket_output, disks, lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
@@ -531,69 +530,6 @@ def _sizes(root: Path) -> dict[Path, int]:
     return {path: path.stat().st_size for path in root.rglob("*") if path.is_file()}
 
 
-def test_an_estimate_is_close_to_what_encoding_takes(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both are measured as CPU time, which does not depend on other processes."""
-    monkeypatch.setattr(time, "monotonic", time.process_time)
-    for number in range(12):
-        sample.write(tmp_path / f"in/{number}.mp4", sample.busy(60, number))
-    root, teacher = tmp_path / "cache", Means()
-    first = tmp_path / "first"
-    _prepare(_open(data, first), first)  # otherwise the estimate has the first use of the code
-
-    def estimated(most: int) -> Any:
-        data = video.Config(
-            path=str(tmp_path / "in"), batch_size=2, cache_dir=str(root), windows="fixed"
-        )
-        return estimate.estimate(
-            data, MODEL, teacher, batch_size=4, threads=1, say=print, most=most
-        )
-
-    found = estimated(4)
-    assert not root.exists()
-    assert (found.files, found.sampled, found.dropped) == (12, 4, ())
-    assert max(teacher.batches) == 4
-    assert sum(teacher.batches) <= 4 * (1 + 4)  # one to compile, and four to measure
-    began = time.process_time()
-    made = _prepare(_open(tmp_path / "in", root), root)
-    took = time.process_time() - began
-    assert made.windows == 12 * 10
-    assert took / 2 < found.seconds < took * 2
-    latent_bytes = sum(size for path, size in _sizes(root).items() if path.suffix == ".npy")
-    assert found.out_bytes == pytest.approx(latent_bytes, rel=0.2)
-    before = _sizes(root)
-    assert estimated(4).files == 0
-    # Of what is left, one video is broken.
-    some = sorted(root.rglob("*.npy"))[:2]
-    for path in some:
-        path.unlink()
-    (tmp_path / "in/broken.mp4").write_bytes(b"no video" * 99)
-    found = estimated(4)
-    assert (found.files, found.sampled) == (3, 3)
-    (dropped,) = found.dropped
-    assert dropped.path.endswith("broken.mp4")
-    assert _sizes(root) == {path: size for path, size in before.items() if path not in some}
-
-
-def test_an_estimate_of_one_video_and_of_none(data: Path, tmp_path: Path) -> None:
-    given = video.Config(path=str(data / "0.mp4"), batch_size=2, cache_dir=str(tmp_path / "cache"))
-    fixed = dataclasses.replace(given, windows="fixed")
-    found = estimate.estimate(fixed, MODEL, Means(), batch_size=4, threads=1, say=print)
-    assert (found.files, found.error) == (1, None)
-    assert found.out_bytes == 2 * np.prod(SHAPE) * 2 + 128
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no video files found"):
-        estimate.estimate(
-            dataclasses.replace(fixed, path=str(tmp_path / "empty")),
-            MODEL,
-            Means(),
-            batch_size=4,
-            threads=1,
-            say=print,
-        )
-
-
 URL = "s3://bucket/cache"
 
 
@@ -840,11 +776,3 @@ def test_a_cluster_needs_no_shared_cache_for_a_bucket(
     alone = tmp_path / "alone"
     _prepare(_open(data, alone), alone)
     assert _in(bucket) == _files(alone)
-    left = estimate.estimate(
-        _config(data), MODEL, Means(), batch_size=1, threads=1, say=lambda line: None
-    )
-    assert left.files == 0
-
-
-def _config(data: Path) -> video.Config:
-    return video.Config(path=str(data), batch_size=2, cache_dir=URL, windows="fixed")

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import engine, estimate, video
+from jaxtrain.data import engine, video
 from jaxtrain.data.video import decode, demo_videos, packets, pieces, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
@@ -292,57 +292,6 @@ SETTINGS_BEFORE = (  # of pieces when all were H.264
     *("height", "width", "min_crop_scale", "frames", "min_frames", "min_side", "gop", "crf"),
     "split_at_cuts",
 )
-
-
-def test_an_estimate_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six equal videos, two are cut already, and two of the others are the sample."""
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    first = sample.write(tmp_path / "in/0.mp4", sample.busy(20))
-    for number in range(1, 6):
-        shutil.copy(first, tmp_path / f"in/{number}.mp4")
-    out = tmp_path / "out"
-    for name in ("0.mp4", "1.mp4"):
-        (tmp_path / "some").mkdir(exist_ok=True)
-        shutil.copy2(tmp_path / "in" / name, tmp_path / "some" / name)
-    _run(tmp_path / "some", out)
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
-    def estimated(source: str) -> estimate.Estimate:
-        return prepare_clips.estimate(
-            str(tmp_path / source), out, SMALL, engine=engine.Local(1), say=print, most=2
-        )
-
-    found = estimated("in")
-    (piece,) = (out / "0.mp4.pieces").iterdir()
-    assert (found.files, found.sampled, found.dropped) == (4, 2, ())
-    assert found.in_bytes == 4 * first.stat().st_size
-    assert found.out_bytes == 4 * piece.stat().st_size
-    assert estimated("some").files == 0
-    for number in range(2, 6):
-        (tmp_path / f"in/{number}.mp4").write_bytes(b"no video" * 1000)
-    assert [one.path for one in estimated("in").dropped] == ["3.mp4", "5.mp4"]
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
-def test_an_estimate_is_close_to_what_cutting_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both are measured as CPU time, which does not depend on other processes."""
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    monkeypatch.setattr(time, "monotonic", time.process_time)
-    for number in range(8):
-        sample.write(tmp_path / f"in/{number}.mp4", sample.busy(40, number))
-    out = tmp_path / "out"
-    _run(tmp_path / "in/0.mp4", tmp_path / "first")  # otherwise the estimate has the first use
-    found = prepare_clips.estimate(
-        str(tmp_path / "in"), out, SMALL, engine=engine.Local(1), say=print, most=3
-    )
-    began = time.process_time()
-    _run(tmp_path / "in", out)
-    took = time.process_time() - began
-    assert took / 2 < found.seconds < took * 2
-    written = sum(path.stat().st_size for path in out.rglob("*.mp4"))
-    assert found.out_bytes == pytest.approx(written, rel=0.2)
 
 
 def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
