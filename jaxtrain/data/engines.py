@@ -1,0 +1,606 @@
+"""Runs a function over many items: in processes or threads of this machine, or on a Ray cluster.
+
+The function and its results are the same on all of them. Items finish in any order, and a result
+must not depend on where or how often its item was processed: a Ray task is repeated if its node is
+lost. An item that kills its worker, most likely for lack of memory, is tried alone once more. Ray
+is an extra, and is imported only if it is chosen.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, TypeVar
+
+from jaxtrain import terminal, versions
+from jaxtrain.data import worker_count
+from jaxtrain.errors import InputError, RunAgain, first_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+NAMES = ("local", "ray")
+# Ray repeats a task whose worker or node is lost so often.
+_RETRIES = 3
+# The same for a task that Ray kills because its node lacks memory. Ray's default is to repeat it
+# forever. It may kill a small task beside a large one, so this number is larger.
+_MEMORY_RETRIES = 10
+# Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
+_IN_FLIGHT = 2
+_POLL_S = 10.0  # how often the size of the cluster is read, as nodes come and go
+_REPORT_S = 30.0  # of a wait for the first result, before it is reported
+# Of the memory of a GPU that several workers share, for all of them together.
+_GPU_MEMORY = 0.9
+# Ray's error does not say that the cluster refused this process.
+_TOKEN = (
+    "; if the cluster has a token (InvalidAuthToken), set RAY_AUTH_MODE=token and copy "
+    "~/.ray/auth_token from one of its machines"
+)
+
+
+def _never() -> None:
+    """Never stops: workers of other processes are killed instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """What a worker is told when it begins.
+
+    Attributes:
+        number: counts the workers of this process, from 0.
+        cpus: how many it may use.
+        check: raises an exception once the command has failed or is stopped. Threads call it often.
+    """
+
+    number: int
+    cpus: int = 1
+    check: Callable[[], None] = _never
+
+
+Begin = Callable[[Worker], Callable[[Item], Result]]
+"""Prepares a worker, for example loads a model, and returns what processes an item there."""
+
+
+class Engine(Protocol):
+    """Where a function runs."""
+
+    @property
+    def where(self) -> str:
+        """Returns where the work runs, for messages, such as "2 processes"."""
+
+    def map(
+        self, begin: Begin[Item, Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Yields items and their results in the order in which they are finished.
+
+        Reads ``items`` only as fast as they are processed, so memory does not grow with them.
+
+        Args:
+            begin: called once in each worker. Can be pickled, and its function never returns None.
+            items: inputs that can be pickled.
+
+        Yields:
+            An item and its result, or None if the item killed its worker twice.
+
+        Raises:
+            Exception: the first one that a worker raises; results after it are lost.
+            RunAgain: the cluster is unavailable.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Threads:
+    """Threads of this process, for work that waits for its devices.
+
+    Attributes:
+        workers: number of threads.
+    """
+
+    workers: int
+
+    @property
+    def where(self) -> str:
+        """Implements :attr:`Engine.where`."""
+        return "this machine"
+
+    def map(
+        self, begin: Begin[Item, Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Implements :meth:`Engine.map`; an item that kills its worker ends the command."""
+        stopped, numbers, local = threading.Event(), itertools.count(), threading.local()
+
+        def check() -> None:
+            if stopped.is_set():
+                raise _Stopped
+
+        def process(item: Item) -> Result:
+            check()
+            try:
+                if not hasattr(local, "process"):
+                    local.process = begin(Worker(next(numbers), check=check))
+                return local.process(item)
+            except BaseException:
+                stopped.set()  # at once, before the main thread sees the error
+                raise
+
+        pool = concurrent.futures.ThreadPoolExecutor(self.workers)
+        running: dict[concurrent.futures.Future[Result], Item] = {}
+        waiting = iter(items)
+        try:
+            while True:
+                for item in itertools.islice(waiting, self.workers - len(running)):
+                    running[pool.submit(process, item)] = item
+                if not running:
+                    return
+                for future in _first_done(running):
+                    item = running.pop(future)
+                    # Another thread has failed, whose error follows.
+                    with contextlib.suppress(_Stopped):
+                        yield item, future.result()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+
+
+class _Stopped(Exception):
+    """Another thread failed, or the user stopped the command."""
+
+
+def _first_done(running: Iterable[concurrent.futures.Future[Any]]) -> Iterable[Any]:
+    return concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Worker processes on this machine.
+
+    Attributes:
+        workers: number of processes.
+    """
+
+    workers: int
+
+    @property
+    def where(self) -> str:
+        """Implements :attr:`Engine.where`."""
+        return "one process" if self.workers == 1 else f"{self.workers} processes"
+
+    def map(
+        self, begin: Begin[Item, Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Implements :meth:`Engine.map`."""
+        killed: list[Item] = []
+        yield from self._map_once(begin, iter(items), self.workers, killed)
+        again: list[Item] = []
+        # Alone, because the system may have killed them for the memory that others had.
+        yield from self._map_once(begin, iter(killed), 1, again)
+        yield from ((item, None) for item in again)
+
+    def _map_once(
+        self,
+        begin: Begin[Item, Result],
+        waiting: Iterator[Item],
+        workers: int,
+        killed: list[Item],
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Yields the results of items that do not kill their workers.
+
+        Each worker has a pool of its own. If one of a pool dies, Python ends the others, too, and
+        what they were processing would be lost.
+
+        Args:
+            begin: see :meth:`map`.
+            waiting: the items.
+            workers: number of processes.
+            killed: receives the items that kill their workers.
+        """
+        worker_count.allow_files(worker_count.files_needed(workers, 0))
+        numbers = itertools.count()
+        with contextlib.ExitStack() as stack:
+            idle: list[_Pool] = []
+            running: dict[concurrent.futures.Future[Result], tuple[Item, _Pool]] = {}
+
+            def start() -> _Pool:
+                return stack.enter_context(
+                    _Pool(
+                        1,
+                        mp_context=multiprocessing.get_context("spawn"),
+                        initializer=_begin,
+                        initargs=(begin, next(numbers)),
+                    )
+                )
+
+            while True:
+                for item in itertools.islice(waiting, workers - len(running)):
+                    pool = idle.pop() if idle else start()
+                    try:
+                        future = pool.submit(_process, item)
+                    except BrokenProcessPool:  # it died after its last item
+                        pool = start()
+                        future = pool.submit(_process, item)
+                    running[future] = item, pool
+                if not running:
+                    return
+                for future in _first_done(running):
+                    item, pool = running.pop(future)
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        killed.append(item)
+                        continue
+                    idle.append(pool)
+                    yield item, result
+
+
+class _Pool(concurrent.futures.ProcessPoolExecutor):
+    """Kills the workers after an error or a stop: an item may take minutes, and its result is lost.
+
+    Executor.kill_workers is in Python 3.14.
+    """
+
+    def submit(self, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
+        """Starts workers with SIGINT blocked: a Ctrl-C during their imports prints a traceback."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            return super().submit(*arguments, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        if kind is not None:
+            for process in list((self._processes or {}).values()):
+                process.kill()
+        return super().__exit__(kind, *rest)
+
+
+_begun: tuple[Callable[[], Callable[[Any], Any]], list[Callable[[Any], Any]]]  # of this process
+
+
+def _begin(begin: Begin[Any, Any], number: int) -> None:
+    """Initializes a worker process. It ends with its parent, even if that is killed."""
+    global _begun
+    _begun = functools.partial(begin, Worker(number)), []
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def _process(item: Any) -> Any:
+    """Processes an item; begins first, because an error of an initializer is not passed on."""
+    begin, made = _begun
+    if not made:
+        made.append(begin())
+    return made[0](item)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray:
+    """A Ray cluster, which schedules the work and repeats what a lost node was doing.
+
+    All nodes must see the input and the output under the same paths, and have the same versions of
+    jaxtrain and of the packages that determine its results.
+
+    Attributes:
+        address: as for ``ray.init``: HOST:PORT, ``ray://HOST:PORT``, "auto" for the cluster of this
+            machine, or "local" to start one here.
+        workers: most items at a time; for actors, items of each at a time. None is one per CPU.
+        gpus: None for tasks with one CPU. A number is for work that loads a model: it runs in
+            actors with so many GPUs each, such as 0.25, and an equal part of a node's CPUs. -1 is
+            one, or none if the cluster has none.
+        say: prints a message.
+    """
+
+    address: str
+    workers: int | None = None
+    gpus: float | None = None
+    say: Callable[[str], None] = terminal.say
+
+    @property
+    def where(self) -> str:
+        """Implements :attr:`Engine.where`."""
+        return f"the Ray cluster {self.address}"
+
+    def map(
+        self, begin: Begin[Item, Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Implements :meth:`Engine.map`."""
+        ray = _connected(self.address, self.say)
+        work = self._in_tasks if self.gpus is None else self._in_actors
+        try:
+            killed: list[Item] = []
+            yield from work(ray, begin, iter(items), killed, None)
+            again: list[Item] = []
+            yield from work(ray, begin, iter(killed), again, 1)
+            yield from ((item, None) for item in again)
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            raise RunAgain(
+                f"the Ray cluster {self.address} failed ({first_line(error)}): check it with `ray "
+                "status` and start again; finished work is kept"
+            ) from error
+        finally:
+            ray.shutdown()  # ends this job's tasks, too
+
+    def _in_tasks(
+        self,
+        ray: Any,
+        begin: Begin[Item, Result],
+        waiting: Iterator[Item],
+        killed: list[Item],
+        at_once: int | None,
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Yields the results of items that do not kill their workers, and appends the others."""
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_in_task)
+        shared = ray.put((begin, _stamp()))
+        running: dict[Any, Item] = {}
+        wait = _Wait(ray, "1 CPU", self.say)
+        while True:
+            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            capacity = at_once or self.workers or _IN_FLIGHT * cpus
+            for item in itertools.islice(waiting, max(0, capacity - len(running))):
+                running[task.remote(item, [shared])] = item  # in a list, Ray does not fetch it
+            if not running:
+                return
+            for reference in wait.first_done(running):
+                item = running.pop(reference)
+                result = _result(ray, reference)
+                if result is None:
+                    killed.append(item)
+                else:
+                    yield item, result
+
+    def _in_actors(
+        self,
+        ray: Any,
+        begin: Begin[Item, Result],
+        waiting: Iterator[Item],
+        killed: list[Item],
+        at_once: int | None,
+    ) -> Iterator[tuple[Item, Result | None]]:
+        """Does the same as :meth:`_in_tasks` in workers that keep a model.
+
+        Ray restarts the actors of a lost node, and repeats their items, once another node has room
+        for them. At the end, actors without an item end, which makes room.
+        """
+        gpus, cpus = self._of_each_actor(ray)
+        slots = at_once or self.workers or cpus
+        actor_class = ray.remote(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            max_restarts=_RETRIES,
+            max_task_retries=_RETRIES,
+            max_concurrency=slots,
+        )(_Actor)
+        shared = ray.put((begin, _stamp("jax", "jaxlib", "flax")))
+        running: dict[Any, tuple[Any, Item]] = {}
+        actors, free = 0, collections.deque[Any]()  # a handle for each item that may be added
+        wait = _Wait(ray, _resources(cpus, gpus), self.say)
+        following = next(waiting, None)
+        while following is not None or running:
+            total = ray.cluster_resources()
+            fit = total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1) / cpus
+            while following is not None and actors < max(1, 1 if at_once else int(fit)):
+                handle = actor_class.remote([shared], gpus, cpus)
+                free.extendleft([handle] * slots)  # new actors first, so that they begin
+                actors += 1
+            while following is not None and free:
+                handle = free.popleft()
+                running[handle.process.remote(following)] = handle, following
+                following = next(waiting, None)
+            if following is None:
+                free.clear()
+            for reference in wait.first_done(running):
+                handle, item = running.pop(reference)
+                result = _result(ray, reference)
+                if result is None:
+                    killed.append(item)
+                    # Ray may have given the actor up: its other items end in the same way.
+                    actors -= not any(handle is other for other, _ in running.values())
+                    continue
+                free.append(handle)
+                yield item, result
+
+    def _of_each_actor(self, ray: Any) -> tuple[float, int]:
+        """Returns the GPUs and CPUs that an actor reserves."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = self.gpus or 0.0
+        if gpus < 0:
+            gpus = 1.0 if any(node.get("GPU") for node in nodes) else 0.0
+        parts = [int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU")]
+        return gpus, max(1, min(parts, default=1)) if gpus else 1
+
+
+class _Wait:
+    """Waits for results; reports how long the first one takes."""
+
+    def __init__(self, ray: Any, needs: str, say: Callable[[str], None]) -> None:
+        self._ray, self._needs, self._say = ray, needs, say
+        self._began, self._next_s = time.monotonic(), _REPORT_S
+
+    def first_done(self, running: dict[Any, Any]) -> list[Any]:
+        """Returns the tasks that are finished; [] if there are none for a while."""
+        references = list(running)
+        self._ray.wait(references, num_returns=1, timeout=_POLL_S)
+        # All that are finished, so that the cost of a wait, which grows with the tasks in flight,
+        # is not paid for each.
+        done, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        waited = time.monotonic() - self._began
+        if done:
+            self._next_s = float("inf")
+        elif waited >= self._next_s:
+            self._next_s *= 2
+            free = self._ray.available_resources()
+            self._say(
+                f"waiting for the first result of the Ray cluster: {waited:.0f} s so far. A worker "
+                f"needs {self._needs}; free: {_resources(free.get('CPU', 0), free.get('GPU', 0))}. "
+                "If that is too little, wait for other jobs or add nodes (`ray status`)"
+            )
+        return list(done)
+
+
+def _resources(cpus: float, gpus: float) -> str:
+    """Returns CPUs and, if there are any, GPUs, such as "1 CPU and 0.25 GPUs"."""
+    text = f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
+    return f"{text} and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else text
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    """Returns the result of an item; None if its worker was killed each time."""
+    lost = (
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.OutOfMemoryError,
+        ray.exceptions.RayActorError,
+    )
+    try:
+        result, error = ray.get(reference)
+    except lost:
+        return None
+    if error is not None:
+        raise error
+    return result
+
+
+def _in_task(item: Any, shared: list[Any]) -> tuple[Any, Exception | None]:
+    """Processes an item in a Ray worker; returns its result, or the error.
+
+    Ray would wrap the error in one of its own.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # this task has no accelerator
+    try:
+        return _begun_by_task(shared[0])(item), None
+    except Exception as error:
+        return None, _of_host(error)
+
+
+@functools.lru_cache(maxsize=1)
+def _begun_by_task(reference: Any) -> Callable[[Any], Any]:
+    """Begins once per worker."""
+    import ray
+
+    begin, stamp = ray.get(reference)
+    return _begun_here(begin, stamp, _stamp(), 1)
+
+
+def _begun_here(begin: Begin[Any, Any], stamp: str, own: str, cpus: int) -> Callable[[Any], Any]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already use all cores
+    if stamp != own:
+        raise InputError(
+            f"the Ray node {socket.gethostname()} has {own}, but this command has {stamp}: install "
+            "the same versions, because they determine the results"
+        )
+    return begin(Worker(0, cpus))
+
+
+class _Actor:
+    """Keeps a model in a Ray actor. Its method returns errors, which Ray would wrap."""
+
+    def __init__(self, shared: list[Any], gpus: float, cpus: int) -> None:
+        self._arguments, self._begun = (shared, gpus, cpus), threading.Lock()
+        self._process: Callable[[Any], Any] | None = None
+
+    def process(self, item: Any) -> tuple[Any, Exception | None]:
+        """Processes an item, after loading the model for the first one."""
+        try:
+            with self._begun:
+                if self._process is None:
+                    self._process = self._begin(*self._arguments)
+            return self._process(item), None
+        except Exception as error:
+            return None, _of_host(error)
+
+    def _begin(self, shared: list[Any], gpus: float, cpus: int) -> Callable[[Any], Any]:
+        import ray
+
+        if not gpus:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        elif gpus < 1:
+            os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", f"{_GPU_MEMORY * gpus:.3f}")
+        if gpus:
+            import jax
+
+            if jax.default_backend() == "cpu":
+                raise InputError(
+                    f"jax sees only the CPU on the Ray node {socket.gethostname()}, which has "
+                    f"GPUs: {versions.install('cuda12')} there, or pass --ray-gpus 0 to use CPUs"
+                )
+        begin, stamp = ray.get(shared[0])
+        return _begun_here(begin, stamp, _stamp("jax", "jaxlib", "flax"), cpus)
+
+
+def _connected(address: str, say: Callable[[str], None]) -> Any:
+    """Imports Ray and connects to a cluster."""
+    os.environ.setdefault("RAY_task_oom_retries", str(_MEMORY_RETRIES))  # read by the import
+    try:
+        import ray
+    except ImportError:
+        raise InputError(f"--engine ray requires Ray: {versions.install('ray')}") from None
+    begins = {
+        "local": "starting Ray on this machine",
+        "auto": "joining the Ray cluster of this machine",
+    }
+    say(begins.get(address, f"joining the Ray cluster {address}"))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that is started here
+    more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    on_stop = signal.getsignal(signal.SIGTERM)
+    try:
+        with warnings.catch_warnings():
+            # To start a cluster, Ray forks only to execute another program.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+    except ConnectionError as error:
+        token = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
+        raise InputError(
+            f"--ray-address {address}: no Ray cluster found ({first_line(error)}): start one with "
+            f"`ray start --head`, or pass --ray-address HOST:PORT, or local{token}"
+        ) from error
+    except (ValueError, RuntimeError) as error:  # a malformed address, or other versions
+        raise InputError(f"--ray-address {address}: {first_line(error)}") from error
+    except Exception as error:  # Ray has no class for a node that starts too slowly
+        raise RunAgain(
+            f"--ray-address {address}: {first_line(error)}: free memory or CPUs of this machine, "
+            "and start again"
+        ) from error
+    finally:
+        if on_stop is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_stop)  # with Ray's own handler, SIGTERM is an abort
+    return ray
+
+
+def _of_host(error: Exception) -> Exception:
+    """Adds this host to an error of its disks or of its network, which other hosts may not have."""
+    host = socket.gethostname()
+    if isinstance(error, OSError) and error.strerror:
+        return OSError(error.errno, f"{error.strerror} on {host}", error.filename)
+    if isinstance(error, RunAgain):
+        error.args = (f"on {host}: {error}",)
+    return error
+
+
+@functools.cache
+def _stamp(*more: str) -> str:
+    """Returns the versions that determine the results, also of further packages."""
+    installed = {}
+    for name in ("jaxtrain", "av", "numpy", "tokenizers", *more):
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # jaxtrain, run from a checkout
+            installed[name] = "of a checkout"
+    return ", ".join(f"{name} {version}" for name, version in installed.items())

@@ -1,0 +1,740 @@
+"""One resumable map: for each input, makes one output; everything that prepares data is a call.
+
+The output of an item is a file or a folder of OUT, whose name is a function of the input's name. It
+is made in a folder of its own, appears by a rename, and then its record is written, with the
+input's identity and the sizes and checksums of its files. So a killed command loses only what it
+was making: the next one skips what has a record, and makes again what has changed. Making an
+output twice, also at the same time, gives the same files.
+
+OUT may be a folder of a bucket: then outputs are made in a temporary folder and uploaded, in the
+same order. OUT/.jobs has the records, and of a *set*, a list of inputs with settings, the files
+set.json and, once each input is made or has failed, complete.json. Readers accept only a complete
+set. Several commands may each make a part of a set (:class:`Part`); each tries to complete it.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from jaxtrain.data import cache
+from jaxtrain.data.engines import Engine, Ray, Worker
+from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.storage import addresses, atomic, bucket_output, disks, lock, temporary_folders
+from jaxtrain.storage.bucket import is_bucket, normalized
+from jaxtrain.telemetry import progress_bar
+
+WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
+REPORT = "report.json"
+KILLS = (
+    "kills the worker that processes it: if it lacks memory, use fewer workers or larger machines"
+)
+_SET, _COMPLETE, _RECORDS = f"{WORK}/set.json", f"{WORK}/complete.json", f"{WORK}/records"
+_THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
+_NAMED = 20  # failed items that the console lists
+_PUBLISH_TRIES = 10
+
+Record = dict[str, Any]
+Say = Callable[[str], None]
+Make = Callable[["Item", Path], Record]
+"""(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
+
+Raises:
+    BadExample: the content of the input is broken. The item is not tried again until it changes.
+    Failed: the item cannot be processed now. The next command tries it again.
+    RunAgain, InputError: end the command.
+    OSError: the output cannot be written: ends the command.
+    Exception: as Failed.
+"""
+Begin = Callable[[Worker], Make]
+"""Prepares a worker, for example loads a model; see :data:`jaxtrain.data.engines.Begin`."""
+Identity = tuple[str | int, ...]
+
+
+class Failed(Exception):
+    """An item cannot be processed, and is not known to be broken."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    """An input, and the name of its output.
+
+    Attributes:
+        name: differs from that of all other items; messages show it.
+        identity: changes when the content of the input does, such as size and modification time.
+        output: path of the output, relative to OUT.
+        value: what a worker needs.
+        source: the input if it is a local file, which must not change while it is processed.
+    """
+
+    name: str
+    identity: Identity
+    output: str
+    value: Any = None
+    source: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of the name, by which records and parts are found."""
+        return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which items a command makes: in the list sorted by digest, every ``count``-th one.
+
+    So few and large items spread evenly.
+
+    Attributes:
+        index: from 0 to ``count`` - 1.
+        count: number of parts; 1 is all items.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"part {self.index}/{self.count}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What happened to the items of a command.
+
+    Attributes:
+        made: how many were made.
+        skipped: how many were made before.
+        failed: name -> reason, also of items that failed before and were not tried again.
+        left: items that other parts have not made yet.
+        totals: sum of each detail that is a number.
+    """
+
+    made: int
+    skipped: int
+    failed: dict[str, str]
+    left: int
+    totals: dict[str, int]
+
+    @property
+    def exit_code(self) -> int:
+        """Returns 1 if an item failed, else 0."""
+        return 1 if self.failed else 0
+
+
+def identity(path: str | Path) -> Identity:
+    """Returns the size and modification time of a file.
+
+    Raises:
+        OSError: the file does not exist, or cannot be read.
+    """
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def run(
+    items: Iterable[Item],
+    begin: Begin,
+    out: Path | str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    engine: Engine,
+    say: Say,
+    part: Part = Part(),
+    doing: str = "preparing",
+    things: str = "files",
+) -> Outcome:
+    """Makes the outputs that do not exist yet.
+
+    Args:
+        items: the inputs, in any order.
+        begin: called once in each worker; can be pickled.
+        out: the folder of the outputs, or the URL of a folder in a bucket.
+        settings: all that an output depends on besides its input, for JSON. OUT then has one set,
+            with these settings. None is for a cache, where the names of outputs depend on them:
+            it may have outputs of other items, too.
+        engine: where the work runs.
+        say: prints a message.
+        part: which items this command makes.
+        doing: the work, for messages, such as "cutting".
+        things: the inputs, for messages, such as "videos".
+
+    Raises:
+        InputError: OUT has outputs with other settings, two items have the same output, or another
+            part has another list of inputs.
+        RunAgain: a disk, bucket or cluster is full or unavailable. What is made is kept.
+    """
+    listed = sorted(items, key=lambda item: item.digest)
+    _check_distinct(listed)
+    names = _list_digest(listed)
+    # Commands that fill a cache with other things do not wait for each other.
+    key = f"{part.index}-of-{part.count}" if settings is not None else f"{names[:12]}-{part.index}"
+    place = _place(out, key)
+    current = {"settings": settings, "items": len(listed), "list": names}
+    with place.opened(), place.alone(say):
+        if settings is not None:
+            _check_set(place, current, part)
+        tally, todo = _Tally(), []
+        mine = listed[part.index :: part.count]
+        for item, record in zip(mine, place.records(mine), strict=True):
+            if _is_current(record, item) and record.get("final", True):
+                tally.add(record)
+            else:
+                todo.append(item)
+        skipped, failed = tally.made, len(tally.failed)
+        if tally.count:
+            say(f"{tally.count:,} of {len(mine):,} {things} are already done")
+        token = place.token() if isinstance(engine, Ray) else None
+        work = functools.partial(_begin, begin, place, token)
+        with progress_bar.counted(doing, things, len(mine), tally.count, say) as show:
+            for item, result in engine.map(work, todo):
+                record = _failed(item, KILLS) if result is None else result
+                if result is None:
+                    place.write_record(item, record)
+                if "absent" in record:
+                    _check_seen(*record["absent"])
+                tally.add(record)
+                if "error" in record:
+                    _say_failure(record, len(tally.failed) - failed, say)
+                show(tally.count, len(tally.failed))
+        left = 0
+        if settings is not None:
+            left = _complete(place, current, listed, part, tally, say)
+    return Outcome(tally.made - skipped, skipped, dict(tally.failed), left, dict(tally.totals))
+
+
+def is_complete(out: Path | str) -> bool:
+    """Returns whether a folder's set is complete, or the folder has none, as :func:`run` has not
+    written there.
+    """
+    place = _place(out)
+    current = place.read(_SET)
+    return current is None or place.read(_COMPLETE) == current
+
+
+def check_complete(out: Path | str) -> None:
+    """Checks :func:`is_complete`.
+
+    Raises:
+        InputError: the set is not complete.
+    """
+    if not is_complete(out):
+        raise InputError(
+            f"{out} is incomplete: the command that prepares it was stopped, or some of its parts "
+            "have not ended: repeat it, and then start this one again"
+        )
+
+
+def settings_of(out: Path | str) -> dict[str, Any] | None:
+    """Returns the settings of a folder's set; None if :func:`run` has not written there."""
+    try:
+        return dict(json.loads(_place(out).read(_SET) or b"")["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check_distinct(items: Sequence[Item]) -> None:
+    names: dict[str, str] = {}
+    for item in items:
+        other = names.setdefault(item.output, item.name)
+        if other is not item.name:
+            raise InputError(
+                f"the outputs of {other} and {item.name} would both be {item.output}: rename one, "
+                "or prepare them in separate folders"
+            )
+
+
+def _is_current(record: Record | None, item: Item) -> TypeGuard[Record]:
+    """Returns whether a record is of the input as it is now."""
+    return record is not None and record["identity"] == list(item.identity)
+
+
+class _Tally:
+    """Counts results. Memory grows with the failures only."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.failed: dict[str, str] = {}
+        self.totals = collections.Counter[str]()
+
+    @property
+    def count(self) -> int:
+        return self.made + len(self.failed)
+
+    def add(self, record: Record) -> None:
+        if "error" in record:
+            self.failed[record["name"]] = record["error"]
+            return
+        self.made += 1
+        self.totals.update({k: v for k, v in record["details"].items() if isinstance(v, int)})
+
+
+def _say_failure(record: Record, count: int, say: Say) -> None:
+    if count <= _NAMED:
+        say(f"failed: {record['name']}: {record['error']}")
+    elif count == _NAMED + 1:
+        say("more have failed")
+
+
+# The set.
+
+
+def _list_digest(listed: Sequence[Item]) -> str:
+    names = hashlib.sha256()
+    for item in listed:
+        names.update(json.dumps([item.name, *item.identity]).encode())
+    return names.hexdigest()
+
+
+def _check_set(place: "_Place", current: Record, part: Part) -> None:
+    """Writes set.json, or checks that this command fits what is there."""
+    before_text, text = place.read(_SET), json.dumps(current)
+    if before_text == text.encode():
+        return
+    if before_text is not None:
+        before = json.loads(before_text)
+        differ = [
+            f"{name} {before['settings'].get(name)}, not {value}"
+            for name, value in current["settings"].items()
+            if before["settings"].get(name) != value
+        ]
+        if differ:
+            raise InputError(
+                f"OUT {place.where} has outputs with other settings ({'; '.join(differ)}): use the "
+                "same settings, or another OUT"
+            )
+        if part.count > 1 and place.read(_COMPLETE) != before_text:
+            raise InputError(
+                f"OUT {place.where}: another part has a list of {before['items']:,} inputs, and "
+                f"this one has {current['items']:,}, or some have changed: give all parts the same "
+                "inputs; to start with other inputs, run the command once without --part"
+            )
+    place.write(_SET, text)
+
+
+def _complete(
+    place: "_Place", current: Record, listed: Sequence[Item], part: Part, tally: _Tally, say: Say
+) -> int:
+    """Writes the report and marks the set as complete; else returns how many inputs are left."""
+    everything, left = _Tally(), 0
+    if part.count == 1:
+        everything = tally
+    else:
+        for item, record in zip(listed, place.records(listed), strict=True):
+            if _is_current(record, item):
+                everything.add(record)
+            else:
+                left += 1
+    if left:
+        say(f"{part} is done; other parts have {left:,} of {len(listed):,} inputs left")
+        return left
+    stray = place.stray({item.digest for item in listed})
+    if stray:
+        say(
+            f"warning: OUT {place.where} has {len(stray):,} outputs of inputs that are no longer "
+            f"in the list, such as {stray[0]}: readers still see them; delete what you do not want"
+        )
+    report = {
+        "settings": current["settings"],
+        "inputs": everything.count,
+        "made": everything.made,
+        **everything.totals,
+        "failed": [
+            {"name": name, "reason": why} for name, why in sorted(everything.failed.items())
+        ],
+        "not_in_list": stray,
+    }
+    place.write(REPORT, json.dumps(report, indent=1) + "\n")
+    place.write(_COMPLETE, json.dumps(current))
+    return 0
+
+
+# One item, in a worker.
+
+
+def _begin(begin: Begin, place: "_Place", token: str | None, worker: Worker) -> Any:
+    if token is not None and place.token() != token:
+        raise InputError(
+            f"OUT {place.where} on {socket.gethostname()} is not the folder of this command: use a "
+            "folder that all nodes share under the same path"
+        )
+    return functools.partial(_attempt, begin(worker), place)
+
+
+def _attempt(make: Make, place: "_Place", item: Item) -> Record:
+    """Makes the output of an item and writes its record."""
+    with place.working() as folder:
+        made = folder / (item.output.rpartition("/")[2] or "output")
+        try:
+            before = _identity(item)
+            details = make(item, made)
+            if _identity(item) != before or before != item.identity[: len(before)]:
+                raise Failed("changed while it was processed")
+            record = {**_record(item), "details": details, "files": _files(made)}
+            place.publish(item, made)
+        except BadExample as bad:
+            # The system's errors, such as a missing permission, may be gone the next time.
+            record = _failed(item, bad.reason, final=not isinstance(bad.__cause__, OSError))
+            if isinstance(bad.__cause__, FileNotFoundError):
+                record["absent"] = [bad.path, socket.gethostname()]
+        except Failed as failure:
+            record = _failed(item, str(failure))
+        except (RunAgain, InputError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+                raise
+            record = _failed(item, f"{type(error).__name__}: {first_line(error)}")
+        if "error" in record:
+            place.remove(item)
+    place.write_record(item, {name: value for name, value in record.items() if name != "absent"})
+    return record
+
+
+def _identity(item: Item) -> Identity:
+    """Returns what is known of the input now: the beginning of its identity; () without a file."""
+    if not item.source:
+        return ()
+    try:
+        return identity(item.source)
+    except OSError as error:
+        raise BadExample(item.source, error.strerror or str(error)) from error
+
+
+def _record(item: Item) -> Record:
+    return {"name": item.name, "identity": list(item.identity), "output": item.output}
+
+
+def _failed(item: Item, reason: str, *, final: bool = False) -> Record:
+    return {**_record(item), "error": reason, "final": final}
+
+
+def _check_seen(path: str, host: str) -> None:
+    """Raises InputError if this machine sees a file that a worker's does not."""
+    if host != socket.gethostname() and os.path.exists(path):
+        raise InputError(
+            f"{path} does not exist on {host}: use a folder that all nodes share under the same "
+            "path"
+        )
+
+
+def _files(made: Path) -> dict[str, list[Any]]:
+    """Returns the size and SHA-256 of each file of an output; "" names the output itself."""
+    paths = [made] if made.is_file() else sorted(path for path in made.rglob("*") if path.is_file())
+    files = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        name = "" if path == made else path.relative_to(made).as_posix()
+        files[name] = [path.stat().st_size, digest]
+    return files
+
+
+def _parsed(data: bytes | None) -> Record | None:
+    """Returns a record; None if it is missing or damaged."""
+    try:
+        record = json.loads(data or b"")
+        intact = isinstance(record["name"], str) and isinstance(record["identity"], list)
+        return record if intact and ("error" in record or record["files"] is not None) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# Where outputs and records are.
+
+
+class _Place(Protocol):
+    """The folder OUT; can be pickled."""
+
+    @property
+    def where(self) -> str:
+        """Returns the folder or URL, for messages."""
+
+    def opened(self) -> contextlib.AbstractContextManager[None]:
+        """Creates the folder, and turns errors of its disk into messages while the block runs."""
+
+    def alone(self, say: Say) -> contextlib.AbstractContextManager[None]:
+        """Waits until no other command makes the same items here."""
+
+    def token(self) -> str:
+        """Returns a text by which workers recognize the folder."""
+
+    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
+        """Yields the record of each item; None if it is missing, or files do not match it."""
+
+    def stray(self, digests: set[str]) -> list[str]:
+        """Returns the outputs that exist of other items than these."""
+
+    def working(self) -> contextlib.AbstractContextManager[Path]:
+        """Makes an empty folder on disk, which is removed at the end of the block."""
+
+    def publish(self, item: Item, made: Path) -> None:
+        """Replaces the output of an item."""
+
+    def remove(self, item: Item) -> None:
+        """Removes the output of an item, if there is any."""
+
+    def write_record(self, item: Item, record: Record) -> None:
+        """Writes the record of an item."""
+
+    def read(self, name: str) -> bytes | None:
+        """Returns a small file; None if there is none."""
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a small file, which appears complete."""
+
+
+def _place(out: Path | str, key: str = "") -> _Place:
+    text = str(out)
+    if is_bucket(text) or addresses.is_address(text):
+        return _Bucket(normalized(text, "OUT"))
+    return _Folder(atomic.expanded(out).absolute(), key)
+
+
+def _record_name(digest: str) -> str:
+    return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
+
+
+def _in_threads(
+    read: Callable[[Item], Record | None], items: Sequence[Item]
+) -> Iterator[Record | None]:
+    """Yields what ``read`` returns, which takes milliseconds on a network disk or in a bucket."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for start in range(0, len(items), _AT_ONCE):
+            yield from pool.map(read, items[start : start + _AT_ONCE])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Folder:
+    """A folder on disk.
+
+    Attributes:
+        top: its path.
+        key: the same for commands that make the same items; names what they have half made.
+    """
+
+    top: Path
+    key: str
+
+    @property
+    def where(self) -> str:
+        return str(self.top)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            (self.top / WORK / "half").mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise disks.disk_trouble(
+                error,
+                f"cannot write to {error.filename or self.top}",
+                "choose another folder, and start again; finished work is kept",
+            ) from error
+
+    @contextlib.contextmanager
+    def alone(self, say: Say) -> Iterator[None]:
+        path = self.top / WORK / f"{self.key}.lock"
+        with lock.locked(path, say, f"preparing data in {self.top}") as mine:
+            if mine:
+                self._remove_half_made()  # by killed commands
+            yield
+            if mine:
+                self._remove_half_made()  # by nodes that were lost
+
+    def _remove_half_made(self) -> None:
+        for left in (self.top / WORK / "half").glob(f"{self.key}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def token(self) -> str:
+        path = self.top / WORK / "token"
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text()
+        with contextlib.suppress(FileNotFoundError):  # a worker that does not see the folder
+            atomic.create_whole(path, secrets.token_hex(16))
+            return path.read_text()
+        return ""
+
+    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
+        if not (self.top / _RECORDS).exists():
+            return (None for _ in items)
+        return _in_threads(self._record, items)
+
+    def _record(self, item: Item) -> Record | None:
+        record = _parsed(self.read(_record_name(item.digest)))
+        if record is None or "error" in record:
+            return record
+        try:
+            sizes = {
+                name: os.stat(self.top / record["output"] / name).st_size
+                for name in record["files"]
+            }
+        except OSError:
+            return None
+        return record if sizes == {n: size for n, (size, _) in record["files"].items()} else None
+
+    def stray(self, digests: set[str]) -> list[str]:
+        outputs = []
+        for folder in (self.top / _RECORDS).glob("*"):
+            for file in os.scandir(folder):
+                if folder.name + file.name.removesuffix(".json") in digests:
+                    continue
+                record = _parsed(self.read(f"{_RECORDS}/{folder.name}/{file.name}"))
+                if record and "error" not in record and (self.top / record["output"]).exists():
+                    outputs.append(record["output"])
+        return sorted(outputs)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Path]:
+        folder = self.top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, item: Item, made: Path) -> None:
+        target = self.top / item.output
+        for path in made.rglob("*"):
+            atomic.sync(path)
+        atomic.sync(made)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # At any time the output is missing or complete, also if another process publishes the same
+        # one, for example a node that a cluster has given up.
+        for last in range(_PUBLISH_TRIES):
+            try:
+                os.replace(made, target)
+                break
+            except OSError as error:
+                busy = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
+                if error.errno not in busy or last == _PUBLISH_TRIES - 1:
+                    raise
+                self.remove(item)
+        atomic.sync(target.parent)
+
+    def remove(self, item: Item) -> None:
+        aside = self.top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+        try:
+            os.rename(self.top / item.output, aside)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # so it does not exist
+                return
+            raise
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink()
+
+    def write_record(self, item: Item, record: Record) -> None:
+        self.write(_record_name(item.digest), json.dumps(record))
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.top / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, text: str) -> None:
+        path = self.top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_whole(path, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bucket:
+    """A folder of a bucket."""
+
+    url: str
+
+    @property
+    def where(self) -> str:
+        return self.url
+
+    @property
+    def _store(self) -> Any:
+        return bucket_output.opened(self.url)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            temporary_folders.clean(cache.root(None))  # of workers that were lost
+
+    @contextlib.contextmanager
+    def alone(self, say: Say) -> Iterator[None]:
+        yield  # two commands make the same objects
+
+    def token(self) -> str:
+        return ""
+
+    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
+        sizes = self._store.sizes()
+
+        def record_of(item: Item) -> Record | None:
+            name = _record_name(item.digest)
+            record = _parsed(self.read(name)) if name in sizes else None
+            if record is None or "error" in record:
+                return record
+            same = all(
+                sizes.get(f"{record['output']}/{file}".rstrip("/")) == size
+                for file, (size, _) in record["files"].items()
+            )
+            return record if same else None
+
+        return _in_threads(record_of, items)
+
+    def stray(self, digests: set[str]) -> list[str]:
+        outputs = []
+        for name in self._store.sizes(_RECORDS):
+            digest = name.removeprefix(f"{_RECORDS}/").replace("/", "").removesuffix(".json")
+            record = None if digest in digests else _parsed(self.read(name))
+            if record is not None and "error" not in record:
+                outputs.append(record["output"])
+        return sorted(outputs)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Path]:
+        with (
+            temporary_folders.temporary_folder(cache.root(None)) as folder,
+            temporary_folders.explained(folder.parent),
+        ):
+            yield folder
+
+    def publish(self, item: Item, made: Path) -> None:
+        if made.is_file():
+            self._store.put(item.output, made)
+            return
+        wanted = {
+            f"{item.output}/{path.relative_to(made).as_posix()}": path
+            for path in sorted(made.rglob("*"))
+            if path.is_file()
+        }
+        for name, path in wanted.items():
+            self._store.put(name, path)
+        self._store.delete(sorted(self._store.sizes(item.output).keys() - wanted.keys()))
+
+    def remove(self, item: Item) -> None:
+        self._store.delete(sorted(self._store.sizes(item.output)))
+
+    def write_record(self, item: Item, record: Record) -> None:
+        self.write(_record_name(item.digest), json.dumps(record))
+
+    def read(self, name: str) -> bytes | None:
+        content = self._store.get(name)
+        return None if content is None else content.data
+
+    def write(self, name: str, text: str) -> None:
+        self._store.put(name, text.encode())

@@ -1,0 +1,328 @@
+"""One resumable map: outputs, records, sets, parts, engines, and kills."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch.hosts import wait_for
+
+from jaxtrain.data import engines, jobs
+from jaxtrain.errors import BadExample, InputError, RunAgain
+
+ONE = engines.Threads(1)
+
+
+def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
+    """Copies texts in upper case; some misbehave. Counts its calls in ``folder``."""
+
+    def make(item: jobs.Item, path: Path) -> dict[str, Any]:
+        with open(folder / "calls", "a") as calls:
+            calls.write(f"{item.name}\n")
+        text = Path(item.source).read_text()
+        if text == "die":
+            os._exit(9)
+        if text == "broken":
+            raise BadExample(item.source, "is broken")
+        if text == "later":
+            raise jobs.Failed("not now")
+        if text == "bug":
+            raise ZeroDivisionError("a bug")
+        if text == "wait":
+            time.sleep(60)
+        if text == "shape":
+            raise InputError("the model has another shape")
+        path.mkdir()
+        (path / "text").write_text(text.upper())
+        (path / "deep").mkdir()
+        (path / "deep/length").write_text(str(len(text)))
+        return {"characters": len(text), "note": text}
+
+    return make
+
+
+class Case:
+    def __init__(self, top: Path) -> None:
+        self.source, self.out, self.top = top / "in", top / "out", top
+        self.source.mkdir()
+        self.said: list[str] = []
+
+    def write(self, **texts: str) -> None:
+        for name, text in texts.items():
+            (self.source / name).write_text(text)
+
+    def items(self) -> list[jobs.Item]:
+        return [
+            jobs.Item(path.name, jobs.identity(path), f"{path.name}.made", source=str(path))
+            for path in sorted(self.source.iterdir())
+        ]
+
+    def run(self, out: Path | str | None = None, **more: Any) -> jobs.Outcome:
+        more = {"settings": {"size": 1}, "engine": ONE} | more
+        begin = functools.partial(copying, self.top)
+        return jobs.run(self.items(), begin, out or self.out, say=self.said.append, **more)
+
+    def calls(self) -> list[str]:
+        try:
+            return sorted((self.top / "calls").read_text().split())
+        except FileNotFoundError:
+            return []
+        finally:
+            (self.top / "calls").unlink(missing_ok=True)
+
+    def files(self) -> dict[str, str]:
+        return {
+            path.relative_to(self.out).as_posix(): path.read_text()
+            for path in self.out.rglob("*")
+            if path.is_file() and jobs.WORK not in path.parts
+        }
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_each_input_has_an_output_a_record_and_a_place_in_the_report(case: Case) -> None:
+    case.write(a="one", b="three")
+    outcome = case.run()
+    assert (outcome.made, outcome.skipped, outcome.failed) == (2, 0, {})
+    assert outcome.totals == {"characters": 8}
+    files = case.files()
+    report = json.loads(files.pop("report.json"))
+    assert files == {
+        "a.made/text": "ONE",
+        "a.made/deep/length": "3",
+        "b.made/text": "THREE",
+        "b.made/deep/length": "5",
+    }
+    assert report == {
+        "settings": {"size": 1},
+        "inputs": 2,
+        "made": 2,
+        "characters": 8,
+        "failed": [],
+        "not_in_list": [],
+    }
+
+
+def test_what_is_done_is_skipped_and_what_changed_is_made_again(case: Case) -> None:
+    case.write(a="one", b="two", c="three", d="four")
+    case.run()
+    assert case.calls() == ["a", "b", "c", "d"]
+    (case.source / "b").write_text("changed")
+    (case.out / "c.made/text").write_text("cut off")
+    (case.out / ".jobs/records").joinpath(*_record(case, "d")).unlink()
+    outcome = case.run()
+    assert (outcome.made, outcome.skipped, case.calls()) == (3, 1, ["b", "c", "d"])
+    assert case.files()["b.made/text"] == "CHANGED"
+    assert case.files()["c.made/text"] == "THREE"
+
+
+def _record(case: Case, name: str) -> tuple[str, str]:
+    (item,) = [item for item in case.items() if item.name == name]
+    return item.digest[:2], f"{item.digest[2:]}.json"
+
+
+def test_failures_cost_one_item_and_are_reported(case: Case) -> None:
+    case.write(a="one", b="broken", c="later", d="bug")
+    outcome = case.run()
+    failed = {"b": "is broken", "c": "not now", "d": "ZeroDivisionError: a bug"}
+    assert (outcome.made, outcome.failed, outcome.exit_code) == (1, failed, 1)
+    report = json.loads((case.out / "report.json").read_text())
+    assert {entry["name"]: entry["reason"] for entry in report["failed"]} == failed
+    assert "failed: b: is broken" in case.said
+    case.calls()
+    # Only the broken one is known to fail again.
+    assert case.run().failed == failed
+    assert case.calls() == ["c", "d"]
+    case.write(b="mended", c="sooner", d="right")
+    assert case.run().failed == {}
+
+
+def test_the_output_of_an_earlier_version_is_removed(case: Case) -> None:
+    case.write(a="one", b="two")
+    case.run()
+    case.write(a="broken")
+    case.run()
+    assert sorted(path.name for path in case.out.glob("*.made")) == ["b.made"]
+
+
+def test_an_input_error_ends_the_command(case: Case) -> None:
+    case.write(a="one", b="shape")
+    with pytest.raises(InputError, match="another shape"):
+        case.run()
+
+
+def test_an_item_that_kills_its_worker_costs_only_itself(case: Case) -> None:
+    case.write(a="one", b="die", c="two")
+    outcome = case.run(engine=engines.Processes(2))
+    assert (outcome.made, outcome.failed) == (2, {"b": jobs.KILLS})
+    assert case.calls() == ["a", "b", "b", "c"]
+    case.write(b="fine")
+    assert case.run().made == 1
+
+
+def test_other_settings_are_refused(case: Case) -> None:
+    case.write(a="one")
+    case.run()
+    with pytest.raises(InputError, match=r"other settings \(size 1, not 2\)"):
+        case.run(settings={"size": 2})
+    assert jobs.settings_of(case.out) == {"size": 1}
+
+
+def test_two_inputs_with_the_same_output_are_refused(case: Case) -> None:
+    items = [jobs.Item(name, (), "same") for name in ("a", "b")]
+    with pytest.raises(InputError, match="would both be same: rename one"):
+        jobs.run(items, functools.partial(copying, case.top), case.out, {}, engine=ONE, say=print)
+
+
+def test_outputs_of_removed_inputs_are_named(case: Case) -> None:
+    case.write(a="one", b="two")
+    case.run()
+    (case.source / "a").unlink()
+    case.run()
+    assert json.loads((case.out / "report.json").read_text())["not_in_list"] == ["a.made"]
+    assert any("no longer in the list, such as a.made" in line for line in case.said)
+
+
+def test_readers_accept_only_a_complete_set(case: Case) -> None:
+    jobs.check_complete(case.source)
+    case.write(**{f"n{number}": "text" for number in range(8)})
+    for index in (0, 2):
+        outcome = case.run(part=jobs.Part(index, 3))
+        assert outcome.left == 8 - 3 - (0 if index == 0 else 2)
+        with pytest.raises(InputError, match="is incomplete"):
+            jobs.check_complete(case.out)
+    assert case.run(part=jobs.Part(1, 3)).left == 0
+    jobs.check_complete(case.out)
+    assert json.loads((case.out / "report.json").read_text())["made"] == 8
+    assert case.calls() == [f"n{number}" for number in range(8)]
+    case.write(n8="another")
+    case.run(part=jobs.Part(0, 3))
+    with pytest.raises(InputError, match="is incomplete"):
+        jobs.check_complete(case.out)
+
+
+def test_a_part_with_another_list_is_refused(case: Case) -> None:
+    case.write(a="one", b="two", c="three")
+    case.run(part=jobs.Part(0, 2))
+    case.write(d="four")
+    with pytest.raises(InputError, match="a list of 3 inputs, and this one has 4"):
+        case.run(part=jobs.Part(1, 2))
+    assert case.run().left == 0
+    assert case.run(part=jobs.Part(1, 2)).made == 0
+
+
+def test_a_cache_has_outputs_of_several_lists(case: Case) -> None:
+    case.write(a="one")
+    case.run(settings=None)
+    (case.source / "a").unlink()
+    case.write(b="two")
+    outcome = case.run(settings=None)
+    assert (outcome.made, case.files().keys()) == (
+        1,
+        {f"{name}.made/{file}" for name in "ab" for file in ("text", "deep/length")},
+    )
+
+
+def test_a_full_disk_ends_the_command(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.write(a="one", b="two")
+
+    def fail(path: Path) -> None:
+        raise OSError(28, os.strerror(28), str(path))
+
+    monkeypatch.setattr(jobs.atomic, "sync", fail)
+    with pytest.raises(RunAgain, match="No space left on device"):
+        case.run()
+    monkeypatch.undo()
+    assert case.run().made == 2
+    assert list((case.out / ".jobs/half").iterdir()) == []
+
+
+def test_an_input_that_changes_meanwhile_is_not_recorded_as_done(case: Case) -> None:
+    case.write(a="one")
+    items = case.items()
+    case.write(a="another")
+    begin = functools.partial(copying, case.top)
+    outcome = jobs.run(items, begin, case.out, {}, engine=ONE, say=print)
+    assert outcome.failed == {"a": "changed while it was processed"}
+    assert case.run(settings={}).made == 1
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from data import test_jobs
+if __name__ == "__main__":
+    case = test_jobs.Case.__new__(test_jobs.Case)
+    case.top = Path({top!r})
+    case.source, case.out, case.said = case.top / "in", case.top / "out", []
+    case.run(engine=test_jobs.engines.Processes(2))
+"""
+
+
+def test_a_killed_command_resumes_and_leaves_nothing(case: Case, tmp_path: Path) -> None:
+    case.write(**{f"n{number}": "text" for number in range(6)}, w="wait")
+    script = tmp_path / "script.py"
+    tests = Path(__file__).parents[1]
+    script.write_text(SCRIPT.format(paths=[str(tests), str(tests.parent)], top=str(tmp_path)))
+    process = subprocess.Popen([sys.executable, script])
+    wait_for(lambda: len(list(case.out.glob("*.made"))) == 6, "the others", seconds=60)
+    wait_for(lambda: list((case.out / ".jobs/half").iterdir()), "the last one", seconds=60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list((case.out / ".jobs/half").iterdir())
+    case.calls()
+    case.write(w="done")
+    assert case.run().made == 1
+    assert case.calls() == ["w"]
+    assert list((case.out / ".jobs/half").iterdir()) == []
+
+
+def test_two_commands_take_turns(case: Case) -> None:
+    """The second one waits, and then has nothing to do."""
+    case.write(**{f"n{number}": "text" for number in range(3)})
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda _: case.run(), range(2)))
+    assert sorted(outcome.made for outcome in outcomes) == [0, 3]
+    assert case.calls() == ["n0", "n1", "n2"]
+
+
+def test_parts_spread_the_inputs_evenly() -> None:
+    names = [f"{number:04}.mp4" for number in range(1000)]
+    items = sorted((jobs.Item(name, (), name) for name in names), key=lambda item: item.digest)
+    parts = [items[index::7] for index in range(7)]
+    assert {len(part) for part in parts} == {142, 143}
+    for part in parts:  # neighbors in the list, which may all be large, are apart
+        assert 40 < sum(item.name < "0500" for item in part) < 100
+
+
+def wait_for_threads(check: Callable[[], None]) -> None:
+    while True:
+        check()
+        time.sleep(0.01)
+
+
+def test_an_error_in_a_thread_stops_the_others() -> None:
+    def begin(worker: engines.Worker) -> Callable[[int], int]:
+        def process(number: int) -> int:
+            if number == 1:
+                raise InputError("item 1 is wrong")
+            wait_for_threads(worker.check)
+            return number
+
+        return process
+
+    with pytest.raises(InputError, match="item 1 is wrong"):
+        list(engines.Threads(2).map(begin, range(5)))
