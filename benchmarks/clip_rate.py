@@ -3,10 +3,9 @@
     python benchmarks/clip_rate.py --videos DIR [--seconds N] [--only-prepared] [--field value ...]
 
 Runs in one process, like one worker, without batches or devices. Sizes are those of `h100_8`
-(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, alternately;
-prepared clips of each codec are resized on the host and not resized, as if by the device,
-alternately. Rates are per second of CPU time, so other work on the machine has little effect,
-except through caches and shared parts of a core.
+(12x480x720) unless overridden. Prepared clips of each codec are resized on the host and not
+resized, as if by the device, alternately. Rates are per second of CPU time, so other work on the
+machine has little effect, except through caches and shared parts of a core.
 
 It also prints the size of the prepared clips, and the PSNR of their brightness against the frames
 before encoding.
@@ -53,13 +52,8 @@ def main() -> None:
             results.append_row(flags.results, "cpu", f"clips {shape}, {what}", text, command)
 
     if not flags.only_prepared:
-        apart, grouped = "--data.clips_per_group=1", "--data.clips_per_video=6"
-        single = _rows(flags.videos, [grouped, apart, *overrides])
-        groups = _rows(flags.videos, [grouped, *overrides])
-        rates = _clips_per_second([single, groups], flags.seconds)
-        names = ("raw videos, one by one", f"raw videos, groups of {_size(groups)}")
-        for what, rate in zip(names, rates, strict=True):
-            report(what, f"{rate:.1f} clips/s per core")
+        (rate,) = _clips_per_second([_rows(flags.videos, overrides)], flags.seconds)
+        report("raw videos", f"{rate:.1f} clips/s per core")
     output = common_start.CHECKOUT / "output"
     output.mkdir(exist_ok=True)
     for codec in typing.get_args(pieces.Codec):
@@ -113,24 +107,17 @@ def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
     return sampler.TrainingRows(source, sampler.order_of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
 
 
-def _size(rows: sampler.TrainingRows) -> int:
-    return rows.order.group if isinstance(rows.order, sampler.GroupedOrder) else 1
-
-
 def _clips_per_second(ways: list[sampler.TrainingRows], seconds: float) -> list[float]:
     """Returns clips per second of CPU time for each way, measured alternately."""
     made, took = [0] * len(ways), [0.0] * len(ways)
     for rows in ways:
-        rows.load([0])
+        rows[0]
     turn, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         for way, rows in enumerate(ways):
-            size = _size(rows)
-            spread = rows.order.spread if isinstance(rows.order, sampler.GroupedOrder) else 1
-            block, slot = divmod(turn, spread)
-            first = block * size * spread + slot
             since = time.process_time()
-            made[way] += len(rows.load([first + number * spread for number in range(size)]))
+            rows[turn]
+            made[way] += 1
             took[way] += time.process_time() - since
         turn += 1
     return [count / spent for count, spent in zip(made, took, strict=True)]

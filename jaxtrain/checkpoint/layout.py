@@ -111,7 +111,7 @@ _COUNTS = dict.fromkeys(("step", "examples_seen", "examples_left_out"), int)
 _BEST = {"step": int, "metric": str, "mode": str, "validations_since": int}
 _OF_RUN = {"fingerprint": str, "config": dict, "versions": dict, "evaluation_due": bool}
 _CONFIG = {"seed": int, "name": str, "model": dict, "data": dict}
-_NUMBERS_OF_DATA = ("batch_size", "clips_per_video", "clips_per_group", "group_spread")
+_NUMBERS_OF_DATA = ("batch_size", "clips_per_video")
 _KINDS = {int: "a whole number", str: "a string", dict: "an object", bool: "a boolean"}
 
 

@@ -523,7 +523,7 @@ def check_same_run(
             f"{source} was trained on different data ({_data_of(old, saved['fingerprint'])}) "
             f"than "
             f"this run ({_data_of(settings, fingerprint)}), so the order of examples would differ: "
-            f"pass the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
+            f"pass the same --config and --data.path{_same_clips(old['data'], settings['data'])}, "
             "or start a new run"
         )
     if old["seed"] != settings["seed"]:
@@ -575,17 +575,12 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
     )
 
 
-def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Returns the checkpoint's flags for grouping clips by video, if they differ."""
-    if "clips_per_video" not in old or "clips_per_group" not in new:
+def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Returns the checkpoint's flag for the clips per video, if it differs."""
+    had = old.get("clips_per_video")
+    if had is None or had == new.get("clips_per_video"):
         return ""
-    had = {"clips_per_video": old["clips_per_video"]}
-    if had["clips_per_video"] > 1:
-        had["clips_per_group"] = old.get("clips_per_group", 1)  # older versions had no groups
-    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
-        had["group_spread"] = old.get("group_spread") or old["batch_size"]
-    flags = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
-    return f" and {' '.join(flags)}" if flags else ""
+    return f" and --data.clips_per_video {had}"
 
 
 def best_so_far(

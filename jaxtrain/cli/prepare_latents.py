@@ -93,9 +93,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         model=run.model,
     )
     teacher = load(say=say)
-    data = dataclasses.replace(
-        run.data, windows="fixed", clips_per_video=1, clips_per_group=None, teacher=None
-    )
+    data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
     model = dataclasses.replace(run.model, teacher=None)
     devices = jax.device_count()
     batch_size = -(-flags.batch // devices) * devices

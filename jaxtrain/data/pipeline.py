@@ -106,7 +106,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         start: number of examples seen.
         seed: seed of the global order.
         workers: number of worker processes; 0 loads in this process.
-        prefetch: batch parts that each worker holds ready (:func:`batch_parts.buffered`).
+        prefetch: batch parts that each worker holds ready.
         quarantine: records broken examples.
 
     Attributes:
@@ -154,9 +154,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if workers and (text := worker_count.too_many(workers, gpus)):
             raise InputError(text)
         worker_count.allow_files(worker_count.files_needed(workers, gpus))
-        length = batch_parts.Runs(rows, 1).length
-        self.ahead = math.ceil(batch_parts.held(rows.rows, length, workers, prefetch, devices))
-        self._host = _training(rows, length, workers, prefetch, devices)
+        self.ahead = math.ceil(batch_parts.most_batches(rows.rows, workers, prefetch, devices))
+        self._parts = batch_parts.parts_per_batch(rows.rows, workers, devices)
+        # The order of the parts is that of the rows.
+        part_rows = rows.rows // self._parts
+        self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
         # Double buffering: one batch in the queue, one held by the thread, one in the step.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -218,7 +220,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # No variable here may hold a batch: it would keep Grain's shared memory to the end.
-            while self._offer(self._item(next(self._host))):
+            while self._offer(self._item([next(self._host) for _ in range(self._parts)])):
                 pass
         except (InputError, RunAgain) as error:  # the main thread raises it, and prints one line
             # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
@@ -350,25 +352,15 @@ def _batch_size(spec: Spec) -> int:
     return int(next(iter(spec.values())).shape[0])
 
 
-def _training(
-    rows: sampler.TrainingRows, length: int, workers: int, prefetch: int, devices: int
-) -> Iterator[list[Arrays]]:
-    """Yields this process's examples of each batch, on the host, in order."""
-    parts = batch_parts.parts(rows.rows, length, workers, devices)
-    made = batch_parts.Runs(rows, parts)
-    ready = batch_parts.buffered(prefetch, parts, length)
-    return batch_parts.Joined(_read(made, None, workers=workers, prefetch=ready), parts)
-
-
 def _read(
-    rows: sampler.ValidationRows | batch_parts.Runs,
-    batch: int | None,
+    rows: sampler.TrainingRows | sampler.ValidationRows,
+    batch: int,
     *,
     workers: int,
     prefetch: int,
     threads: int = 0,
-) -> Iterator[Any]:
-    """Yields the rows in order: in batches of ``batch``, or one by one if that is None.
+) -> Iterator[Arrays]:
+    """Yields ``batch`` rows at a time, in order.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on
     the number of workers.
@@ -378,7 +370,7 @@ def _read(
         absl.flags.FLAGS.mark_as_parsed()
     read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
     examples = grain.MapDataset.source(cast(Any, rows))
-    data = (examples if batch is None else examples.batch(batch)).to_iter_dataset(read)
+    data = examples.batch(batch).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)

@@ -9,15 +9,15 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import grain
 import numpy as np
 
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Grouped, Source
+from jaxtrain.data.source import Source
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 
@@ -28,9 +28,6 @@ MAX_SUBSTITUTES = 32
 # Fields of an example that the pipeline adds.
 ID = "_id"
 WEIGHT = "weight"
-
-Tried = tuple[int, dict[str, np.ndarray] | BadExample]
-"""An example's index, and the example or its error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,50 +55,6 @@ class Order:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__dict__.update(state)
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupedOrder:
-    """A seeded shuffle of each epoch's groups, interleaved in blocks of ``spread`` groups.
-
-    Position ``b * group * spread + m * spread + s`` holds example m of the group with rank
-    ``b * spread + s`` of the groups' own order: a block has first one example of each of its
-    groups, then the next one of each, in the same order. If ``spread`` is the batch size, a group
-    is spread over ``group`` consecutive batches, always in the same row.
-
-    An epoch of groups has each example once. If the block size does not divide the epoch, the epoch
-    ends within a block, where its last examples mix with the first of the next epoch.
-
-    Args:
-        size: number of examples in an epoch.
-        seed: seed of the permutations; each epoch has its own permutation.
-        group: examples per group; divides ``size``.
-        spread: positions from one example of a group to the next.
-    """
-
-    size: int
-    seed: int
-    group: int
-    spread: int
-
-    def __call__(self, position: int) -> int:
-        """Returns the index of the example at a position of the endless order."""
-        rank, member = self.group_of(position)
-        return self.begin(rank) + member
-
-    def begin(self, rank: int) -> int:
-        """Returns the index of the first example of the group with a rank."""
-        return self._groups(rank) * self.group
-
-    def group_of(self, position: int) -> tuple[int, int]:
-        """Returns the rank of its group in their order, and the example's number in its group."""
-        block, rest = divmod(position, self.group * self.spread)
-        member, slot = divmod(rest, self.spread)
-        return block * self.spread + slot, member
-
-    @functools.cached_property
-    def _groups(self) -> Order:
-        return Order(self.size // self.group, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +99,11 @@ class MixedOrder:
         self.__dict__.update(state)
 
 
-AnyOrder = Order | GroupedOrder | MixedOrder
+AnyOrder = Order | MixedOrder
 
 
 def order_of(source: Source, seed: int) -> AnyOrder:
     """Returns the order of a source's examples."""
-    if getattr(source, "group", 1) > 1:
-        grouped = cast(Grouped, source)
-        return GroupedOrder(len(source), seed, grouped.group, grouped.spread)
     if isinstance(source, Mixture):
         return MixedOrder(source.sizes, source.per_epoch, seed)
     return Order(len(source), seed)
@@ -192,69 +142,29 @@ class TrainingRows:
         return self.batches * self.rows
 
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
-        return self.load([self.position(*divmod(int(row), self.rows))])[0]
+        batch, offset = divmod(int(row), self.rows)
+        return self.load(self.start + batch * self.batch_size + self.first + offset)
 
-    def position(self, batch: int, row: int) -> int:
-        """Returns the position of a row of this process; batches are counted from ``start``."""
-        return self.start + batch * self.batch_size + self.first + row
-
-    def load(self, positions: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """Returns the examples at these positions; those of one group are loaded together."""
-        made = self._first_try(positions)
-        return [self._good(position, made.pop(position)) for position in positions]
-
-    def _first_try(self, positions: Sequence[int]) -> dict[int, Tried]:
-        if not isinstance(self.order, GroupedOrder):
-            return {position: self._try(position, self.order(position)) for position in positions}
-        by_group: dict[int, dict[int, int]] = {}
-        for position in positions:
-            rank, member = self.order.group_of(position)
-            by_group.setdefault(rank, {})[position] = member
-        made: dict[int, Tried] = {}
-        for rank, members in by_group.items():
-            begin = self.order.begin(rank)
-            indices = [begin + member for member in members.values()]
-            load = functools.partial(self._together, rank, tuple(members), indices)
-            tried = disks.when_readable(load)
-            made |= dict(zip(members, zip(indices, tried, strict=True), strict=True))
-        return made
-
-    def _together(
-        self, rank: int, positions: Sequence[int], indices: Sequence[int]
-    ) -> list[dict[str, np.ndarray] | BadExample]:
-        rngs = [generator(self.order.seed, position, 0) for position in positions]
-        # Three numbers, because an example's generator is keyed by two.
-        shared = generator(self.order.seed, rank, 0, 1)
-        return cast(Grouped, self.source).together(indices, rngs, shared)
-
-    def _try(self, position: int, index: int, attempt: int = 0) -> Tried:
-        def load() -> dict[str, np.ndarray]:
-            nonlocal index
-            rng = generator(self.order.seed, position, attempt)
-            if attempt:
-                # A substitute is drawn from the complete split, so that the neighbors of a broken
-                # example are not seen more often than others.
-                index = int(rng.integers(self.order.size))
-            return self.source.example(index, rng)
-
-        try:
-            return index, disks.when_readable(load)
-        except BadExample as bad:
-            return index, bad
-
-    def _good(self, position: int, tried: Tried) -> dict[str, np.ndarray]:
-        """Returns the example that was loaded for a position, or a substitute."""
-        for attempt in range(1, MAX_SUBSTITUTES + 1):
-            index, made = tried
-            if not isinstance(made, BadExample):
-                return made | {WEIGHT: np.array(1, np.float32), ID: np.array(index, np.int64)}
-            self.quarantine.add(made, found="training", position=position)
-            if attempt < MAX_SUBSTITUTES:
-                tried = self._try(position, index, attempt)
+    def load(self, position: int) -> dict[str, np.ndarray]:
+        """Returns the example at a position of the order, or a substitute for it."""
+        for attempt in range(MAX_SUBSTITUTES):
+            try:
+                return disks.when_readable(functools.partial(self._attempt, position, attempt))
+            except BadExample as bad:
+                last = bad
+                self.quarantine.add(bad, found="training", position=position)
         raise InputError(
             f"{MAX_SUBSTITUTES} examples in a row are broken at position {position} (the last is "
-            f"example {index}): fix or remove the files listed in {self.quarantine.path}"
+            f"{last.path}): fix or remove the files listed in {self.quarantine.path}"
         )
+
+    def _attempt(self, position: int, attempt: int) -> dict[str, np.ndarray]:
+        rng = generator(self.order.seed, position, attempt)
+        # A substitute is drawn from the complete split, so that the neighbors of a broken example
+        # are not seen more often than others.
+        index = int(rng.integers(self.order.size)) if attempt else self.order(position)
+        example = self.source.example(index, rng)
+        return example | {WEIGHT: np.array(1, np.float32), ID: np.array(index, np.int64)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,34 +36,6 @@ class Source(Protocol):
         """
 
 
-class Grouped(Source, Protocol):
-    """A source with groups of examples that are cheaper to load together: clips of one decoding.
-
-    Group g is the examples ``[g * group, (g + 1) * group)``; ``group`` divides the number of
-    examples. In the order, a group's examples are ``spread`` positions apart.
-    """
-
-    @property
-    def group(self) -> int:
-        """Returns the number of examples per group; 1 without groups."""
-
-    @property
-    def spread(self) -> int:
-        """Returns the number of positions from one example of a group to the next."""
-
-    def together(
-        self,
-        indices: Sequence[int],
-        rngs: Sequence[np.random.Generator],
-        shared: np.random.Generator,
-    ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Loads examples of one group; returns an error in place of a broken example.
-
-        Each example is a function of its index, its generator and ``shared``, a generator keyed by
-        the group's place in the order. It does not depend on which other examples are requested.
-        """
-
-
 def as_numbers(ids: Sequence[int]) -> str:
     """Returns the ids as decimal numbers, which is how data that is not text is decoded."""
     return " ".join(map(str, ids))

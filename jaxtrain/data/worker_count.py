@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.data import batch_parts
 from jaxtrain.storage.disks import free_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -392,38 +393,22 @@ def chosen(
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
     free = max(1, int(min(free, most, getattr(data, "most_workers", free))))
-    held = {n: batches_held(data, rows, n, devices) for n in range(1, free + 1)}
-    fitting = [n for n in held if held[n] <= room]
+    batches = {
+        n: batch_parts.most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)
+    }
+    fitting = [n for n in batches if batches[n] <= room]
     fit_shared = max(fitting, default=min(free, devices))
-    fitting = [n for n in held if n <= fit_shared and n * WORKER_BYTES + held[n] * batch <= memory]
+    fitting = [
+        n for n in batches if n <= fit_shared and n * WORKER_BYTES + batches[n] * batch <= memory
+    ]
     largest = max(fitting, default=1)
     unit = devices if devices > 1 else rows
     near = range(-(-3 * largest // 4), largest + 1)
     return max(near, key=lambda number: (math.gcd(number, unit), number))
 
 
-def batches_held(data: Any, rows: int, workers: int, devices: int) -> float:
-    """Returns the most batches in shared memory; videos may have keyframes far apart.
-
-    Args:
-        data: the config's data.
-        rows: examples of a global batch that the process loads.
-        workers: workers of the process.
-        devices: devices of the process.
-    """
-    # Here, because it imports grain, which imports jax; workers that tokenize need neither.
-    from jaxtrain.data import batch_parts
-
-    group = getattr(data, "largest_group", 1)
-    spread = getattr(data, "group_spread", None) or data.batch_size
-    length = batch_parts.run_length(group, spread, data.batch_size) if group > 1 else 1
-    return batch_parts.held(rows, length, workers, data.prefetch, devices)
-
-
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
-    from jaxtrain.data import batch_parts
-
     spec = model.batch_spec(rows)
     spec = data.sent(spec, model) if hasattr(data, "sent") else spec
     sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())

@@ -58,11 +58,6 @@ KINDS = {
     # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
     # them does not depend on the clip, but on the file: these are 1280x720.
     "videos": Kind("videos of 1280x720 with distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
-    "videos, clips decoded together": Kind(
-        "videos of 1280x720 with distant keyframes, six clips per decode",
-        *("clips", 6.1, 14.1),
-        fixed=0.8,
-    ),
     # `most` was measured beside other work on cores like the faster machine's. `least` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
     # 21 ms, opening the file takes 0.5.
@@ -198,8 +193,6 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
             on_device = run.data.converts_on_device(run.model)
     if source == "clips" and not on_device:
         return "clips, resized on the host", how
-    if source == "videos" and run.data.largest_group > 1:
-        return "videos, clips decoded together", how
     return source, how
 
 
@@ -224,17 +217,10 @@ def advice(
         return []
     rows = run.data.batch_size / nodes
     lines = []
-    if not found.measured:
-        if "videos" in found.kind:
-            lines.append(
-                "jaxtrain prepare clips, once: " + _faster(run, found, KINDS["clips"], step, rows)
-            )
-        if found.kind == "videos":
-            together = KINDS["videos, clips decoded together"]
-            lines.append(
-                "--data.clips_per_video 6 (each video is seen six times per epoch): "
-                + _faster(run, found, together, step, rows)
-            )
+    if not found.measured and found.kind == "videos":
+        lines.append(
+            "jaxtrain prepare clips, once: " + _faster(run, found, KINDS["clips"], step, rows)
+        )
     limited = min(found.workers, found.cores)
     if run.data.workers is not None and limited < found.cores - worker_count.LOOP_CORES:
         lines.append(

@@ -9,14 +9,11 @@ Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from av.video.frame import VideoFrame
-from numpy.random import Generator
 
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
@@ -64,24 +61,11 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hex digest of file names, sizes, and frame counts, and of clips per file.
-
-        It includes the grouping of clips, which determines the order.
-        """
+        """Returns a hex digest of file names, sizes, and frame counts, and of clips per file."""
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
             return self.entries.fingerprint("fixed", self.frames, taught)
-        grouped = (self.group, self.spread) if self.group > 1 else ()
-        return self.entries.fingerprint(self._clips, *grouped)
-
-    @functools.cached_property
-    def group(self) -> int:
-        """Returns the number of clips decoded together: see `jaxtrain.data.source.Grouped`."""
-        if not self.train or self.config.windows == "fixed":
-            return 1
-        if self.config.clips_per_group is not None:
-            return self.config.clips_per_group
-        return self.config.largest_group if self.keyframes_are_far else 1
+        return self.entries.fingerprint(self._clips)
 
     @property
     def keyframes_are_far(self) -> bool:
@@ -91,11 +75,6 @@ class Clips:
         """
         groups = int(np.maximum(1, self.entries.keyframes).sum())
         return int(self.entries.frames.sum()) > _FAR * self.frames * groups
-
-    @property
-    def spread(self) -> int:
-        """Returns the number of positions from one clip of a group to the next."""
-        return self.config.group_spread or self.config.batch_size
 
     @property
     def _clips(self) -> int:
@@ -134,57 +113,17 @@ class Clips:
 
         def read(present: np.ndarray) -> dict[str, np.ndarray]:
             numbers = present[self._choose(len(present), draws[:2], entry)]
-            return _or_raise(self._read(entry, [numbers], [draws])[0])
+            return self._read(entry, numbers.tolist(), self._position(draws))
 
-        return video_index.with_frames(entry, read)
-
-    def together(
-        self, indices: Sequence[int], rngs: Sequence[np.random.Generator], shared: Generator
-    ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Loads clips of one group, at the cost of little more than one decoding.
-
-        A single clip is distributed over its file as in :meth:`example`. A group is put into a
-        stretch of the file with the probability that a clip begins in it. The stretch is divided
-        into as many equal parts as the group has clips, and each clip gets one part at random.
-
-        Args:
-            indices: examples of one group, all or some of them.
-            rngs: one generator per example.
-            shared: the generator that the group shares.
-        """
-        entry = self.entries[indices[0] // self._clips]
-        try:
-            video_index.check_unchanged(entry)
-            present = np.arange(entry.scanned.frames)
-            least = self.group * self.frames
-            begins = _stretches(entry, present, least, least * self.config.max_frame_delta)
-            anchor, parts = shared.random(), shared.permutation(self.group)
-            draws = [rng.random(_DRAWS) for rng in rngs]
-            numbers = []
-            for index, drawn in zip(indices, draws, strict=True):
-                own = (parts[index % self.group] + drawn[1]) / self.group
-                positions = self._choose(len(present), (drawn[0], anchor), entry, begins, own)
-                numbers.append(present[positions])
-        except BadExample as bad:
-            return [bad] * len(indices)
-        return self._read(entry, numbers, draws)
+        augment = self._augment(draws[6:]) if self.train else IDENTITY
+        return video_index.with_frames(entry, read) | {"augment": np.asarray(augment, np.float32)}
 
     def _read(
-        self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
-    ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Decodes clips with these frame numbers, each augmented by its draws."""
-        cuts = [self._cut(entry, self._position(drawn)) for drawn in draws]
-
-        def take(clip: int, position: int, frame: VideoFrame) -> None:
-            cuts[clip].put(position, frame)
-
-        wanted = [clip.tolist() for clip in numbers]
-        failures = decode.read_each(entry.path, entry.scanned, wanted, take, entry.span)
-        made: list[dict[str, np.ndarray] | BadExample] = []
-        for cut, drawn, failure in zip(cuts, draws, failures, strict=True):
-            augment = self._augment(drawn[6:]) if self.train else IDENTITY
-            made.append(failure or cut.arrays() | {"augment": np.asarray(augment, np.float32)})
-        return made
+        self, entry: Entry, numbers: list[int], position: video_frames.CropPosition
+    ) -> dict[str, np.ndarray]:
+        cut = self._cut(entry, position)
+        decode.read(entry.path, entry.scanned, numbers, cut.put, entry.span)
+        return cut.arrays()
 
     def _position(self, draws: np.ndarray) -> video_frames.CropPosition:
         if not self.train:
@@ -206,11 +145,9 @@ class Clips:
         file = int(np.searchsorted(self._ends, index, side="right"))
         entry = self.entries[file]
         window = index - int(self._ends[file]) + self.windows(entry)
-        cut = self._cut(entry, video_frames.CropPosition())
-        decode.read(
-            entry.path, entry.scanned, self._fixed_frames(entry, window), cut.put, entry.span
-        )
-        example = cut.arrays() | {"augment": np.asarray(IDENTITY, np.float32)}
+        numbers = self._fixed_frames(entry, window)
+        example = self._read(entry, numbers, video_frames.CropPosition())
+        example["augment"] = np.asarray(IDENTITY, np.float32)
         if self.latents is not None:
             example["latents"] = self.latents.load(entry, window)
         return example
@@ -227,40 +164,26 @@ class Clips:
         video_index.check_unchanged(entry)
         return (window * self.frames + np.arange(self.frames)).tolist()
 
-    def _choose(
-        self,
-        there: int,
-        draws: Sequence[float] | np.ndarray,
-        entry: Entry,
-        begins: np.ndarray | None = None,
-        own: float = 0.0,
-    ) -> np.ndarray:
-        """Returns the positions of a clip's frames among ``there`` frames.
+    def _choose(self, frames: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
+        """Returns the positions of a clip's frames among the ``frames`` decodable ones of a file.
 
         If the file is too short for the frame delta drawn, the largest delta that fits is used.
 
         Args:
-            there: number of decodable frames.
+            frames: number of decodable frames.
             draws: two uniform numbers, for the delta and the first frame.
             entry: the file.
-            begins: starts of the stretches. If given, the second draw only selects a stretch.
-            own: a uniform number, the position in the stretch.
         """
         count = self.frames
-        if there < count:
+        if frames < count:
             raise BadExample(
-                entry.path, f"is too short: it has {there} frames, a clip needs {count}"
+                entry.path, f"is too short: it has {frames} frames, a clip needs {count}"
             )
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
         delta = _pick(least, largest, draws[0]) if self.train else least
-        delta = min(delta, (there - 1) // max(count - 1, 1))
-        last = there - 1 - (count - 1) * delta
-        start = _pick(0, last, draws[1])
-        if begins is not None:
-            stretch = np.searchsorted(begins, start, side="right")
-            end = begins[stretch] - 1 if stretch < len(begins) else last
-            start = _pick(int(begins[stretch - 1]), min(int(end), last), own)
-        return start + delta * np.arange(count)
+        delta = min(delta, (frames - 1) // max(count - 1, 1))
+        last = frames - 1 - (count - 1) * delta
+        return _pick(0, last, draws[1]) + delta * np.arange(count)
 
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
         """Returns the parameters of jitter and blur, from six uniform numbers."""
@@ -290,31 +213,6 @@ def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -
     clip = video_frames.Crop(entry.scanned, **size, position=video_frames.CropPosition())
     decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
     return clip.out_THWC
-
-
-def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:
-    """Returns where the stretches of a file begin, as positions among its frames; the first is 0.
-
-    A stretch is a group of pictures (GOP). GOPs shorter than ``least`` frames are joined, so that
-    the clips of a group are not nearly identical. GOPs longer than about ``most`` are divided into
-    equal parts, because all frames before a clip must be decoded.
-    """
-    begins = [0]
-    for key in entry.scanned.keyframes:
-        position = int(np.searchsorted(present, key.frame))
-        if min(position - begins[-1], len(present) - position) >= least:
-            begins.append(position)
-    cut = []
-    for begin, end in itertools.pairwise([*begins, len(present)]):
-        parts = max(1, round((end - begin) / most))
-        cut += [begin + (end - begin) * part // parts for part in range(parts)]
-    return np.asarray(cut)
-
-
-def _or_raise(made: dict[str, np.ndarray] | BadExample) -> dict[str, np.ndarray]:
-    if isinstance(made, BadExample):
-        raise made
-    return made
 
 
 def _pick(least: int, largest: int, draw: float) -> int:

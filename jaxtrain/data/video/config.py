@@ -27,10 +27,6 @@ from jaxtrain.storage.atomic import expanded
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
 
-# Clips decoded together from one group of pictures of ordinary length: 3.4 times as fast as one by
-# one.
-_LARGEST_GROUP = 6
-
 _NAMED = 5  # skipped files that the console lists; quarantine.jsonl lists all
 
 
@@ -76,20 +72,12 @@ class Config:
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
     clips_per_video: int = 1
-    """Training clips per file and epoch."""
-    clips_per_group: int | None = None
-    """Training clips cut from one stretch of a file and decoded together; must divide
-    clips_per_video. They are spread over as many consecutive batches, which a worker loads at once.
-    1 decodes each clip separately. None uses 1 if keyframes are close, as in prepared clips, or
-    else the largest divisor up to 6."""
+    """Training clips per file and epoch, each at a random position and decoded by itself."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
     border by two. None uses device if path was written by prepare clips for this clip size and
     min_crop_scale."""
-    group_spread: int | None = None
-    """Distance between clips of a group, in examples; None uses batch_size, so that no two are in
-    one batch. To resume with a different batch_size, set this to the original batch_size."""
     min_frame_delta: int = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: int = 2
@@ -139,19 +127,6 @@ class Config:
                 f"data.clips_per_video must be >= 1, not {self.clips_per_video}",
                 about="data.clips_per_video",
             )
-        if self.clips_per_group is not None and (
-            self.clips_per_group < 1 or self.clips_per_video % self.clips_per_group
-        ):
-            raise InputError(
-                f"data.clips_per_group={self.clips_per_group} must divide "
-                f"data.clips_per_video={self.clips_per_video}: all groups have the same size",
-                about=("data.clips_per_group", "data.clips_per_video"),
-            )
-        if self.group_spread is not None and self.group_spread < 1:
-            raise InputError(
-                f"data.group_spread must be >= 1, not {self.group_spread}",
-                about="data.group_spread",
-            )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
                 f"data.clips_per_video={self.clips_per_video} must be 1 with data.windows=fixed, "
@@ -166,14 +141,6 @@ class Config:
                 f"at most {LARGEST_SIGMA}, not {self.blur_sigma}",
                 about="data.blur_sigma",
             )
-
-    @property
-    def largest_group(self) -> int:
-        """Returns ``clips_per_group``, or its value for files whose keyframes are far apart."""
-        if self.clips_per_group is not None:
-            return self.clips_per_group
-        sizes = range(1, _LARGEST_GROUP + 1)
-        return max(size for size in sizes if self.clips_per_video % size == 0)
 
     def is_prepared(self, path: Path) -> bool:
         """Returns whether a folder was written by ``prepare clips``."""

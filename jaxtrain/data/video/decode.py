@@ -6,9 +6,7 @@ of the frames that are decoded for it, which includes those that its frames are 
 check finds damage that the decoder takes for an image: usual for VP8, VP9, AV1, and flipped bits.
 """
 
-import contextlib
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import av
@@ -137,74 +135,6 @@ def read(
             return
     lacking = next(number for number in numbers if number not in found)
     raise Undecodable(path, f"frame {lacking} of {info.frames} cannot be decoded{failure}")
-
-
-def read_each(
-    path: str,
-    info: Scan,
-    clips: Sequence[Sequence[int]],
-    take: Callable[[int, int, VideoFrame], None],
-    span: Span | None = None,
-) -> list[BadExample | None]:
-    """Decodes several clips of a file; clips after the same keyframe share one decoding.
-
-    A clip's frames, and whether they can be decoded, do not depend on which other clips are
-    requested: a clip that is incomplete when decoded with others is read again by itself.
-
-    Args:
-        path: the file.
-        info: the scan of the file.
-        clips: frame numbers of each clip, ascending.
-        take: called with a clip's position in ``clips``, a frame's position in the clip, and the
-            frame, possibly more than once per frame. No frame is kept here, so the callback
-            determines the memory needed.
-        span: the file's place in a tar.
-
-    Returns:
-        For each clip the error, or None if it was decoded completely.
-    """
-    failures: list[BadExample | None] = [None] * len(clips)
-    by_start: dict[Keyframe | None, list[int]] = {}
-    for clip, numbers in enumerate(clips):
-        by_start.setdefault(_starts(info, numbers[0])[0], []).append(clip)
-    for start, members in by_start.items():
-        left = members
-        if len(members) > 1:
-            complete = _read_together(path, info, {i: clips[i] for i in members}, start, take, span)
-            left = [clip for clip in members if clip not in complete]
-        for clip in left:
-            try:
-                read(path, info, clips[clip], functools.partial(take, clip), span)
-            except BadExample as bad:
-                failures[clip] = bad
-    return failures
-
-
-def _read_together(
-    path: str,
-    info: Scan,
-    clips: Mapping[int, Sequence[int]],
-    start: Keyframe | None,
-    take: Callable[[int, int, VideoFrame], None],
-    span: Span | None,
-) -> set[int]:
-    """Returns the clips that were decoded completely in one decoding from ``start``."""
-    takers: dict[int, list[tuple[int, int]]] = {}
-    for clip, numbers in clips.items():
-        for position, number in enumerate(numbers):
-            takers.setdefault(number, []).append((clip, position))
-    came: set[int] = set()
-
-    def give(number: int, frame: VideoFrame) -> None:
-        came.add(number)
-        for clip, position in takers[number]:
-            take(clip, position, frame)
-
-    # Errors are ignored here: they are found and reported when a clip is read by itself.
-    errors = (av.FFmpegError, BadExample)
-    with contextlib.suppress(*errors), open_input(path, span) as container:
-        _read_from(path, container, info, sorted(takers), start, give)
-    return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}
 
 
 def _starts(info: Scan, number: int) -> list[Keyframe | None]:

@@ -65,12 +65,6 @@ def test_the_packets_between_a_keyframe_and_a_clip_have_a_limit(
         f"{path}: the packets between its keyframe at frame 0 and frame 31 take more than "
         f"{limit:,} bytes: encode it with a keyframe every few seconds"
     )
-    taken: list[tuple[int, int]] = []
-    failures = decode.read_each(
-        path, scan, [[2, 3], [30, 31], [41]], lambda clip, place, frame: taken.append((clip, place))
-    )
-    assert [failure is None for failure in failures] == [True, False, True]
-    assert {(0, 0), (0, 1), (2, 0)} <= {*taken}
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])

@@ -94,7 +94,7 @@ def test_what_a_worker_receives_does_not_grow_with_the_files(tmp_path: Path, win
 def test_the_order_is_found_without_reading_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = clips(tmp_path, 5, clips_per_group=1)
+    source = clips(tmp_path, 5)
     monkeypatch.setattr(FileTable, "fingerprint", None)
     assert sampler.order_of(source, 3) == sampler.Order(len(source), 3)
     positions = [sampler.order_of(source, 3)(position) for position in range(len(source))]
