@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import http.server
-import sys
+import re
 import time
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import loopback
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from obstore.store import MemoryStore
+
+from jaxtrain.storage import bucket_output
+from jaxtrain.storage.bucket import Bucket
 
 
 @dataclasses.dataclass
@@ -27,6 +29,7 @@ class Answer:
         chunked: whether to send the body in chunks.
         pause_s: pause between two bytes.
         query: required query of the request; other queries get status 403.
+        ranges: whether to answer requests for a part of the body.
     """
 
     body: bytes = b""
@@ -37,6 +40,7 @@ class Answer:
     chunked: bool = False
     pause_s: float = 0.0
     query: str | None = None
+    ranges: bool = False
 
 
 class Server:
@@ -45,7 +49,7 @@ class Server:
     def __init__(self) -> None:
         self.files: dict[str, Answer | list[Answer]] = {}
         self.asked: list[str] = []
-        self.logins: list[str | None] = []
+        self.ranges: list[str | None] = []
         self.proxy_logins: list[str | None] = []
         self.base = ""
 
@@ -67,24 +71,31 @@ def serving() -> Iterator[Server]:
 
         def do_GET(self) -> None:
             server.asked.append(self.path)
-            server.logins.append(self.headers.get("Authorization"))
+            server.ranges.append(self.headers.get("Range"))
             server.proxy_logins.append(self.headers.get("Proxy-Authorization"))
             path, _, query = self.path.partition("?")
             answer = server.take(path)
             if answer.query is not None and query != answer.query:
                 answer = Answer(b"<Error>SignatureDoesNotMatch</Error>", 403)
-            self.send_response(answer.status)
+            part = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+            body = answer.body
+            if answer.ranges and part:
+                body, size = body[int(part[1]) :], len(body)
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {part[1]}-{size - 1}/{size}")
+            else:
+                self.send_response(answer.status)
             if answer.chunked:
                 self.send_header("Transfer-Encoding", "chunked")
             elif answer.announced and "Content-Length" not in answer.headers:
-                self.send_header("Content-Length", str(len(answer.body)))
+                self.send_header("Content-Length", str(len(body)))
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
             with contextlib.suppress(OSError):
-                body = answer.body[: answer.sent]
+                body = body[: answer.sent]
                 if answer.pause_s:
                     for byte in body:
                         self.wfile.write(bytes([byte]))
@@ -104,28 +115,9 @@ def serving() -> Iterator[Server]:
         yield server
 
 
-class Bucket(MemoryFileSystem):  # type: ignore[misc]
-    """``s3://`` in memory."""
-
-    protocol = ("s3", "gs")
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        bare = path.partition("://")[2] if "://" in path else path
-        return "/" + bare.strip("/")
-
-    def unstrip_protocol(self, name: str) -> str:
-        return f"s3://{name.strip('/')}"
-
-
 @contextlib.contextmanager
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Replaces ``s3://`` and ``gs://`` by an empty bucket in memory."""
-    registered = sys.modules[fsspec.register_implementation.__module__]._registry
-    for scheme in ("s3", "gs"):
-        monkeypatch.setitem(registered, scheme, Bucket)
-    Bucket.store.clear()
-    yield Bucket()
-    Bucket.store.clear()
+def bucket(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Bucket]:
+    """Replaces ``s3://NAME`` by an empty bucket in memory."""
+    real, made = bucket_output.opened, Bucket(f"s3://{name}", MemoryStore())
+    monkeypatch.setattr(bucket_output, "opened", lambda url: made if url == made.url else real(url))
+    yield made

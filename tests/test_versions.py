@@ -18,8 +18,8 @@ from jaxtrain.telemetry import tracker
 REQUIRED = [
     "jax>=0.10.2",
     'datasets>=5.2; extra == "hf"',
-    "fsspec>=2025.2; extra == 'cloud'",
-    'aiohttp>=3.11; python_version >= "3.11" and extra == "cloud"',
+    "wandb>=0.31; extra == 'wandb'",
+    'requests>=2; python_version >= "3.11" and extra == "wandb"',
     'jax[cuda12]>=0.10.2; extra == "cuda12"',
 ]
 
@@ -67,7 +67,7 @@ def test_for_a_wheel_the_command_lists_packages(
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIRED)
     pip = f"{versions.python()} -m pip install"
     assert versions.install("hf") == f"{pip} 'datasets>=5.2'"
-    assert versions.install("cloud") == f"{pip} 'fsspec>=2025.2' 'aiohttp>=3.11'"
+    assert versions.install("wandb") == f"{pip} 'wandb>=0.31' 'requests>=2'"
     assert versions.install("cuda12") == f"{pip} 'jax[cuda12]>=0.10.2'"
 
 
@@ -81,7 +81,7 @@ def test_the_extras_in_messages_exist(checkout: Path) -> None:
                 found |= {ast.literal_eval(extra)} if named else set(tracker.TRACKERS)
     extras = importlib.metadata.metadata("jaxtrain").get_all("Provides-Extra") or []
     trackers = {"wandb", "trackio", "mlflow"}
-    assert found == {"hf", "cloud", "cuda12", "interop", "parquet", "ray"} | trackers
+    assert found == {"hf", "cuda12", "interop", "parquet", "ray"} | trackers
     assert found <= set(extras)
 
 

@@ -170,7 +170,7 @@ def refuse_user(text: str, flag: str) -> None:
     }
     raise InputError(
         f"{flag} {scheme}://***@...: the URL contains a user name or password, which would be "
-        f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
+        f"recorded: remove what precedes the @, and {cures.get(scheme, 'use a presigned URL')}"
     )
 
 

@@ -1,13 +1,14 @@
 """A client for one folder of an object store, ``s3://BUCKET/PATH`` or ``gs://BUCKET/PATH``.
 
-It uses the package obstore (``pip install -e '.[cloud]'``), which retries short failures, uploads
-large files in parts, and supports conditional writes: object stores cannot rename, so these are
-what a lock can be built from.
+It uses the package obstore, which retries short failures, uploads large files in parts, and
+supports conditional writes: object stores cannot rename, so these are what a lock can be built
+from.
 
-Credentials come only from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+Credentials come from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
 ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL`` and the others that obstore reads, or
 ``GOOGLE_APPLICATION_CREDENTIALS``, ``GOOGLE_SERVICE_ACCOUNT_KEY``, or the file that ``gcloud auth
-application-default login`` writes; without them, from the role of the machine.
+application-default login`` writes; without them, from the role of the machine. obstore does not
+read the profiles of the AWS command line: boto3 does, if it is installed.
 """
 
 import collections
@@ -16,7 +17,6 @@ import copy
 import datetime
 import functools
 import hashlib
-import importlib.util
 import itertools
 import os
 import re
@@ -27,8 +27,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import obstore
+import obstore.store
+
 from jaxtrain import versions
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.storage import addresses, atomic
 
 Params = ParamSpec("Params")
@@ -52,6 +55,7 @@ _KEYS = {
     "AWS_SESSION_TOKEN",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account",
 }
+_EXPORT = """eval "$(aws configure export-credentials --format env)\""""
 _STATUS = re.compile(r"status code: (\d{3}[ \w]*)|<Code>(\w+)</Code>")
 _REJECTED = re.compile(r"ExpiredToken|TokenExpired|InvalidAccessKeyId|SignatureDoesNotMatch")
 _FULL = re.compile(r"Quota\w*|\w*LimitExceeded|EntityTooLarge|InsufficientStorage")
@@ -126,16 +130,6 @@ def normalized(url: str, flag: str, *, or_disk: bool = True) -> str:
     return f"{'gs' if parts.scheme == 'gcs' else parts.scheme}://{parts.host}/{'/'.join(names)}"
 
 
-def check_installed(url: str) -> None:
-    """Checks that the package for buckets is installed.
-
-    Raises:
-        InputError: it is not.
-    """
-    if importlib.util.find_spec("obstore") is None:
-        raise InputError(f"{url} requires the package obstore: {versions.install('cloud')}")
-
-
 def _patient(
     method: Callable[Concatenate["Bucket", Params], Result],
 ) -> Callable[Concatenate["Bucket", Params], Result]:
@@ -160,17 +154,14 @@ class Bucket:
         waits_s: before each of these tries.
 
     Raises:
-        InputError: the package is missing, or the environment has invalid settings.
+        InputError: the environment has invalid settings.
     """
 
     def __init__(self, url: str, store: Any = None, waits_s: tuple[float, ...] = _WAITS_S) -> None:
         self.url = url
         self._waits_s = waits_s
+        self._keys = _KEYS[addresses.split(url).scheme]
         self._room = _Room(_PARTS_IN_MEMORY * _PART_BYTES)
-        check_installed(url)
-        import obstore
-
-        self._obstore = obstore
         self._store = self._opened() if store is None else store
 
     def impatient(self) -> "Bucket":
@@ -213,7 +204,7 @@ class Bucket:
         content = pieces(data) if isinstance(data, Path) and size > part else data
         try:
             with self._copying(data, size, part), self._explained(f"write {name}"):
-                self._obstore.put(
+                obstore.put(
                     self._store, name, content, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
         except BaseException:
@@ -238,16 +229,16 @@ class Bucket:
         mode: Any = "create" if version is None else version
         with self._explained(f"write {name}"):
             try:
-                written = self._obstore.put(self._store, name, data, mode=mode)
+                written = obstore.put(self._store, name, data, mode=mode)
             except (
                 FileNotFoundError,
-                self._obstore.exceptions.AlreadyExistsError,
-                self._obstore.exceptions.PreconditionError,
+                obstore.exceptions.AlreadyExistsError,
+                obstore.exceptions.PreconditionError,
             ) as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
                 return None
-            except (NotImplementedError, self._obstore.exceptions.NotSupportedError):
+            except (NotImplementedError, obstore.exceptions.NotSupportedError):
                 raise InputError(
                     f"{self.url} does not support conditional writes, which the lease of a run "
                     "or command requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
@@ -264,7 +255,7 @@ class Bucket:
         """
         with self._explained(f"read {name}"):
             try:
-                found = self._obstore.get(self._store, name)
+                found = obstore.get(self._store, name)
                 self._check_size(name, found.meta["size"], _MOST_IN_MEMORY)
                 return Found(bytes(found.bytes()), _version(found.meta))
             except FileNotFoundError as error:
@@ -280,6 +271,7 @@ class Bucket:
         *,
         most: int | None = None,
         version: tuple[int, str] | None = None,
+        received: Callable[[int], object] = lambda count: None,
     ) -> list[str] | None:
         """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
 
@@ -294,6 +286,7 @@ class Bucket:
             most: bytes that the object may have; None without a limit.
             version: from :meth:`versions`. Then a file that an interrupted download of this version
                 has left is continued instead of replaced.
+            received: called with the number of bytes of each part, and may raise.
 
         Raises:
             TooLarge: it has more.
@@ -314,6 +307,7 @@ class Bucket:
                     pieces.add(chunk)
             with self._copying(path, about[0] - pieces.bytes, _PART_BYTES):
                 for part in self._parts(name, pieces.bytes, *about):
+                    received(len(part))
                     file.write(part)
                     pieces.add(part)
             file.flush()
@@ -361,8 +355,8 @@ class Bucket:
                 options["if_match"] = tag
             with self._explained(f"read {name}"):
                 try:
-                    return self._obstore.get(self._store, name, options=options).bytes()
-                except self._obstore.exceptions.PreconditionError:
+                    return obstore.get(self._store, name, options=options).bytes()
+                except obstore.exceptions.PreconditionError:
                     raise Unavailable(
                         f"{self.url}/{name} changed while it was read: start again"
                     ) from None
@@ -391,7 +385,7 @@ class Bucket:
         """
         with self._explained(f"read {name}"):
             try:
-                found = self._obstore.head(self._store, name)
+                found = obstore.head(self._store, name)
                 return found["size"], found["e_tag"] or ""
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
@@ -414,7 +408,7 @@ class Bucket:
             Unavailable, InputError: they cannot be listed.
         """
         with self._explained(f"list {folder or 'the folder'}"):
-            pages = self._obstore.list(self._store, prefix=folder or None)
+            pages = obstore.list(self._store, prefix=folder or None)
             return {
                 entry["path"]: (entry["size"], entry["e_tag"] or "")
                 for page in pages
@@ -432,13 +426,13 @@ class Bucket:
             return
         with self._explained("delete objects"):
             try:
-                self._obstore.delete(self._store, names)
+                obstore.delete(self._store, names)
             except FileNotFoundError as error:  # Google reports this, and the rest may be left
                 if _NO_BUCKET.search(str(error)):
                     raise
                 for name in names if len(names) > 1 else ():
                     with contextlib.suppress(FileNotFoundError):
-                        self._obstore.delete(self._store, [name])
+                        obstore.delete(self._store, [name])
 
     def tried(self, work: Callable[[], Result]) -> Result:
         """Returns what a function returns, which is called again while the store is busy."""
@@ -468,6 +462,7 @@ class Bucket:
         if any(os.environ.get(name, "").startswith("http://") for name in endpoints):
             options["allow_http"] = True
         with self._explained("open the bucket"):
+            profile = _profile(self.url) if parts.scheme == "s3" else None
             settings: dict[str, Any] = {
                 "client_options": options,
                 "retry_config": {
@@ -475,9 +470,14 @@ class Bucket:
                     "retry_timeout": datetime.timedelta(seconds=_RETRY_S),
                 },
             }
-            if _needs_region(parts.scheme):
-                settings["region"] = "us-east-1"
-            return self._obstore.store.from_url(self.url, **settings)
+            if parts.scheme == "s3":
+                if profile is not None:
+                    settings["credential_provider"] = profile
+                    self._keys = f"log in again (aws sso login), or {self._keys}"
+                # S3 requires a region; other stores with its API accept any.
+                if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+                    settings["region"] = getattr(profile, "config", {}).get("region", "us-east-1")
+            return obstore.store.from_url(self.url, **settings)
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -496,34 +496,41 @@ class Bucket:
         found = [one or two for one, two in _STATUS.findall(text)]
         why = ", ".join(dict.fromkeys(one.strip() for one in found))
         why = why or addresses.scrub(_cause(text))
-        keys = _KEYS[addresses.split(self.url).scheme]
         bucket = addresses.split(self.url).host
         if _NO_BUCKET.search(text):
-            return InputError(f"{self.url}: the bucket {bucket} does not exist: create it")
-        exceptions = self._obstore.exceptions
+            return InputError(
+                f"{self.url}: the bucket {bucket} does not exist: check its name, or create it"
+            )
+        exceptions = obstore.exceptions
         invalid = exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError
         # obstore raises ValueError for a name such as "a//b".
         if isinstance(error, invalid) or type(error) is ValueError:
-            return InputError(f"{self.url}: cannot {what} ({why}): use another path")
+            return InputError(
+                f"{self.url}: cannot {what} ({why}): rename that object, or use another path"
+            )
         if _BAD_KEY.search(text):  # which may repeat a part of the key
             why = "no such file" if "No such file" in text else "it is not such a key"
             return InputError(
-                f"{self.url}: cannot read the key of the service account ({why}): {keys}"
+                f"{self.url}: cannot read the key of the service account ({why}): {self._keys}"
             )
         if _REJECTED.search(text) or isinstance(error, exceptions.UnauthenticatedError):
             return Unavailable(
                 f"{self.url}: cannot {what} ({why}): the credentials are wrong or have expired: "
-                f"{keys}"
+                f"{self._keys}"
             )
         if _FULL.search(text):
             return Unavailable(f"{self.url}: cannot {what} ({why}): raise the quota or free space")
         if isinstance(error, PermissionError | exceptions.PermissionDeniedError):
             return Unavailable(
                 f"{self.url}: cannot {what} ({why}): allow these credentials to list, read, write, "
-                f"and delete there, or {keys}"
+                f"and delete there, or {self._keys}"
             )
         if _MACHINE_ROLE.search(text):
-            return Unavailable(f"{self.url}: cannot {what} (no credentials were found): {keys}")
+            more = f"; for a profile of the AWS command line, run {_EXPORT}"
+            return Unavailable(
+                f"{self.url}: cannot {what} (no credentials were found): {self._keys}"
+                + (more if self.url.startswith("s3:") else "")
+            )
         return Busy(f"{self.url}: cannot {what} ({why}): check the network and the store")
 
 
@@ -581,11 +588,36 @@ def _version(about: Any) -> dict[str, str]:
     return {key: about[key] for key in ("e_tag", "version") if about.get(key) is not None}
 
 
-def _needs_region(scheme: str) -> bool:
-    """S3 requires a region; other stores with its API accept any."""
-    return scheme == "s3" and not any(
-        os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")
+def _profile(url: str) -> Any:
+    """Returns the credentials of a profile of the AWS command line; None without a profile.
+
+    Raises:
+        InputError: the profile that AWS_PROFILE names cannot be read.
+    """
+    named = os.environ.get("AWS_PROFILE")
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
     )
+    if os.environ.get("AWS_ACCESS_KEY_ID") or not (
+        named or any(os.path.isfile(os.path.expanduser(file)) for file in files)
+    ):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if named is None:  # the role of the machine may be meant
+            return None
+        raise InputError(
+            f"{url}: AWS_PROFILE={named} requires boto3: {versions.pip('install', 'boto3')}, or "
+            f"run {_EXPORT}"
+        ) from None
+    try:
+        return Boto3CredentialProvider()
+    except ValueError:  # none of the files has credentials
+        return None
+    except Exception as error:  # of botocore, such as a profile that does not exist
+        raise InputError(f"{url}: {first_line(error)}: correct AWS_PROFILE, or unset it") from None
 
 
 def _cause(text: str) -> str:

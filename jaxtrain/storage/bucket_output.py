@@ -113,7 +113,7 @@ def object_at(url: str) -> tuple[Bucket, str]:
     """Returns the client of a bucket and the name of the object at a URL."""
     scheme, _, rest = url.partition("://")
     host, _, name = rest.partition("/")
-    return opened(f"{scheme}://{host}"), name
+    return opened(f"{'gs' if scheme == 'gcs' else scheme}://{host}"), name
 
 
 @functools.lru_cache(maxsize=4)

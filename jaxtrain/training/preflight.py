@@ -131,9 +131,7 @@ def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
     """Checks the URL of the bucket that the run is copied to, without connecting to it."""
     try:
         url = mirror.url_of(run, output_dir)
-        if url is not None:
-            bucket.check_installed(url)
-        elif output_dir is not None and addresses.is_address(output_dir):
+        if url is None and output_dir is not None and addresses.is_address(output_dir):
             bucket.normalized(output_dir, "--output-dir")
     except InputError as error:
         yield from error.messages
@@ -147,7 +145,7 @@ def _places(flags: Flags) -> Iterator[str]:
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
     if flags.resume is not None and bucket.is_bucket(flags.resume):
         try:
-            bucket.check_installed(bucket.normalized(flags.resume, "--resume"))
+            bucket.normalized(flags.resume, "--resume")
         except InputError as error:
             yield from error.messages
         return

@@ -121,8 +121,8 @@ def test_tars_and_addresses_give_the_same_clips_as_files(
         for number in range(4):
             tar.add(place / "videos" / f"{number}.mp4", f"{number}.mp4")
     found = []
-    with file_server.bucket(monkeypatch) as memory:
-        memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
+    with file_server.bucket(monkeypatch, "evaluate") as memory:
+        memory.put("s.tar", tmp_path / "s.tar")
         for data in (place / "videos", tmp_path / "s.tar", "s3://evaluate/s.tar"):
             chosen = evaluation_clips.choose(
                 str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None

@@ -4,6 +4,7 @@ Not part of the suite: it requires ``pip install -e '.[test,buckets,ray]'``. Run
 ``python -m pytest tests/data/real_buckets_prepare.py``, or ``.ci/run buckets``.
 """
 
+import datetime
 import json
 import os
 import shutil
@@ -11,16 +12,18 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import sample_videos as sample
-from bucket_server import BUCKET, FaultProxy, GoogleProxy, Server
+from bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
 from launch.hosts import wait_for
 from program import command, environment
 
 from jaxtrain.data import remote
+from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.storage.bucket import Bucket
@@ -125,8 +128,7 @@ def records(server: Server, name: str) -> int:
 def test_a_killed_command_resumes_through_a_connection_with_faults(
     place: Path, server: Server, proxy: FaultProxy
 ) -> None:
-    # gcsfs uses Google's JSON API, which the proxy does not have.
-    source = FILMS if proxy.scheme == "s3" else place / "videos"
+    source = FILMS.replace("s3", proxy.scheme)
     name = f"killed-{proxy.scheme}"
     out = f"{proxy.scheme}://{BUCKET}/{name}"
     process = prepare(place, source, out, "--workers", "2", **proxy.variables)
@@ -143,24 +145,61 @@ def test_a_killed_command_resumes_through_a_connection_with_faults(
     same_as_local(place, server, name)
 
 
-def test_inputs_are_read_with_the_settings_of_outputs(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_names_with_special_characters_are_fetched(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The packages for inputs do not read all variables by themselves."""
-    for name, value in (server.variables | {"AWS_REGION": "eu-west-1"}).items():
+    names = ["a b.mp4", "ü/é.mp4", "100%.mp4", "a%20b.mp4", "a#b.mp4", "p&q=1;[z]~{1}'.mp4"]
+    for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    server.write("inputs/0.txt", b"zero")
-    system, inside = remote._bucket(f"s3://{BUCKET}/inputs/0.txt", "--data.path")
-    assert system.cat(inside) == b"zero"
-    client = system.connect() or system.s3
-    assert client.meta.region_name == "eu-west-1"
-    url = f"s3://{BUCKET}/inputs"
-    listed = {
-        name.rpartition("/")[2]: about
-        for name, about in remote.list_below(url, "--data.path", print).items()
+    for name in names:
+        server.write(f"names/{name}", name.encode())
+    listed = remote.list_folder(f"s3://{BUCKET}/names", "--data.path")
+    assert listed == {
+        f"s3://{BUCKET}/{name}": version
+        for name, version in Bucket(f"s3://{BUCKET}").versions("names").items()
     }
-    assert {name: size for name, (size, _) in listed.items()} == Bucket(url).sizes()
+    paths = remote.fetch(listed, tmp_path, "--data.path", print)
+    found = {name.partition("/names/")[2]: Path(path).read_text() for name, path in paths.items()}
+    assert found == dict(zip(names, names, strict=True))
+
+
+def test_profiles_of_the_aws_command_line_are_read_by_boto3(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "keys").write_text(
+        "[default]\naws_access_key_id=FIRST\naws_secret_access_key=x\n"
+        "[other]\naws_access_key_id=OTHER\naws_secret_access_key=y\nregion=eu-west-1\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    signed = []
+
+    class Recorder(FaultProxy):
+        def exchange(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Any:
+            signed.append(
+                headers.get("authorization", "").partition("Credential=")[2].partition("/s3/")[0]
+            )
+            return super().exchange(method, path, headers, body)
+
+    with Recorder(server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        Bucket(f"s3://{BUCKET}").sizes("none")
+        monkeypatch.setenv("AWS_PROFILE", "other")
+        Bucket(f"s3://{BUCKET}").sizes("none")
+        monkeypatch.setenv("AWS_PROFILE", "missing")
+        with pytest.raises(
+            InputError, match=r"profile \(missing\) could not be found: correct AWS"
+        ):
+            Bucket(f"s3://{BUCKET}")
+        monkeypatch.delenv("AWS_SHARED_CREDENTIALS_FILE")
+        monkeypatch.delenv("AWS_PROFILE")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        Bucket(f"s3://{BUCKET}").sizes("none")
+    today = f"{datetime.datetime.now(datetime.UTC):%Y%m%d}"
+    assert signed == [f"FIRST/{today}/us-east-1", f"OTHER/{today}/eu-west-1", ""]
 
 
 def test_a_second_command_is_refused(place: Path, server: Server, proxy: FaultProxy) -> None:

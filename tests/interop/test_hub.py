@@ -12,7 +12,6 @@ import small_autoencoder
 import yaml
 
 from jaxtrain.checkpoint import bucket_checkpoints
-from jaxtrain.data import remote
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
 from jaxtrain.models import gpt
@@ -48,7 +47,7 @@ def test_another_form_is_refused(text: str) -> None:
         (socket.EAI_AGAIN, RunAgain, "name resolution|cannot be reached"),
     ],
 )
-def test_an_unknown_host_is_wrong_input_wherever_files_come_from(
+def test_an_unknown_host_is_wrong_input(
     number: int,
     kind: type[Exception],
     message: str,
@@ -62,11 +61,8 @@ def test_an_unknown_host_is_wrong_input_wherever_files_come_from(
 
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     monkeypatch.setattr(hub, "_PAUSES_S", ())
-    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.0)
     with pytest.raises(kind, match=f"hf:org/model: .*{message}"):
         hub.local("hf:org/model", say=lambda line: None)
-    with pytest.raises(kind, match=f"--data.path https://a.example/b.mp4.*{message}"):
-        remote.fetch(["https://a.example/b.mp4"], tmp_path, "--data.path", lambda line: None)
 
 
 @pytest.mark.parametrize("file", ["", "x.py", "../x.pth", "/x.pth", "a/b.zip"])

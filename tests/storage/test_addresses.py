@@ -105,7 +105,7 @@ def test_a_config_is_saved_without_queries_and_passwords() -> None:
     saved = config.to_dict(config.load("demo", ["--data.path", path]))
     assert saved["data"]["path"] == "https://host/a.tar?signed"
     for flag in ("--data.path", "--data.val_path", "--data.cache_dir", "--model.init_from"):
-        with pytest.raises(InputError, match=r"https://\*\*\*@.*netrc") as caught:
+        with pytest.raises(InputError, match=r"https://\*\*\*@.*use a presigned URL") as caught:
             config.load("demo", [flag, f"https://me:{SECRETS[2]}@host/a"])
         assert SECRETS[2] not in str(caught.value)
     several = ["--data.path", "a", "--data.more_paths", "b", f"s3://k:{SECRETS[2]}@bucket/a"]

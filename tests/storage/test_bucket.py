@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import random
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,21 @@ def test_a_wrong_key_is_one_line_without_the_key(
         Bucket("gs://bucket/run")
     assert f"cannot read the key of the service account {message}" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_profile_without_boto3_is_one_line_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)  # as if it were not installed
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    with pytest.raises(
+        InputError, match=r"AWS_PROFILE=mine requires boto3: .*install boto3, or run eval"
+    ):
+        Bucket(URL)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")  # comes first, as in the command line
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    Bucket(URL)
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
@@ -432,7 +448,7 @@ def test_the_message_mentions_no_folder_where_none_is_allowed() -> None:
 
 
 def test_an_invalid_name_is_not_a_problem_of_the_network(bucket: Bucket) -> None:
-    with pytest.raises(InputError, match=r"cannot write a//b .*empty path segment.*: use another"):
+    with pytest.raises(InputError, match=r"cannot write a//b .*empty path segment.*: rename"):
         bucket.put("a//b", b"1")
 
 
@@ -486,7 +502,7 @@ def _answer(code: str, status: str) -> str:
         (
             FileNotFoundError(_answer("NoSuchBucket", "404 Not Found")),
             InputError,
-            "the bucket bucket does not exist: create it",
+            "the bucket bucket does not exist: check its name, or create it",
         ),
     ],
 )

@@ -337,7 +337,7 @@ def test_a_second_live_run_and_a_missing_bucket_are_refused(
         place, *TINY, "--output-dir", f"{proxy.scheme}://no-bucket/run", **proxy.variables
     )
     assert missing.returncode == 2
-    assert "the bucket no-bucket does not exist: create it" in missing.stderr
+    assert "the bucket no-bucket does not exist: check its name" in missing.stderr
 
 
 def test_a_mirror_survives_the_loss_of_the_disk_and_damage(

@@ -324,7 +324,7 @@ def _remote(
             one,
             version=version if _ending(one) in SUFFIXES and not fetch_folders else None,
         )
-        for one, version in remote.list_below(address, flag, say).items()
+        for one, version in remote.list_folder(address, flag).items()
         if _ending(one) in known
     ]
 

@@ -205,9 +205,9 @@ def test_damaged_and_missing_objects_are_made_again(
 @pytest.fixture
 def remote(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The videos in s3://films."""
-    with file_server.bucket(monkeypatch) as memory:
+    with file_server.bucket(monkeypatch, "films") as memory:
         for path in source.rglob("*.mp4"):
-            memory.pipe(f"/films/{path.relative_to(source)}", path.read_bytes())
+            memory.put(str(path.relative_to(source)), path)
         yield memory
 
 
@@ -238,7 +238,7 @@ def test_videos_of_a_bucket_are_fetched_one_at_a_time(
 
     # One that has changed is cut again, and clips that it no longer has are deleted.
     assert "films/a.mp4.pieces/00001.mp4" in objects
-    remote.pipe("/films/a.mp4", (source / "sub/b.mp4").read_bytes())
+    remote.put("a.mp4", source / "sub/b.mp4")
     _, said = _run("s3://films")
     assert said[0] == "2 of 3 videos are already done"
     changed = _objects(bucket)
