@@ -1,12 +1,14 @@
-"""Stands in for a Ray cluster (jaxtrain.data.engine.Ray): one worker, in this process."""
+"""Stands in for a Ray cluster: one worker, in this process."""
 
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxtrain.data import engines
 
-class ClusterHere:
+
+class ClusterHere(engines.Ray):
     """A cluster that finishes the items in reverse, and loses the worker of some of them.
 
     Args:
@@ -14,20 +16,32 @@ class ClusterHere:
 
     Attributes:
         items: those that were given to the worker.
-        at_once: how many it may process at once.
     """
 
-    where = "the cluster"
+    where = "the cluster"  # type: ignore[assignment]
 
     def __init__(self, kills: Callable[[Any], bool] = lambda item: False) -> None:
-        self._kills = kills
-        self.items: list[Any] = []
-        self.at_once: int | None = 1
+        super().__init__("here", gpus=0)
+        self.__dict__.update(_kills=kills, items=[], at_once=1)
+
+    def map(self, begin: Any, items: Any) -> Iterator[Any]:
+        elsewhere = contextlib.chdir("/")  # workers have other working directories
+        with elsewhere:
+            process = pickle.loads(pickle.dumps(begin))(engines.Worker(0, 2))
+        for item in reversed(list(items)):
+            sent = pickle.loads(pickle.dumps(item))
+            self.items.append(sent)
+            if self._kills(item):
+                yield item, None
+                continue
+            with elsewhere:
+                result = process(sent)
+            yield item, pickle.loads(pickle.dumps(result))
 
     def with_models(
         self, begin: Any, items: Any, *fixed: Any, died: Any, at_once: int | None = 1
     ) -> Iterator[Any]:
-        self.at_once = at_once
+        self.__dict__["at_once"] = at_once
         elsewhere = contextlib.chdir("/")  # workers have other working directories
         with elsewhere:
             process = begin(2, *pickle.loads(pickle.dumps(fixed)))

@@ -3,7 +3,7 @@
 SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
 hf:ORG/MODEL: the model that encoded the video, or one with the same latents.
 The video has the average frame rate of the original, and no sound. For a
-folder, OUT is a folder with manifest.jsonl. To resume, repeat the command.
+folder, OUT is a folder with report.json. To resume, repeat the command.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, engine_flags, video_flags
+from jaxtrain.cli import command_line, job_flags, video_flags
 from jaxtrain.data.video import writing
 from jaxtrain.inference import latent_files
 
@@ -64,8 +64,8 @@ def _model(flags: argparse.Namespace) -> "Autoencoder":
 
 
 def _folder(flags: argparse.Namespace) -> int:
-    cluster = engine_flags.cluster(flags)
-    todo = video_flags.folder_jobs(flags.latents, flags.target, _SUFFIXES, ".mp4", flags)
+    cluster = job_flags.cluster(flags)
+    todo = video_flags.folder_items(flags.latents, flags.target, _SUFFIXES, ".mp4", flags)
     model = _model(flags)
     settings = {
         "weights": model.digest(),
@@ -74,7 +74,7 @@ def _folder(flags: argparse.Namespace) -> int:
         "crf": flags.crf,
     }
     work = functools.partial(_decode_file, flags.crf)
-    return video_flags.process_folder(model, todo, flags, settings, work, "decoded", cluster)
+    return video_flags.process_folder(model, todo, flags, settings, work, "decoding", cluster)
 
 
 def _decode_file(

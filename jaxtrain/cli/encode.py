@@ -3,7 +3,7 @@
 SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
 hf:ORG/MODEL. The file also stores the model and the video's size, frame count,
 padding, and average frame rate, for jaxtrain decode. A folder is encoded on all
-devices, to a folder with manifest.jsonl; to resume, repeat the command.
+devices, to a folder with report.json; to resume, repeat the command.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, engine_flags, video_flags
+from jaxtrain.cli import command_line, job_flags, video_flags
 from jaxtrain.data.video import files
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
@@ -85,8 +85,10 @@ def _note(video: Video, found: latent_files.Encoded) -> str:
 
 
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
-    cluster = engine_flags.cluster(flags)
-    todo = video_flags.folder_jobs(flags.video, flags.target, files.SUFFIXES, storage.suffix, flags)
+    cluster = job_flags.cluster(flags)
+    todo = video_flags.folder_items(
+        flags.video, flags.target, files.SUFFIXES, storage.suffix, flags
+    )
     model = _model(flags)
     storage.check(model.model.latent_channels)
     settings = {
@@ -98,7 +100,7 @@ def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
         "shift": list(storage.shift),
     }
     work = functools.partial(_encode_file, storage)
-    return video_flags.process_folder(model, todo, flags, settings, work, "encoded", cluster)
+    return video_flags.process_folder(model, todo, flags, settings, work, "encoding", cluster)
 
 
 def _encode_file(

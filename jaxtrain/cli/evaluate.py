@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line, engine_flags, video_flags
+from jaxtrain.cli import command_line, job_flags, video_flags
 from jaxtrain.config import overrides
 from jaxtrain.data.video import evaluation_clips, files
 from jaxtrain.errors import InputError
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
         return 0
     _check(flags)
     protocol = _resolve(flags)
-    cluster = engine_flags.cluster(flags)
+    cluster = job_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
     size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
@@ -98,13 +98,9 @@ def main(arguments: list[str]) -> int:
     meter = config.build(flags.sources)
     counter = video_flags.Counter(len(clips), "clip")
     with command_line.cleaning_up():
-        if cluster is None:
-            measured = []
-            for one in meter.measure(clips, terminal.say):
-                measured.append(one)
-                counter.one()
-        else:
-            measured = meter.measure_on_cluster(cluster, clips, config, terminal.say, counter.one)
+        measured = meter.measure(
+            clips, terminal.say, counter.one, None if cluster is None else (cluster, config)
+        )
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
@@ -401,6 +397,6 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="also write the results, with the values of each clip, to FILE as JSON",
     )
-    engine_flags.add_ray(parser)
+    job_flags.add_for_models(parser, parts=False)
     command_line.add_precision(parser)
     return parser

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, engine_flags
-from jaxtrain.data import engine
+from jaxtrain.cli import command_line, job_flags
+from jaxtrain.data import engines, jobs
 from jaxtrain.errors import InputError
-from jaxtrain.inference import folder
 
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
     from jaxtrain.inference import video_folder
@@ -112,8 +111,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="files processed at once, also by each Ray worker (default: based on cores and "
         "memory)",
     )
-    engine_flags.add_share(parser)
-    engine_flags.add_ray(parser)
+    job_flags.add_for_models(parser)
 
 
 def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
@@ -123,39 +121,39 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
         InputError: one of them is given for a file.
     """
     cluster = None if flags.engine == "local" else flags.engine
-    for name, value in (("workers", flags.workers), ("engine", cluster)):
+    for name, value in (("workers", flags.workers), ("engine", cluster), ("part", flags.part)):
         if value is not None:
             raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
-    if flags.share:
-        raise InputError(f"--share is for folders, and {source} is not one: omit it")
-    engine_flags.cluster(flags)  # refuses Ray's other flags
+    job_flags.cluster(flags)  # refuses Ray's other flags
 
 
-def folder_jobs(
+def folder_items(
     source: Path,
     target: Path,
     suffixes: frozenset[str],
     target_suffix: str,
     flags: argparse.Namespace,
-) -> list[folder.Job]:
-    """Lists the files of a folder, and creates OUT; see `folder.jobs`.
+) -> list[jobs.Item]:
+    """Lists the files of a folder; see :func:`jaxtrain.inference.video_folder.items`.
 
     Raises:
-        InputError: ``--workers`` is below 1 or too large, or :func:`folder.jobs` raises it.
+        InputError: ``--workers`` is below 1 or too large, or there are no such files.
     """
+    from jaxtrain.inference import video_folder
+
     if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
         raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
-    return folder.jobs(source, target, suffixes, target_suffix, terminal.out)
+    return video_folder.items(source, target, suffixes, target_suffix, terminal.out)
 
 
 def process_folder(
     model: "Autoencoder",
-    todo: list[folder.Job],
+    todo: list[jobs.Item],
     flags: argparse.Namespace,
     settings: dict[str, Any],
     work: "video_folder.Work",
-    what: str,
-    cluster: engine.Ray | None,
+    doing: str,
+    cluster: engines.Ray | None,
 ) -> int:
     """Processes the files of a folder, and prints how many; returns 1 if some failed.
 
@@ -165,7 +163,7 @@ def process_folder(
         flags: of the command, with `target` and `workers`.
         settings: all that a result depends on.
         work: processes one file.
-        what: "encoded" or "decoded".
+        doing: "encoding" or "decoding".
         cluster: processes the files instead of this machine; None without one.
 
     Raises:
@@ -174,10 +172,8 @@ def process_folder(
     from jaxtrain.inference import video_folder
 
     out = flags.target
-    share = None if cluster else engine_flags.announced_share(flags, out)
-    counter = Counter(len(todo), "file")
     with command_line.resumable("files"):
-        found, place = video_folder.process(
+        outcome, place = video_folder.run(
             model,
             todo,
             out,
@@ -185,15 +181,20 @@ def process_folder(
             work,
             workers=flags.workers,
             cluster=cluster,
-            share=share,
+            part=job_flags.part(flags),
+            doing=doing,
             say=terminal.out,
-            each_file=counter.one_of,
         )
-    counts = [f"{found.done} {what}"] if found.done or not found.skipped else []
-    counts += [f"{found.skipped} already done"] if found.skipped else []
-    counts += [f"{len(found.failed)} failed"] if found.failed else []
+    counts = [
+        f"{outcome.made} {doing.removesuffix('ing')}ed"
+        if outcome.made or not outcome.skipped
+        else "",
+        f"{outcome.skipped} already done" if outcome.skipped else "",
+        f"{len(outcome.failed)} failed" if outcome.failed else "",
+    ]
+    counted = outcome.made + outcome.skipped + len(outcome.failed)
     terminal.out(
-        f"{', '.join(counts)} of {len(todo)} files on {place}; "
-        f"results and reasons: {out / folder.MANIFEST}"
+        f"{', '.join(filter(None, counts))} of {counted} files on {place}; "
+        f"results and reasons: {out / jobs.REPORT}"
     )
-    return 1 if found.failed else 0
+    return outcome.exit_code

@@ -50,6 +50,8 @@ Say = Callable[[str], None]
 Make = Callable[["Item", Path], Record]
 """(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
 
+The detail "note" is a message for the user; details that are numbers are summed up.
+
 Raises:
     BadExample: the content of the input is broken. The item is not tried again until it changes.
     Failed: the item cannot be processed now. The next command tries it again.
@@ -205,7 +207,9 @@ def run(
                     _check_seen(*record["absent"])
                 tally.add(record)
                 if "error" in record:
-                    _say_failure(record, len(tally.failed) - failed, say)
+                    _say_failure(item, record["error"], len(tally.failed) - failed, say)
+                elif note := record["details"].get("note"):
+                    say(note)
                 show(tally.count, len(tally.failed))
         left = 0
         if settings is not None:
@@ -279,9 +283,10 @@ class _Tally:
         self.totals.update({k: v for k, v in record["details"].items() if isinstance(v, int)})
 
 
-def _say_failure(record: Record, count: int, say: Say) -> None:
+def _say_failure(item: Item, error: str, count: int, say: Say) -> None:
     if count <= _NAMED:
-        say(f"failed: {record['name']}: {record['error']}")
+        is_named = item.source and item.source in error
+        say(f"failed: {error}" if is_named else f"failed: {item.name}: {error}")
     elif count == _NAMED + 1:
         say("more have failed")
 
@@ -389,16 +394,25 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
                 record["absent"] = [bad.path, socket.gethostname()]
         except Failed as failure:
             record = _failed(item, str(failure))
-        except (RunAgain, InputError):
+        except (RunAgain, InputError) as error:
+            error.args = tuple(_renamed(str(text), place, item, made) for text in error.args)
+            if isinstance(error, InputError):
+                error.messages = error.args
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
                 raise
             record = _failed(item, f"{type(error).__name__}: {first_line(error)}")
         if "error" in record:
+            record["error"] = _renamed(record["error"], place, item, made)
             place.remove(item)
     place.write_record(item, {name: value for name, value in record.items() if name != "absent"})
     return record
+
+
+def _renamed(text: str, place: "_Place", item: Item, made: Path) -> str:
+    """Names the output instead of the folder in which it is made."""
+    return text.replace(str(made), f"{place.where}/{item.output}")
 
 
 def _identity(item: Item) -> Identity:

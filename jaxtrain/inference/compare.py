@@ -3,14 +3,12 @@
 Shapes: B clips, T frames, H height, W width.
 """
 
-import collections
-import concurrent.futures
 import dataclasses
 import errno
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engine
+from jaxtrain.data import engines, jobs
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.data.video.files import video_of
 from jaxtrain.errors import BadExample, InputError
@@ -29,7 +27,6 @@ from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import i3d, lpips, quality
-from jaxtrain.storage import shared_folder
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or
@@ -131,48 +128,65 @@ class Meter:
             measures = {**measures, _FEATURES: functools.partial(_of_both, features)}
         self._programs = [_program(model, measures, self.compared) for model in models]
         self._features: list[list[np.ndarray]] = [[] for _ in models]  # of each clip, [2, K]
+        self._guard = threading.Lock()
 
-    def measure(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[ClipMetrics]:
-        """Measures each clip; reports and skips unreadable ones."""
-        for clip, video in _read(clips, say):
-            yield self._add(self.found(clip, video))
-
-    def measure_on_cluster(
+    def measure(
         self,
-        cluster: engine.Ray,
         clips: Sequence[Clip],
-        config: "MeterConfig",
         say: Callable[[str], None],
-        each_clip: Callable[[], None],
+        each_clip: Callable[[], None] = lambda: None,
+        cluster: tuple[engines.Ray, "MeterConfig"] | None = None,
     ) -> list[ClipMetrics]:
-        """Measures each clip on a Ray cluster; reports and skips unreadable ones.
+        """Measures each clip; reports and skips unreadable ones.
 
         Args:
-            cluster: runs the work.
-            clips: in folders that all nodes share.
-            config: what this meter was built from; workers build the same.
+            clips: of videos in folders that all nodes of a cluster share.
             say: receives a line for each clip that is skipped.
             each_clip: called for each measured clip, in any order.
+            cluster: runs the work instead of this machine, and what this meter was built from: its
+                workers build the same.
 
         Raises:
             InputError: broken weights, or a node does not see the videos.
             RunAgain: the cluster failed.
         """
+        engine: engines.Engine = engines.Threads(_READ_AHEAD)
+        begin: engines.Begin[_Numbered, Found | BadExample] = self._begin
+        if cluster is not None:
+            engine, config = cluster
+            trained = [model.trained for model in self.models]
+            begin = functools.partial(_begin, config.absolute(), trained)
         # Results are combined in the order of the clips, because sums depend on the order.
         results: dict[int, Found] = {}
-        trained = [model.trained for model in self.models]
-        fixed = (config.absolute(), trained)
-        work = cluster.with_models(_begin, enumerate(clips), *fixed, died=_died, at_once=None)
-        for (number, _), result in work:
-            shared_folder.check_seen(result)
-            if isinstance(result, shared_folder.Unseen):
-                result = BadExample(result.path, os.strerror(errno.ENOENT))
-            if isinstance(result, BadExample):
-                say(f"skipped: {result}")
+        for (number, clip), result in engine.map(begin, enumerate(clips)):
+            if isinstance(result, Found):
+                results[number] = result
+                each_clip()
                 continue
-            results[number] = result
-            each_clip()
-        return [self._add(results[number]) for number in sorted(results)]
+            bad = result or BadExample(clip.entry.path, jobs.KILLS)
+            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.entry.file):
+                raise InputError(
+                    f"{clip.entry.file} does not exist on a node of {engine.where}: use a folder "
+                    "that all nodes share under the same path"
+                )
+            say(f"skipped: {bad}")
+        for number in sorted(results):
+            for of_model, features in zip(self._features, results[number].features, strict=False):
+                of_model.append(features)
+        return [results[number].measured for number in sorted(results)]
+
+    def _begin(self, worker: engines.Worker) -> Callable[["_Numbered"], "Found | BadExample"]:
+        return self._measured
+
+    def _measured(self, numbered: "_Numbered") -> "Found | BadExample":
+        """Reads and measures a clip."""
+        _, clip = numbered
+        try:
+            video = clip.read()
+        except BadExample as bad:
+            return bad
+        with self._guard:  # clips are read at once, and measured one by one
+            return self.found(clip, video)
 
     def found(self, clip: Clip, video: np.ndarray) -> Found:
         """Measures one clip with these pixels, uint8 [T, H, W, 3].
@@ -191,11 +205,6 @@ class Meter:
             values=tuple({name: one[name] for name in defined} for one in values),
         )
         return Found(measured, features)
-
-    def _add(self, found: Found) -> ClipMetrics:
-        for of_model, one in zip(self._features, found.features, strict=False):
-            of_model.append(one)
-        return found.measured
 
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over the measured clips; [] without features.
@@ -241,16 +250,6 @@ class MeterConfig:
         lpips, backbone, i3d = (path and path.absolute() for path in self._files())
         return dataclasses.replace(self, lpips=lpips, backbone=backbone, i3d=i3d)
 
-    def check_seen(self) -> None:
-        """Checks that this host sees the files.
-
-        Raises:
-            InputError: it does not.
-        """
-        for path in self._files():
-            if path is not None and shared_folder.unseen(path):
-                raise shared_folder.not_seen(path)
-
     def build(self, sources: Sequence[Path | TrainedModel]) -> Meter:
         """Loads the models and the networks that measure.
 
@@ -273,34 +272,14 @@ class MeterConfig:
         return self.lpips, self.backbone, self.i3d
 
 
-_Result = Found | BadExample | shared_folder.Unseen
+_Numbered = tuple[int, Clip]
 
 
 def _begin(
-    cpus: int, config: MeterConfig, trained: Sequence[TrainedModel]
-) -> Callable[[tuple[int, Clip]], _Result]:
-    """Builds the meter in a worker of a cluster; returns what measures a clip."""
-    config.check_seen()
-    meter, guard = config.build(trained), threading.Lock()
-
-    def measure(numbered: tuple[int, Clip]) -> _Result:
-        _, clip = numbered
-        entry = clip.entry
-        missing = shared_folder.unseen(entry.file)
-        if missing is not None:
-            return missing
-        try:
-            video = clip.read()
-        except BadExample as bad:
-            return bad
-        with guard:  # clips are read at once, and measured one by one, as on one machine
-            return meter.found(clip, video)
-
-    return measure
-
-
-def _died(numbered: tuple[int, Clip]) -> BadExample:
-    return BadExample(numbered[1].entry.path, engine.KILLS)
+    config: MeterConfig, trained: Sequence[TrainedModel], worker: engines.Worker
+) -> Callable[[_Numbered], Found | BadExample]:
+    """Builds the meter in a worker of a cluster."""
+    return config.build(trained)._begin(worker)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -383,23 +362,3 @@ def _measure(
 def _of_both(features: Features, video: jax.Array, other: jax.Array) -> jax.Array:
     """Returns the features of the originals and of the reconstructions, [2, B, K]."""
     return jnp.stack([features(video), features(other)])
-
-
-def _read(clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[tuple[Clip, np.ndarray]]:
-    """Yields clips and their pixels, read a little ahead."""
-    waiting: collections.deque[tuple[Clip, concurrent.futures.Future[np.ndarray]]]
-    waiting = collections.deque()
-    coming = iter(clips)
-    with concurrent.futures.ThreadPoolExecutor(_READ_AHEAD) as pool:
-        while True:
-            while len(waiting) < 2 * _READ_AHEAD and (clip := next(coming, None)) is not None:
-                waiting.append((clip, pool.submit(clip.read)))
-            if not waiting:
-                return
-            clip, video = waiting.popleft()
-            try:
-                pixels = video.result()
-            except BadExample as bad:
-                say(f"skipped: {bad}")
-                continue
-            yield clip, pixels

@@ -9,101 +9,142 @@ from typing import Any
 import jax
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engine, worker_count
+from jaxtrain.data import engines, jobs, worker_count
 from jaxtrain.errors import InputError
-from jaxtrain.inference import folder
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
+from jaxtrain.storage import listing
 
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]
-"""(model, source, target, stop check) -> what the manifest states about the result.
+"""(model, source, target, stop check) -> what the record states about the result.
 
 Calls the stop check for each frame, which raises if the command was stopped."""
 
 
-def process(
+def items(
+    source: Path,
+    out: Path,
+    suffixes: frozenset[str],
+    target_suffix: str,
+    say: Callable[[str], None],
+) -> list[jobs.Item]:
+    """Lists the files below a folder; the results have the same names and another suffix.
+
+    Args:
+        source: the folder.
+        out: the folder of the results.
+        suffixes: of the files to process, in lower case.
+        target_suffix: of the results.
+        say: receives a line about skipped links.
+
+    Raises:
+        InputError: there are none, or OUT is a file or inside the source.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"OUT {out} is a file, but IN {source} is a folder: choose a folder")
+    if out.suffix.lower() in suffixes | {target_suffix} and not out.is_dir():
+        raise InputError(
+            f"IN {source} is a folder, but OUT {out} is named like a file: use a folder"
+        )
+    if out.absolute().resolve().is_relative_to(source.resolve()):
+        is_in = "is" if out.resolve() == source.resolve() else "is inside"
+        raise InputError(f"OUT {out} {is_in} IN {source}: choose a folder outside")
+    jobs.check_complete(source)
+    listed = []
+    for path in listing.files(source, say):
+        if path.suffix.lower() in suffixes:
+            name = path.relative_to(source)
+            output = name.with_suffix(target_suffix).as_posix()
+            absolute = str(path.absolute())  # workers of a cluster have other working directories
+            identity = jobs.identity(path) if path.exists() else ()
+            listed.append(jobs.Item(name.as_posix(), identity, output, source=absolute))
+    if not listed:
+        raise InputError(f"{source} has no files that end with {', '.join(sorted(suffixes))}")
+    return listed
+
+
+def run(
     model: Autoencoder,
-    todo: Sequence[folder.Job],
+    todo: Sequence[jobs.Item],
     out: Path,
     settings: Mapping[str, Any],
     work: Work,
     *,
     workers: int | None,
-    cluster: engine.Ray | None,
-    share: str | None,
+    cluster: engines.Ray | None,
+    part: jobs.Part,
+    doing: str,
     say: Callable[[str], None],
-    each_file: Callable[[int], None],
-) -> tuple[folder.Outcome, str]:
+) -> tuple[jobs.Outcome, str]:
     """Processes files on all devices of this machine, or on a cluster.
 
     Args:
         model: the autoencoder.
-        todo, out, settings, say, each_file: see :func:`folder.run`.
+        todo: the files, from :func:`items`.
+        out, settings, part, doing, say: see :func:`jobs.run`.
         work: processes one file with the model on a worker's device; can be pickled for a cluster.
-        workers: files processed at once, also by each worker of a cluster; None is based on cores
-            and memory.
+        workers: files processed at once on this machine; None is based on cores and memory.
         cluster: processes the files instead of this machine; None without one.
-        share: see :func:`folder.run`; None with a cluster.
 
     Returns:
         What happened, and where, for messages.
 
     Raises:
-        InputError: OUT has results with other settings, or a node does not see the files or OUT.
-        RunAgain: another process is using OUT, or the cluster failed.
+        InputError, RunAgain: see :func:`jobs.run`.
     """
+    do = functools.partial(
+        jobs.run, todo, out=out, settings=settings, part=part, doing=doing, say=say
+    )
     if cluster is not None:
-        load = functools.partial(_load, model.trained, model.precision, work, workers)
-        outcome = folder.run_on_cluster(
-            cluster, todo, out, settings, load, at_once=workers, say=say, each_file=each_file
-        )
-        return outcome, cluster.where
+        begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
+        return do(begin, engine=cluster), cluster.where
     devices = model.devices()
     threads = workers or max(len(devices), worker_count.threads())
     models = [model.on(device) for device in devices[:threads]]
 
-    def one(worker: int, source: Path, target: Path, check: Callable[[], None]) -> dict[str, Any]:
-        return _fitting(work, models[worker % len(models)], source, target, check, threads)
+    def begin_thread(worker: engines.Worker) -> jobs.Make:
+        own = models[worker.number % len(models)]
+        return lambda item, path: _processed(work, own, worker, threads, item, path)
 
-    outcome = folder.run(
-        todo, out, settings, one, workers=threads, say=say, each_file=each_file, share=share
-    )
+    outcome = do(begin_thread, engine=engines.Threads(threads))
     return outcome, f"{len(models)} device{'s' if len(models) > 1 else ''}"
 
 
-def _load(
-    trained: TrainedModel, precision: Precision, work: Work, workers: int | None, cpus: int
-) -> Callable[[Path, Path], dict[str, Any]]:
-    """Puts the model on the devices of a worker; returns what processes a file there."""
+def _begin(
+    trained: TrainedModel,
+    precision: Precision,
+    work: Work,
+    workers: int | None,
+    worker: engines.Worker,
+) -> jobs.Make:
+    """Puts the model on the devices of a worker of a cluster."""
     model = Autoencoder(trained, precision)
     turns = itertools.cycle([model.on(device) for device in model.devices()])
-
-    def one(source: Path, target: Path) -> dict[str, Any]:
-        return _fitting(work, next(turns), source, target, _never, workers or cpus)
-
-    return one
+    at_once = workers or worker.cpus
+    return lambda item, path: _processed(work, next(turns), worker, at_once, item, path)
 
 
-def _never() -> None:
-    """Never stops: if the command ends, so do its workers."""
-
-
-def _fitting(
+def _processed(
     work: Work,
     model: Autoencoder,
-    source: Path,
-    target: Path,
-    check: Callable[[], None],
-    workers: int,
+    worker: engines.Worker,
+    at_once: int,
+    item: jobs.Item,
+    path: Path,
 ) -> dict[str, Any]:
-    """Processes a file; raises InputError if fewer at once would fit in a device's memory."""
+    """Processes a file.
+
+    Raises:
+        Failed: it cannot be read, or fewer at once would fit in a device's memory.
+    """
     try:
-        return work(model, source, target, check)
+        return work(model, Path(item.source), path, worker.check)
+    except InputError as error:
+        raise jobs.Failed(str(error)) from error
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) or workers == 1:
+        if "RESOURCE_EXHAUSTED" not in str(error) or at_once == 1:
             raise
-        fewer = max(1, workers // 2)
-        raise InputError(
-            f"{source}: {workers} files at once filled the memory of a device: repeat the "
-            f"command with --workers {fewer} for the files that failed"
+        raise jobs.Failed(
+            f"{at_once} files at once filled the memory of a device: repeat the command with "
+            f"--workers {max(1, at_once // 2)} for the files that failed"
         ) from error

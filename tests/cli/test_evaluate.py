@@ -21,14 +21,13 @@ from small_state import make_state, meta_of
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
 from jaxtrain.cli import evaluate as command
-from jaxtrain.data import engine
+from jaxtrain.data import engines
 from jaxtrain.data.video import evaluation_clips, packets
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import intervals, protocols
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt
 from jaxtrain.models.video_ae import i3d, quality
-from jaxtrain.storage import shared_folder
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]
@@ -316,7 +315,7 @@ def test_a_protocol_prints_the_published_results_and_rfvd(
 def on(
     cluster: ClusterHere, monkeypatch: pytest.MonkeyPatch, place: Path, videos: Path, *flags: Any
 ) -> int:
-    monkeypatch.setattr(engine, "Ray", lambda address, **_: cluster)
+    monkeypatch.setattr(engines, "Ray", lambda *_: cluster)
     arguments = (place / "0.safetensors", "--data", videos, *SIZE, *flags)
     return run(*arguments, "--engine", "ray")
 
@@ -341,7 +340,7 @@ def test_a_cluster_measures_the_same(
     assert Path("cluster.json").read_bytes() == Path("alone.json").read_bytes()
     assert "measured on 4 videos (8 clips" in printed
     assert json.loads(Path("alone.json").read_bytes())["rfvd"][0] > 0
-    assert (len(cluster.items), cluster.at_once) == (10, None)
+    assert len(cluster.items) == 10
     with pytest.raises(InputError, match=r"--ray-gpus 2\.0 requires --engine ray"):
         command.main([str(place / "0.safetensors"), "--data", str(videos), "--ray-gpus", "2"])
 
@@ -362,21 +361,19 @@ def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
     assert "measured on 2 videos (2 clips" in printed
 
 
-@pytest.mark.parametrize("hidden", ["videos/3.mp4", "lpips.safetensors"])
-def test_a_node_that_does_not_see_a_file_is_named(
-    hidden: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_node_that_does_not_see_a_video_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    networks = lpips_weights.write(place / "lpips.safetensors")
-    seen = shared_folder.unseen
-    monkeypatch.setattr(
-        shared_folder,
-        "unseen",
-        lambda path: (
-            shared_folder.Unseen(str(path), "x") if str(path) == f"{place}/{hidden}" else seen(path)
-        ),
-    )
-    assert on(ClusterHere(), monkeypatch, place, place / "videos", "--lpips", networks) == 2
-    assert f"{place / hidden} does not exist on " in capsys.readouterr().err
+    read = evaluation_clips.Clip.read
+
+    def unseen(self: evaluation_clips.Clip) -> Any:
+        if self.entry.name == "3.mp4":
+            raise BadExample(self.entry.path, "No such file or directory")
+        return read(self)
+
+    monkeypatch.setattr(evaluation_clips.Clip, "read", unseen)
+    assert on(ClusterHere(), monkeypatch, place, place / "videos") == 2
+    assert f"{place}/videos/3.mp4 does not exist on a node of " in capsys.readouterr().err
 
 
 def test_a_protocol_determines_the_clips(place: Path) -> None:

@@ -38,7 +38,7 @@ def test_slurm_chooses_the_part(environment: dict[str, str], part: Part) -> None
 
 
 def test_an_array_with_gaps_is_refused() -> None:
-    with pytest.raises(InputError, match="SLURM_ARRAY_TASK_ID 9: .* pass --part I/N"):
+    with pytest.raises(InputError, match=r"SLURM_ARRAY_TASK_ID 9: .* pass --part I/N"):
         job_flags.part(parsed(), ARRAY | {"SLURM_ARRAY_TASK_ID": "9"})
 
 
