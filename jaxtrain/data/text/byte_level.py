@@ -10,7 +10,6 @@ is part of a character, so bits per byte are comparable across tokenizers.
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from jaxtrain.data.text import specials, tokenizer_file, word_counts
+from jaxtrain.data.text import specials, tokenizer_file
 from jaxtrain.errors import InputError
 
 WORDS = (
@@ -31,8 +30,13 @@ _BYTES = 256
 # also a cut there.
 _SURE_CUT = re.compile(r"(?<=\S)(?= )")
 # Of the cache of an encoder: its stretches between sure cuts (some 60 MB), and the characters of
-# one. Longer ones rarely occur twice. Unlike word_counts.LONGEST, neither affects tokens.
+# one. Longer ones rarely occur twice. Neither affects tokens.
 _MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 100
+
+_AS_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+# Training ignores words of more than 100 characters, such as a line of base64: merging one with a
+# million letters takes minutes, and its parts would fill the vocabulary.
+_OMIT_LONG = pre_tokenizers.Split(tokenizers.Regex(r"(?m)\A.{101,}\z"), "removed")
 
 # Text that reveals most kinds of loss: a lossy tokenizer does not return it unchanged.
 _PROBE = (
@@ -51,11 +55,10 @@ def _byte_characters() -> str:
 
 
 CHARACTERS = _byte_characters()
-_AS_CHARACTERS = dict(enumerate(CHARACTERS))
 
 
-def check_room(vocab_size: int) -> None:
-    """Raises InputError unless the vocabulary has room for the bytes."""
+def check_size_for_bytes(vocab_size: int) -> None:
+    """Raises InputError if the vocabulary is too small for the bytes."""
     least = len(specials.CAUSAL) + _BYTES
     if vocab_size < least:
         raise InputError(
@@ -65,23 +68,20 @@ def check_room(vocab_size: int) -> None:
 
 
 def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Trains a tokenizer on texts; see :func:`train_on`."""
-    return train_on(count(documents), vocab_size)
-
-
-def train_on(counted: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Trains a tokenizer: special tokens and all 256 bytes, then the most frequent pairs merged.
 
+    The result depends only on the documents, not on the process or its threads.
+
     Args:
-        counted: the result of :func:`count`.
+        documents: texts, in order.
         vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
 
     Raises:
-        InputError: the vocabulary has no room for the bytes.
+        InputError: the vocabulary is too small for the bytes.
     """
-    check_room(vocab_size)
-    learner = tokenizers.Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    check_size_for_bytes(vocab_size)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_splitter(), _OMIT_LONG, _AS_BYTES])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -89,19 +89,9 @@ def train_on(counted: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
         initial_alphabet=sorted(CHARACTERS),
         show_progress=False,
     )
-    words = Counter(
-        {
-            word.encode().decode("latin-1").translate(_AS_CHARACTERS): times
-            for word, times in counted.items()
-        }
-    )
-    learner.train_from_iterator(
-        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
-    )
-    tokenizer = tokenizers.Tokenizer(learner.model)
+    tokenizer.train_from_iterator(documents, trainer=trainer)
     tokenizer.pre_tokenizer = _pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(specials.CAUSAL))
     begin = specials.CAUSAL[0]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A",
@@ -112,28 +102,11 @@ def train_on(counted: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [_splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    return pre_tokenizers.Sequence([_splitter(), _AS_BYTES])
 
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
-
-
-def count(documents: Iterable[str]) -> Counter[str]:
-    """Counts words; see :func:`jaxtrain.data.text.word_counts.count`."""
-    splitter = _splitter()
-
-    def split(stretch: str) -> list[str]:
-        if (letters := stretch.removeprefix(" ")).isascii():  # most stretches: much faster paths
-            if letters.isalpha():
-                return [stretch]
-            if letters[:-1].isalpha() and letters[-1] in ",.":
-                return [stretch[:-1], stretch[-1]]
-        return [word for word, _ in splitter.pre_tokenize_str(stretch)]
-
-    return word_counts.count(documents, _SURE_CUT.split, split)
 
 
 class Encoder:
@@ -189,7 +162,7 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
     Raises:
         InputError: the tokenizer is lossy; the message gives its kind, the loss and the fix.
     """
-    with tokenizer_file.explained(name, quiet=True):  # the library may reject its own output
+    with tokenizer_file.explained(name):  # the library may reject its own output
         plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (
         "causal models need a lossless byte-level tokenizer: pass one with --data.tokenizer, or "
@@ -202,7 +175,7 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
             f"{kind} has no token for {len(absent)} of 256 bytes, for example {absent[0]}; {cure}"
         )
     for part in [_PROBE, *_PROBE.split(" ")]:
-        with tokenizer_file.explained(f"{name} fails on {part!r}", quiet=True):
+        with tokenizer_file.explained(f"{name} fails on {part!r}"):
             back = plain.decode(plain.encode(part, add_special_tokens=False).ids)
         if back != part:
             raise InputError(f"{kind} turns {part!r} into {back!r}; {cure}")

@@ -19,30 +19,24 @@ temporary folder.
 """
 
 import codecs
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import glob
 import hashlib
 import importlib.util
 import json
-import multiprocessing
 import os
 import re
 import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import versions
 from jaxtrain.data import cache, worker_count, worker_pool
 from jaxtrain.data.engine import Engine, Local
-from jaxtrain.data.text import parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.storage import addresses, bucket_output, disks, listing, shared_folder
 from jaxtrain.storage.atomic import expanded
@@ -66,11 +60,7 @@ SECTION_CHARACTERS = 16_000
 LONGEST_BYTES = 2**26
 """Limit for a document and for a line of ``.jsonl``: several times the longest books. Parsing a
 line or tokenizing a text takes up to a hundred times its size in memory."""
-_DECODED_BYTES = 2**25  # of parquet, decoded together
-_MOST_ROWS = 256  # decoded together
-_LARGE_BYTES = 2**27  # row groups below this may have any compression ratio
-_LARGEST_PAGE = 2**28  # bytes, unpacked; most writers use 1 MiB, DuckDB up to 100 MB
-_MOST_COMPRESSED = 1000  # ratio; text has 3 to 20, equal lines with zstd up to a few hundred
+_ROWS = 256  # of parquet, decoded together
 _VERSION = 3  # of the scan record and of how files are read
 _CHUNK_BYTES = 1 << 20
 _MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
@@ -372,12 +362,6 @@ def _scan_fresh(
     most: int | None,
 ) -> None:
     """Fills in ``result`` and saves it periodically, so that a kill loses little of the work."""
-    for path in _crashing(
-        one[1] for one in fresh if _suffix(one[1]) == ".parquet" and os.path.isfile(one[1])
-    ):
-        (crashing,) = (one for one in fresh if one[1] == path)
-        result[crashing[0]] = bad(crashing[1:], "broken parquet: it crashes the reader")
-        fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
     processes = min(most or worker_count.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     if engine is None and any(addresses.is_address(one[1]) for one in fresh):
@@ -409,44 +393,6 @@ def _scan_fresh(
                 kept = time.monotonic()
                 # The record of a million files takes longer than that: 13 s (measured).
                 pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
-
-
-def _crashing(paths: Iterable[str]) -> Iterator[str]:
-    """Yields the parquet files whose footer crashes Arrow.
-
-    Arrow reads a column's metadata in code that no exception can leave, so a damaged footer ends
-    the process (pyarrow 26: "terminate called after throwing an instance of
-    'parquet::ParquetException'"). A separate process therefore reads each footer first.
-    """
-    waiting = collections.deque(paths)
-    while waiting:
-        with concurrent.futures.ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=worker_pool.begin
-        ) as pool:
-            try:
-                while waiting:
-                    pool.submit(_read_footer, waiting[0]).result()
-                    waiting.popleft()
-            except BrokenProcessPool:
-                yield waiting.popleft()
-
-
-def _read_footer(path: str) -> None:
-    import pyarrow.parquet
-
-    _silence_stderr()
-    with contextlib.suppress(Exception), pyarrow.parquet.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            columns = file.metadata.row_group(group)
-            for number in range(columns.num_columns):
-                columns.column(number)
-
-
-def _silence_stderr() -> None:
-    """Hides what C++ prints as it ends the process: the user gets one line instead."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stderr.fileno())
-    os.close(nowhere)
 
 
 def bad(found: tuple[str, str, int, int], reason: str) -> Scanned:
@@ -737,99 +683,17 @@ def _read_parquet(
             kind = file.schema_arrow.field(field).type
             if not _is_text(kind):
                 raise BadExample(str(path), f"column {field!r} is not text: {kind}")
-            unpacked = 0
-            for group in range(file.num_row_groups):
-                rows = _rows_per_batch(path, file, group, field)
-                for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
-                    column = batch.column(0).cast(pyarrow.large_string())
-                    unpacked += column.nbytes
-                    if unpacked > max(_LARGE_BYTES, _MOST_COMPRESSED * path.stat().st_size):
-                        raise BadExample(
-                            str(path),
-                            f"its text is more than {_MOST_COMPRESSED} times as large as the file, "
-                            "which repeats a few values: not text",
-                        )
-                    if skipped is not None:
-                        skipped["rows"] += column.null_count
-                    yield from _texts(path, column)
+            for batch in file.iter_batches(_ROWS, columns=[field]):
+                column = batch.column(0)
+                if skipped is not None:
+                    skipped["rows"] += column.null_count
+                yield from (value for value in column.to_pylist() if value is not None)
     except BadExample:
         raise
     except Exception as error:  # a dozen classes of pyarrow, and Python's own
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise BadExample(str(path), f"broken parquet: {first_line(error)}") from error
-
-
-def _rows_per_batch(path: Path, file: Any, group: int, field: str) -> int:
-    """Returns how many rows of a row group to decode together, so that memory stays bounded.
-
-    A few hundred bytes of parquet can hold gigabytes of text: repeating a long value of a
-    dictionary (or of the previous row, with ``DELTA_BYTE_ARRAY``) costs nothing, and zeros compress
-    well. Sizes and encodings come from the page headers; the footer is not checked by anything.
-
-    Raises:
-        BadExample: the compression ratio is higher than that of any text, or a page is too large.
-        ValueError: a page header is damaged.
-    """
-    import pyarrow.compute
-    import pyarrow.parquet
-
-    columns = file.metadata.row_group(group)
-    found = (columns.column(number) for number in range(columns.num_columns))
-    pages = _pages(path, next(one for one in found if one.path_in_schema == field))
-    packed, size = sum(page.packed for page in pages), sum(page.size for page in pages)
-    if size > _LARGE_BYTES and size > _MOST_COMPRESSED * packed:
-        raise BadExample(
-            str(path),
-            f"row group {group} unpacks from {packed:,} bytes to {size:,}, more than "
-            f"{_MOST_COMPRESSED} times: not text",
-        )
-    largest = max((page.size for page in pages), default=0)
-    if largest > _LARGEST_PAGE:
-        raise BadExample(
-            str(path),
-            f"a page of row group {group} unpacks to {largest:,} bytes, and the limit is "
-            f"{_LARGEST_PAGE:,}: write the file with smaller pages",
-        )
-    encodings = {page.encoding for page in pages}
-    if parquet_pages.DELTA_BYTE_ARRAY in encodings:
-        return 1
-    most = parquet_pages.most_rows(pages, _MOST_ROWS, _DECODED_BYTES)
-    if not any(page.dictionary for page in pages) or not columns.num_rows:
-        return most
-    # Reading the first row also reads the entire dictionary. Reading all rows in this way would
-    # take 20 times as long as decoding them (measured, distinct documents of 2 kB).
-    with pyarrow.parquet.ParquetFile(
-        path, buffer_size=_CHUNK_BYTES, read_dictionary=[field]
-    ) as again:
-        first = next(again.iter_batches(1, row_groups=[group], columns=[field])).column(0)
-        values = first.dictionary
-        if len(values) < 2:  # perhaps that row alone, with the dictionary used later
-            return 1
-        longest = pyarrow.compute.max(pyarrow.compute.binary_length(values)).as_py()
-    return max(1, min(most, _DECODED_BYTES // max(1, longest)))
-
-
-def _pages(path: Path, column: Any) -> list[parquet_pages.Page]:
-    """Reads the page headers of a column in a row group."""
-    start = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-        start = column.dictionary_page_offset
-    with open(path, "rb") as file:
-        return parquet_pages.read(file, start, column.total_compressed_size, column.num_values)
-
-
-def _texts(path: Path, column: Any) -> Iterator[str]:
-    """Yields the values of a column, without nulls."""
-    if column.nbytes <= _DECODED_BYTES:
-        yield from (value for value in column.to_pylist() if value is not None)
-        return
-    for value in column:  # one at a time: as Python strings they may take four times the memory
-        if not value.is_valid:
-            continue
-        if len(value.as_buffer()) > LONGEST_BYTES:
-            raise BadExample(str(path), _too_long("a document", len(value.as_buffer())))
-        yield value.as_py()
 
 
 def _too_long(what: str, size: int) -> str:

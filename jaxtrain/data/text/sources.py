@@ -116,8 +116,8 @@ class Text:
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
     tokenizer_kind: TokenizerKind = "wordpiece"
-    """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), word (entire
-    words, lowercase), or byte_bpe (byte-level, lossless; for causal models)."""
+    """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), or byte_bpe
+    (byte-level, lossless; for causal models)."""
     text_field: str | None = None
     """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
     the first of the usual names (text, content, body, ...)."""
@@ -222,8 +222,6 @@ class Text:
             given=expanded(self.tokenizer) if self.tokenizer else None,
             folder=folder,
             say=say,
-            processes=processes,
-            engine=engine,
             bucket=bucket,
         )
         caches = tuple(

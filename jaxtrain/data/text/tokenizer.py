@@ -1,18 +1,15 @@
 """Tokenizers: trained on a corpus, or read from a ``tokenizer.json``.
 
-Four kinds can be trained; their ids have no gaps. Three are for masked language models and begin
+Three kinds can be trained; their ids have no gaps. Two are for masked language models and begin
 with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4:
 
 * ``wordpiece``: text is lower-cased and stripped of accents, split at white space and punctuation,
   and each word is split into the longest matching pieces of the vocabulary (BERT's uncased
-  tokenizer). The saved file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
+  tokenizer). Words are split after every 100 characters, also in the saved file: the library's
+  WordPiece takes quadratic time in the length of a word, and would turn longer words into [UNK].
+  The file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
 * ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). It keeps case and can encode any
   text, but reduces each run of white space, including line ends, to one space.
-* ``word``: entire words, normalized and split as for ``wordpiece``; all but the most frequent
-  words become [UNK].
-
-Both split words after every 100 characters, also in the saved file: the library's WordPiece takes
-quadratic time in the length of a word, and would turn longer words into [UNK].
 
 One is for causal language models and begins with the special tokens of
 :data:`jaxtrain.data.text.specials.CAUSAL`, from <|bos|> 0:
@@ -30,18 +27,21 @@ from typing import Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxtrain.data.text import byte_level, specials, tokenizer_file, word_counts
+from jaxtrain.data.text import byte_level, specials, tokenizer_file
 from jaxtrain.data.text.specials import CLS, SEP, Form
 from jaxtrain.data.text.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
 NAME = "tokenizer.json"  # the file's name in a token cache, a checkpoint and an export
-Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
+Kind = Literal["wordpiece", "bpe", "byte_bpe"]
 _CONTINUES = "##"
-_LONGEST_WORD = word_counts.LONGEST  # characters; longer words are cut
-# Of the distinct words that are merged. A million takes 100 MB and 3 s, so only long words, half a
-# million of which would take 5 GB, reach the limit (benchmarks/LOG.md).
-_MOST_CHARACTERS = 10_000_000
+_LONGEST_WORD = 100  # characters; longer words are cut
+# Distinct words to count. Rarer words do not affect a vocabulary of some 100,000 entries, and
+# memory stays below a GiB.
+_MOST_COUNTED = 1_000_000
+# Words to merge, and the sum of their lengths. A million characters take 100 MB and 3 s, so only
+# long words, half a million of which would take 5 GB, reach the second limit (benchmarks/LOG.md).
+_MOST_LEARNED, _MOST_CHARACTERS = 500_000, 10_000_000
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
 
@@ -101,57 +101,30 @@ def _with_specials(
 def train(
     documents: Iterable[str], vocab_size: int, kind: Kind = "wordpiece"
 ) -> tokenizers.Tokenizer:
-    """Trains a tokenizer on texts; see :func:`train_on`."""
-    return train_on(count(documents, kind), vocab_size, kind)
+    """Trains a tokenizer with ``vocab_size`` entries, or fewer if the text has no more.
 
-
-def count(documents: Iterable[str], kind: Kind) -> Counter[str]:
-    """Counts the words of texts as :func:`train_on` expects them.
-
-    Memory is bounded: above a million distinct words, the rarest so far are dropped.
+    The result depends only on the documents, not on the process or its threads.
 
     Args:
         documents: texts, in order.
-        kind: see the module's docstring.
-    """
-    if kind == "byte_bpe":
-        return byte_level.count(documents)
-    if kind != "bpe":
-        return _count_words(documents)
-    words: Counter[str] = Counter()
-    for document in documents:
-        words.update(document.split())
-        word_counts.forget_rare(words)
-    return words
-
-
-def train_on(words: Counter[str], vocab_size: int, kind: Kind) -> tokenizers.Tokenizer:
-    """Trains a tokenizer with ``vocab_size`` entries, or fewer if the text has no more.
-
-    The result depends only on the counts, not on their order, the process, or its threads.
-    Training uses the half a million most frequent words.
-
-    Args:
-        words: the result of :func:`count`.
         vocab_size: entries, including special tokens.
         kind: see the module's docstring.
 
     Raises:
         InputError: the vocabulary is too small for this kind, or the text has nothing to learn.
     """
-    check_room(vocab_size, kind)
-    if kind == "bpe":
-        return _train_bytes(words, vocab_size)
+    check_size_for(kind, vocab_size)
     if kind == "byte_bpe":
-        return byte_level.train_on(words, vocab_size)
-    train = _train_words if kind == "word" else _train_pieces
-    trained = train(words, vocab_size)
+        return byte_level.train(documents, vocab_size)
+    if kind == "bpe":
+        return _train_bytes(documents, vocab_size)
+    trained = _train_pieces(_count_words(documents), vocab_size)
     if trained.get_vocab_size() == len(SPECIALS):
         # A character takes up to two entries, and an alphabet at most two thirds of the vocabulary.
         why = (
             f"model.vocab_size is {vocab_size}"
             if vocab_size < len(SPECIALS) + 3
-            else f"no {'word' if kind == 'word' else 'character'} occurs twice in the training text"
+            else "no character occurs twice in the training text"
         )
         raise InputError(
             f"the trained tokenizer ({kind}) has only special tokens, because {why}: add text, or "
@@ -160,7 +133,7 @@ def train_on(words: Counter[str], vocab_size: int, kind: Kind) -> tokenizers.Tok
     return trained
 
 
-def check_room(vocab_size: int, kind: Kind) -> None:
+def check_size_for(kind: Kind, vocab_size: int) -> None:
     """Raises InputError if the vocabulary is too small for this kind."""
     least = len(SPECIALS) + _BYTES
     if kind == "bpe" and vocab_size < least:
@@ -170,22 +143,10 @@ def check_room(vocab_size: int, kind: Kind) -> None:
             "use --data.tokenizer_kind wordpiece"
         )
     if kind == "byte_bpe":
-        byte_level.check_room(vocab_size)
+        byte_level.check_size_for_bytes(vocab_size)
 
 
-def _train_words(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Keeps the most frequent words that occur at least twice; ties are sorted alphabetically."""
-    ranked = [word for word, times in word_counts.most_frequent(words) if times > 1]
-    entries = [*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]]
-    tokenizer = tokenizers.Tokenizer(
-        models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = _splitter()
-    return _with_specials(tokenizer)
-
-
-def _train_bytes(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
+def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Starts from all 256 bytes and merges the most frequent pair until the vocabulary is full."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
@@ -198,9 +159,7 @@ def _train_bytes(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
-    )
+    tokenizer.train_from_iterator(documents, trainer=trainer)
     # As in RoBERTa: the space before [MASK] belongs to the masked word.
     return _with_specials(tokenizer, tokenizers.AddedToken("[MASK]", lstrip=True, special=True))
 
@@ -215,7 +174,7 @@ def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     The library's trainer breaks ties by the order of a hash map, so two runs would differ; passing
     it the alphabet as sorted, ready-made entries avoids that.
 
-    Merging uses all cores. It sees the most frequent words up to 10 million characters.
+    Merging uses all cores. It sees the most frequent words; ties are sorted alphabetically.
     """
     alphabet = _alphabet(words, vocab_size)
     characters = [entry for entry in alphabet if not entry.startswith(_CONTINUES)]
@@ -231,40 +190,58 @@ def _train_pieces(words: Counter[str], vocab_size: int) -> tokenizers.Tokenizer:
     )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(
-        word_counts.repeat(dict(word_counts.most_frequent(words, _MOST_CHARACTERS))),
-        trainer=trainer,
-    )
+    learner.train_from_iterator(_repeated(words), trainer=trainer)
     vocab = learner.get_vocab(with_added_tokens=False)
     return wordpiece(dict(sorted(vocab.items(), key=lambda item: item[1])))
+
+
+def _repeated(words: Counter[str]) -> Iterator[str]:
+    """Yields lines in which each of the most frequent words occurs as often as it was counted."""
+    characters = 0
+    for word, count in sorted(words.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LEARNED]:
+        characters += len(word)
+        if characters > _MOST_CHARACTERS:
+            return
+        for start in range(0, count, 10_000):
+            yield " ".join([word] * min(count - start, 10_000))
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
     """Counts words after normalizing, and splitting as :func:`_splitter` does.
 
     Text is cut at spaces and line ends, across which normalizing changes nothing, so that each
-    distinct stretch is normalized once.
+    distinct stretch is normalized once. Memory is bounded: above a million distinct stretches or
+    words, the rarest so far are dropped.
     """
     normalizer, splitter = normalizers.BertNormalizer(), _splitter()
 
-    def cut(document: str) -> list[str]:
-        return document.replace("\n", " ").split(" ")
-
     def split(stretch: str) -> Iterator[str]:
-        if stretch.isascii() and len(stretch) <= _LONGEST_WORD:  # most: much faster paths
-            if stretch.isalpha():
-                yield stretch.lower()
-                return
-            if stretch[:-1].isalpha() and stretch[-1] in ",.":
-                yield from (stretch[:-1].lower(), stretch[-1])
-                return
-        for piece in normalizer.normalize_str(stretch).split():
-            if piece.isalpha() and len(piece) <= _LONGEST_WORD:  # nothing to split
-                yield piece
-            else:
-                yield from (word for word, _ in splitter.pre_tokenize_str(piece))
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(stretch)):
+            yield word
 
-    return word_counts.count(documents, cut, split)
+    stretches, words = Counter[str](), Counter[str]()
+    for document in documents:
+        of_document = document.replace("\n", " ").split(" ")
+        stretches.update(stretch for stretch in of_document if len(stretch) <= _LONGEST_WORD)
+        for stretch in of_document:
+            if len(stretch) > _LONGEST_WORD:  # text without spaces, too long to keep
+                words.update(split(stretch))
+        _forget_rare(stretches)
+        _forget_rare(words)
+    for stretch, times in stretches.items():
+        for word in split(stretch):
+            words[word] += times
+    _forget_rare(words)
+    return words
+
+
+def _forget_rare(words: Counter[str]) -> None:
+    """Drops words seen once, then twice, and so on, until few enough remain."""
+    least = 2
+    while len(words) > _MOST_COUNTED:
+        for word in [word for word, count in words.items() if count < least]:
+            del words[word]
+        least += 1
 
 
 def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
@@ -338,7 +315,7 @@ def check_travels(source: Path) -> None:
 
 def decode(path: Path, ids: Sequence[int]) -> str:
     """Decodes ids with a ``tokenizer.json``; special tokens are written out."""
-    with tokenizer_file.explained(str(path), quiet=True):
+    with tokenizer_file.explained(str(path)):
         return str(_read(path).decode(list(ids), skip_special_tokens=False))
 
 

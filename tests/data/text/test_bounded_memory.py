@@ -14,12 +14,11 @@ import text_memory
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from jaxtrain.data import text; from jaxtrain.data.text import tokens, word_counts
+from jaxtrain.data import text; from jaxtrain.data.text import tokenizer, tokens
 from small_text import Model
 tokens._PIECE_CHARACTERS = 100_000
-word_counts.PART_CHARACTERS = 100_000
-word_counts.MOST_COUNTED, word_counts.MOST_LEARNED = 2000, 1000
-config = text.Masked(path=sys.argv[1], batch_size=2, cache_dir=sys.argv[2], tokenizer_kind="word")
+tokenizer._MOST_COUNTED, tokenizer._MOST_LEARNED = 2000, 1000
+config = text.Masked(path=sys.argv[1], batch_size=2, cache_dir=sys.argv[2])
 sources = config.open(Model(vocab_size=1000), seed=0, say=lambda line: None)
 for index in range(0, len(sources.train), 50):
     sources.train.sequence(index)

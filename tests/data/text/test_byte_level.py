@@ -1,14 +1,13 @@
 """Lossless byte-level tokens."""
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data.text import byte_level, specials, tokenizer, word_counts
+from jaxtrain.data.text import byte_level, specials, tokenizer
 from jaxtrain.errors import InputError
 
 TEXT = Path(tokenizer.__file__).read_text() + " größer Übergröße 中文字 中文 🙂🙂 2024 1234\r\n\r\n"
@@ -69,16 +68,11 @@ def test_byte_characters_match_the_library() -> None:
     assert got[0] == "".join(byte_level.CHARACTERS[byte] for byte in text.encode())
 
 
-def test_counting_stretches_equals_counting_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [hostile(seed) for seed in range(30)] + ["字" * 150 + ", " + "ab" * 60, TEXT]
-    splitter = byte_level._splitter()
-    wanted: Counter[str] = Counter()
-    for text in texts:
-        wanted.update(word for word, _ in splitter.pre_tokenize_str(text) if len(word) <= 100)
-    assert byte_level.count(texts) == wanted
-    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
-    many = [f"often often word{number}, " for number in range(100)]
-    assert byte_level.count(many)[" often"] == 100
+def test_words_of_more_than_a_hundred_characters_are_not_learned() -> None:
+    long, longest = "ab" * 60, "cd" * 49
+    entries = byte_level.train([f"{long} {longest}\n" * 5, "ef " * 5], 400).get_vocab()
+    assert {"cd", "ef"} <= entries.keys()
+    assert "ab" not in entries
 
 
 def test_the_cache_of_stretches_does_not_change_tokens(
@@ -119,7 +113,6 @@ def test_words_that_continue_across_spaces_are_not_cut() -> None:
             "wordpiece",
             r"a WordPiece tokenizer that has no token for \d+ of 256 bytes, for example 0x0",
         ),
-        ("word", r"a WordLevel tokenizer that has no token for"),
         ("bpe", r"a BPE tokenizer that turns ' .* into "),
     ],
 )

@@ -168,7 +168,7 @@ def test_the_same_tokenizer_and_tokens_every_time(
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:
-    for kind in ("wordpiece", "bpe", "word"):
+    for kind in ("wordpiece", "bpe"):
         with pytest.raises(InputError, match=rf"tokenizer_kind={kind} loses text.* byte_bpe"):
             Causal(batch_size=2, tokenizer_kind=kind)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"byte_bpe is for causal models.*tokenizer_kind bpe"):

@@ -2,9 +2,6 @@ import errno
 import importlib.util
 import json
 import os
-import re
-import shutil
-import types
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -156,15 +153,6 @@ def test_all_types_of_columns_whose_values_are_strings(array: pa.Array, tmp_path
     assert skipped == {"rows": 1}
 
 
-def test_a_column_that_repeats_a_value_endlessly_is_not_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "_LARGE_BYTES", 2**20)
-    values = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int8()), ["a b " * 10_000])
-    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
-    assert "more than 1000 times as large as the file" in reason(tmp_path / "a.parquet")
-
-
 def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
     assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
@@ -313,146 +301,8 @@ except BadExample as bad:
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("late", [False, True])
-def test_a_repeated_long_value_takes_bounded_memory(tmp_path: Path, late: bool) -> None:
-    """A file of under 2 kB: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
-    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
-    values = pa.array(["b", "c", "a" * (4 << 20)])
-    numbers = pa.array([0, 1] * (128 if late else 0) + [2] * 256, pa.int32())
-    bomb = tmp_path / "bomb.parquet"
-    table = pa.table({"text": pa.DictionaryArray.from_arrays(numbers, values)})
-    pq.write_table(table, bomb, compression="zstd", store_schema=False)
-    assert bomb.stat().st_size < 2000
-    most, count = peak_mib(READS, bomb)
-    assert count == str(len(numbers))
-    # 60 to 200 MiB more (the busier the machine, the later Arrow's pool releases memory).
-    assert most < base + 400, (base, most)
-
-
-@pytest.mark.long
-def test_a_repeated_prefix_takes_bounded_memory(tmp_path: Path) -> None:
-    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
-    path = tmp_path / "bomb.parquet"
-    pq.write_table(
-        pa.table({"text": ["a" * (4 << 20) + str(n) for n in range(64)]}),
-        path,
-        use_dictionary=False,
-        column_encoding={"text": "DELTA_BYTE_ARRAY"},
-    )
-    most, count = peak_mib(READS, path)
-    assert count == "64"
-    assert most < base + 150, (base, most)
-
-
-def test_a_row_group_with_extreme_compression_is_rejected(tmp_path: Path) -> None:
-    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
-    path = tmp_path / "bomb.parquet"
-    texts = [str(n) + "a" * (4 << 20) for n in range(40)]
-    pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False)
-    assert path.stat().st_size < 20_000
-    most, why = peak_mib(READS, path)
-    assert "row group 0 unpacks from" in why
-    assert most < base + 20, (base, most)
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_rows_that_compress_well_are_decoded_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    """256 rows of 8 MiB, compressed 900:1, took 2 GiB; this test is 128 times smaller."""
-    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**18)
-    decoded = []
-    real = documents._texts
-    monkeypatch.setattr(
-        documents,
-        "_texts",
-        lambda path, column: decoded.append(column.nbytes) or real(path, column),
-    )
-    path = tmp_path / "a.parquet"
-    texts = [str(n) + "ab" * 2**15 for n in range(256)]
-    options = {"use_dictionary": False, "compression": "zstd", "data_page_version": version}
-    pq.write_table(pa.table({"text": texts}), path, data_page_size=1, write_batch_size=1, **options)
-    assert path.stat().st_size < 256 * 2**16 / 400
-    assert list(read(path, None)) == texts
-    assert max(decoded) <= 2**18
-    assert len(decoded) < 256  # several together where the limit allows
-    decoded.clear()
-    texts = [f"{n} " * 20 for n in range(5000)]
-    pq.write_table(pa.table({"text": texts}), path, **options)
-    assert list(read(path, None)) == texts
-    assert len(decoded) == 20  # 256 rows each
-
-
-def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.parquet"
-    for dictionary in (True, False):
-        pq.write_table(pa.table({"text": ["ab" * 2**15]}), path, use_dictionary=dictionary)
-        with monkeypatch.context() as patch:
-            patch.setattr(documents, "_LARGEST_PAGE", 2**16)
-            assert re.fullmatch(
-                r"a page of row group 0 unpacks to 65,5\d\d bytes, and the limit is 65,536: write "
-                "the file with smaller pages",
-                reason(path),
-            )
-        assert len(list(read(path, None))) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [
-        ({"column_encoding": {"text": "DELTA_BYTE_ARRAY"}}, 1),
-        ({"data_page_size": 1, "write_batch_size": 1}, 2),
-    ],
-)
-def test_sizes_in_a_footer_are_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, rows: int
-) -> None:
-    path = tmp_path / "a.parquet"
-    texts = ["ab" * 2**15 + str(n) for n in range(64)]
-    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, **options)
-    with pq.ParquetFile(path) as file:
-        true = file.metadata.row_group(0).column(0)
-    claimed = types.SimpleNamespace(
-        path_in_schema="text",
-        data_page_offset=true.data_page_offset,
-        has_dictionary_page=False,
-        total_compressed_size=true.total_compressed_size,
-        total_uncompressed_size=1,
-        num_values=true.num_values,
-        encodings=("PLAIN",),
-    )
-    group = types.SimpleNamespace(num_columns=1, num_rows=64, column=lambda number: claimed)
-    metadata = types.SimpleNamespace(row_group=lambda number: group)
-    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**17)
-    claims = types.SimpleNamespace(metadata=metadata)
-    assert documents._rows_per_batch(path, claims, 0, "text") == rows
-
-
-def test_damaged_page_headers_make_a_file_bad(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
-    with pq.ParquetFile(path) as file:
-        start = file.metadata.row_group(0).column(0).dictionary_page_offset
-    intact = path.read_bytes()
-    reasons = set()
-    for at in range(start, start + 16):
-        for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
-            path.write_bytes(intact[:at] + bytes([value]) + intact[at + 1 :])
-            try:
-                list(read(path, None))
-            except BadExample as bad:
-                reasons.add(bad.reason)
-    assert reasons
-    assert all(one.startswith(("broken parquet: ", "a page of row group")) for one in reasons)
-
-
-def test_documents_and_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "LONGEST_BYTES", 30)
-    monkeypatch.setattr(documents, "_DECODED_BYTES", 10)
-    assert list(read(parquet(tmp_path / "a.parquet", text=["x" * 30, None]), None)) == ["x" * 30]
-    assert "a document has 31 bytes or more, and the limit is 30: split it" in reason(
-        parquet(tmp_path / "b.parquet", text=["x", "x" * 31])
-    )
     line = '{"text": "' + "x" * 17 + '"}\n'
     assert len(line) == 30
     assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
@@ -466,20 +316,6 @@ def test_an_endless_line_is_not_read_completely(tmp_path: Path) -> None:
     most, count = peak_mib(READS, path)
     assert "line 1 has" in count
     assert most < 400, most
-
-
-def test_a_footer_that_crashes_arrow_makes_a_file_bad(tmp_path: Path) -> None:
-    """Its histograms have a size that pyarrow 26 does not expect, in code that cannot raise."""
-    fixture = Path(__file__).parents[2] / "fixtures" / "ends_arrow.parquet"
-    for name in ("a", "c"):
-        shutil.copy(fixture, tmp_path / f"{name}.parquet")
-    parquet(tmp_path / "b.parquet", text=["one", "two"])
-    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
-    assert [one.name for one in found] == ["a.parquet", "b.parquet", "c.parquet"]
-    assert (found[1].documents, found[1].reason) == (2, None)
-    for one in (found[0], found[2]):
-        assert one.documents == 0
-        assert str(one.reason).startswith("broken parquet: ")
 
 
 def test_devices_and_pipes_are_bad_files(tmp_path: Path) -> None:

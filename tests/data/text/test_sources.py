@@ -166,7 +166,7 @@ def test_the_padding_ids_of_tokenizer_and_model_must_be_equal(folder: Path, tmp_
     assert any((sequence[-1] == 1) for sequence in sequences(got.train))
 
 
-@pytest.mark.parametrize("kind", ["bpe", "word"])
+@pytest.mark.parametrize("kind", ["bpe"])
 def test_other_kinds_of_tokenizer(kind: str, folder: Path, tmp_path: Path) -> None:
     got = opened(folder, tmp_path, Model(vocab_size=400), tokenizer_kind=kind)
     assert isinstance(got.train, MaskedSource)
@@ -337,7 +337,7 @@ CORPORA = {
 }
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
     tmp_path: Path, name: str, kind: str

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from jaxtrain.checkpoint import layout
-from jaxtrain.data.text import specials, tokenizer, word_counts
+from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.data.text.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
@@ -150,20 +150,11 @@ def test_bpe_can_encode_every_text() -> None:
         tokenizer.train([TEXT], 260, "bpe")
 
 
-def test_word_keeps_the_most_frequent_words() -> None:
-    words = tokenizer.train(["b a b a c c c d"], 8, "word")
-    assert words.get_vocab() == {**{n: i for i, n in enumerate(SPECIALS)}, "c": 5, "a": 6, "b": 7}
-    assert words.encode("A d").ids == [2, 6, 1, 3]
-
-
 def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
-    documents = [f"often often word{number}" for number in range(100)]
-    vocab = tokenizer.train(documents, 40, "word").get_vocab()
-    assert set(vocab) == {*SPECIALS, "often"}
-    counted = tokenizer._count_words(documents)
+    monkeypatch.setattr(tokenizer, "_MOST_COUNTED", 20)
+    counted = tokenizer._count_words(f"often often word{number}" for number in range(100))
     assert counted["often"] == 200
-    assert len(counted) <= 21
+    assert len(counted) <= 20
 
 
 def test_the_characters_to_merge_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +182,6 @@ def test_counting_stretches_equals_normalizing_documents() -> None:
             expected.update(word[at : at + 100] for at in range(0, len(word), 100))
     assert tokenizer._count_words(texts) == expected
     assert expected["x" * 100] == 2
-
-
-def test_merging_forgets_rare_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_counts, "MOST_COUNTED", 3)
-    parts = [{"a": 3, "b": 1}, {"c": 1, "d": 1}, {"b": 2, "d": 2, "a": 1}]
-    assert word_counts.merge(parts) == {"a": 4, "b": 2, "d": 2}
-    assert word_counts.merge(reversed(parts)) == {"a": 3, "b": 3, "d": 3}
 
 
 def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
@@ -229,17 +213,12 @@ def random_words() -> str:
     return " ".join(rng.choices(words, k=4000)) + " " + "https://x.org/" * 9
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("wordpiece", "ff0b1b4ad964cbae"), ("word", "cbc9ae99762fa875")]
-)
-def test_text_without_long_words_gives_the_same_ids_as_ever(
-    kind: tokenizer.Kind, expected: str
-) -> None:
+def test_text_without_long_words_gives_the_same_ids_as_ever() -> None:
     """The digest was computed before long words were cut."""
-    trained = tokenizer.train([random_words()], 300, kind)
+    trained = tokenizer.train([random_words()], 300, "wordpiece")
     vocab = sorted(trained.get_vocab().items(), key=lambda item: item[1])
     content = repr((vocab, trained.encode(random_words()).ids))
-    assert hashlib.sha256(content.encode()).hexdigest()[:16] == expected
+    assert hashlib.sha256(content.encode()).hexdigest()[:16] == "ff0b1b4ad964cbae"
 
 
 @pytest.mark.parametrize("alphabet", ["ACGT", "ACDEFGHIKLMNPQRSTVWY", "กขคงจฉชซ", "가나다라마바"])
@@ -262,19 +241,18 @@ def test_long_words_are_cut(alphabet: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "vocab_size", "why"),
+    ("text", "vocab_size", "why"),
     [
-        ("word", "every word is different here", 300, "no word occurs twice in the training text"),
-        ("wordpiece", "abcdefg", 300, "no character occurs twice in the training text"),
-        ("wordpiece", "many many words", 6, "model.vocab_size is 6"),
+        ("abcdefg", 300, "no character occurs twice in the training text"),
+        ("many many words", 6, "model.vocab_size is 6"),
     ],
 )
 def test_a_vocabulary_of_special_tokens_only_is_refused(
-    kind: tokenizer.Kind, text: str, vocab_size: int, why: str
+    text: str, vocab_size: int, why: str
 ) -> None:
-    message = f"({kind}) has only special tokens, because {why}: add text, or use --data.tokenizer"
+    message = f"(wordpiece) has only special tokens, because {why}: add text, or use --data.tok"
     with pytest.raises(InputError, match=re.escape(message)):
-        tokenizer.train([text], vocab_size, kind)
+        tokenizer.train([text], vocab_size)
 
 
 def test_cuts_are_removed_only_where_a_long_word_gives_unk() -> None:
@@ -282,7 +260,9 @@ def test_cuts_are_removed_only_where_a_long_word_gives_unk() -> None:
         return "FixedLength" in str(tokenizer.without_cuts(words).pre_tokenizer)
 
     assert not is_cut(tokenizer.train([TEXT], 300))
-    assert is_cut(tokenizer.train([TEXT], 300, "word"))
+    other = tokenizer.train([TEXT], 300)
+    other.model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    assert is_cut(other)
     other = tokenizer.train([TEXT], 300)
     other.model.max_input_chars_per_word = 1000
     assert is_cut(other)

@@ -20,7 +20,7 @@ import tokenizers
 
 from jaxtrain.data import engine, splits
 from jaxtrain.data.text import config as text_config
-from jaxtrain.data.text import documents, encoding, tokenizer, tokens, vocabulary, word_counts
+from jaxtrain.data.text import documents, encoding, tokens, vocabulary
 from jaxtrain.data.text.specials import SEP, Form
 from jaxtrain.data.text.splitting import TRAIN, VAL, of_sides
 from jaxtrain.data.text.tokens import Corpus
@@ -159,28 +159,6 @@ def test_an_engine_gives_the_same_bytes(
     assert len(found["alone"]) >= 5
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe"])
-def test_the_counts_do_not_depend_on_who_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tokenizer.Kind
-) -> None:
-    """Merging forgets words, so it depends on the order. Tasks have several files or parts."""
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
-    what = corpus(make(tmp_path / "in", files=12), tmp_path / "cache")
-    expected = vocabulary._count([what], kind, 1, None)
-    monkeypatch.setattr(word_counts, "PART_CHARACTERS", 5000)  # less than a file
-    assert vocabulary._count([what], kind, 1, None) == expected
-    monkeypatch.setattr(word_counts, "MOST_COUNTED", 500)  # more than a part has
-    monkeypatch.setattr(vocabulary, "MOST_CHARACTERS", 40_000)
-    found = [
-        vocabulary._count([what, what], kind, processes, where)
-        for processes, where in ((1, None), (2, None), (2, engine.Local(2)), (None, _Backwards()))
-    ]
-    tasks = list(vocabulary._tasks([what, what], vocabulary._fraction([what, what])))
-    assert 1 < max(map(len, tasks)) < len(tasks)
-    assert 100 < len(found[0]) <= 500 < len(expected)
-    assert all(one == found[0] for one in found)
-
-
 def test_a_killed_command_with_an_engine_resumes(tmp_path: Path) -> None:
     what = corpus(make(tmp_path / "in"), tmp_path / "cache")
     words = trained(what, tmp_path / "cache")
@@ -265,13 +243,6 @@ def test_the_error_about_a_killed_worker_names_the_file(
     folder = make(tmp_path / "in")
     what = corpus(folder, tmp_path / "cache")
     killed = rf"^a worker that reads {what.files[1].path} was killed, also in every retry, most"
-    monkeypatch.setattr(vocabulary, "_READ_BYTES", 1)  # each file is a task
-    with pytest.raises(RunAgain, match=killed):  # on the way to the vocabulary
-        vocabulary._count([what], "wordpiece", None, Kills())
-    monkeypatch.setattr(word_counts, "PART_CHARACTERS", 9000)  # two files
-    monkeypatch.setattr(vocabulary, "_READ_BYTES", 2**28)
-    with pytest.raises(RunAgain, match=r"/2.jsonl or one of 1 other file was killed, also in"):
-        vocabulary._count([what, what], "wordpiece", None, Kills())
     words = trained(what, tmp_path / "cache")
     with pytest.raises(RunAgain, match=killed):
         tokens.prepare(
