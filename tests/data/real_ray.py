@@ -22,6 +22,8 @@ import pytest
 import sample_videos as sample
 from launch.hosts import wait_for
 
+from jaxtrain.data import engines, jobs
+from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -123,19 +125,19 @@ def output(process: subprocess.Popen[str]) -> str:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """The prepared files, and all records without the time stamps of their videos."""
-    found = {
+    """The outputs, and all records."""
+    made = {
         path.relative_to(out).as_posix(): path.read_bytes()
         for path in sorted(out.rglob("*"))
-        if path.is_file() and ".prepare" not in path.parts
+        if path.is_file() and ".jobs" not in path.parts
     }
-    for path in (out / ".prepare/records").glob("*/*.json"):
-        found[path.name] = json.dumps(json.loads(path.read_bytes()), sort_keys=True).encode()
-    return found
+    for path in (out / ".jobs/records").glob("*/*.json"):
+        made[path.name] = path.read_bytes()
+    return made
 
 
 def records(out: Path) -> int:
-    return len(list((out / ".prepare/records").glob("*/*.json")))
+    return len(list((out / ".jobs/records").glob("*/*.json")))
 
 
 @pytest.mark.timeout(300)
@@ -181,25 +183,20 @@ def test_a_killed_command_resumes(videos: Path, tmp_path: Path, cluster: Any) ->
     assert files(out) == files(lone)
 
 
-def test_a_node_without_the_folder_is_named(
-    videos: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The token differs, as if a node had another folder under the path of OUT."""
-    from jaxtrain.data import engine
-    from jaxtrain.data.video import pieces, prepare_clips
-    from jaxtrain.errors import InputError
-    from jaxtrain.storage import shared_folder
+def test_a_node_without_the_folder_is_named(tmp_path: Path, cluster: Any) -> None:
+    """Nodes see another folder under the path of OUT, as on machines that do not share it."""
+    register_by_value()
+    (tmp_path / "0.txt").write_text("text")
+    items = [jobs.Item("0.txt", jobs.identity(tmp_path / "0.txt"), "0.up")]
+    out = tmp_path / "out"
 
-    other = shared_folder.Mark(tmp_path / "out/.prepare/token", "of another folder", "OUT")
-    monkeypatch.setattr(shared_folder, "mark", lambda file, folder: other)
+    place = jobs._Folder(out, "")
+    jobs.run(items, upper, out, engine=engines.Threads(1), say=print)
+    (out / ".jobs/records").rename(tmp_path / "records")
+    engine = engines.Ray(cluster.address)
+    begin = functools.partial(jobs._begin, upper, place, "the token of another folder")
     with pytest.raises(InputError, match="is not the folder of this command"):
-        prepare_clips.run(
-            str(videos),
-            tmp_path / "out",
-            pieces.Settings(height=96, width=128),
-            engine=engine.Ray(cluster.address),
-            say=print,
-        )
+        list(engine.map(begin, items))
 
 
 # Of a cluster that starts without CPUs. Its autoscaler starts processes of this machine as nodes.
@@ -371,14 +368,6 @@ def test_latents_are_those_of_one_process(short: Path, tmp_path: Path, cluster: 
     assert made["cluster"] == made["alone"]
 
 
-def folder_files(out: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name != ".lock"
-    }
-
-
 @pytest.mark.timeout(400)
 def test_a_folder_is_encoded_and_decoded_as_by_one_process(
     short: Path, tmp_path: Path, cluster: Any
@@ -396,50 +385,44 @@ def test_a_folder_is_encoded_and_decoded_as_by_one_process(
     kill_a_node(cluster, encoded, 3, SHORT)
     said, code = failing(process)
     assert (code, f"{SHORT} encoded, 1 failed of {SHORT + 1} files" in said) == (1, True), said
-    assert folder_files(out) == folder_files(alone)
-    assert len(folder_files(alone)) == SHORT + 1  # and the manifest
+    assert files(out) == files(alone)
+    assert len(files(alone)) == 2 * (SHORT + 1)  # outputs, the report, and records
     for path in list(alone.glob("[0-9]*.safetensors"))[6:]:
         path.unlink()
     assert "6 decoded of 6 files" in output(run("decode", model, alone, videos, *on(cluster)))
-    assert len(folder_files(videos)) == 6 + 1
+    assert len(files(videos)) == 6 + 1 + 6
     output(run("decode", model, alone, tmp_path / "here"))
-    assert folder_files(videos) == folder_files(tmp_path / "here")
+    assert files(videos) == files(tmp_path / "here")
 
 
-def end_at_3(cpus: int) -> Callable[[Path, Path], dict[str, Any]]:
-    """Returns a function that writes files, and ends its worker at the file 3.txt."""
-
-    def work(source: Path, target: Path) -> dict[str, Any]:
-        if source.name == "3.txt":
-            os._exit(9)
-        target.write_text(source.read_text())
-        return {}
-
-    return work
-
-
-def test_a_file_that_kills_its_worker_costs_only_itself(tmp_path: Path, cluster: Any) -> None:
+def register_by_value() -> None:
     from ray import cloudpickle
 
-    from jaxtrain.data import engine
-    from jaxtrain.inference import folder
-
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
-    texts, out = tmp_path / "texts", tmp_path / "out"
-    texts.mkdir()
-    for number in range(8):
-        (texts / f"{number}.txt").write_text(str(number))
-    found = folder.run_on_cluster(
-        engine.Ray(cluster.address),
-        folder.jobs(texts, out, frozenset((".txt",)), ".up", print),
-        out,
-        {},
-        end_at_3,
-        at_once=2,
-        say=print,
-    )
-    reason = f"{texts}/3.txt {engine.KILLS}"
-    assert found == folder.Outcome(7, 0, {"3.txt": reason})
+
+
+def upper(worker: engines.Worker) -> jobs.Make:
+    """Writes texts in upper case, and ends its worker at the file 3.txt."""
+
+    def make(item: jobs.Item, path: Path) -> dict[str, Any]:
+        if item.name == "3.txt":
+            os._exit(9)
+        path.write_text(item.name.upper())
+        return {}
+
+    return make
+
+
+@pytest.mark.parametrize("gpus", [None, 0])
+def test_an_item_that_kills_its_worker_costs_only_itself(
+    gpus: float | None, tmp_path: Path, cluster: Any
+) -> None:
+    register_by_value()
+    out = tmp_path / "out"
+    items = [jobs.Item(f"{number}.txt", (), f"{number}.up") for number in range(8)]
+    engine = engines.Ray(cluster.address, None if gpus is None else 2, gpus)
+    outcome = jobs.run(items, upper, out, {}, engine=engine, say=print)
+    assert (outcome.made, outcome.failed) == (7, {"3.txt": jobs.KILLS})
     assert {path.stem for path in out.glob("*.up")} == set("0124567")
 
 
