@@ -1,0 +1,272 @@
+"""Engines run a function over items; tests/data/real_ray.py has a real cluster."""
+
+import errno
+import functools
+import itertools
+import os
+import pickle
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from jaxtrain.data import engines, worker_count
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.bucket import Unavailable
+
+
+def square(plus: int, worker: engines.Worker) -> Callable[[int], int]:
+    """The square; the process of item 3 is killed, also when it is tried alone."""
+
+    def process(number: int) -> int:
+        if number == 3:
+            os._exit(9)
+        return number * number + plus
+
+    return process
+
+
+def wait_and_fail(folder: Path, worker: engines.Worker) -> Callable[[int], int]:
+    """Raises an error for item 1, once item 0 is at work."""
+
+    def process(number: int) -> int:
+        if number == 0:
+            (folder / "started").touch()
+        while not (folder / "started").exists():
+            time.sleep(0.01)
+        if number == 1:
+            raise InputError("item 1 is wrong")
+        while True:
+            worker.check()
+            time.sleep(0.01)
+
+    return process
+
+
+def wait_or_die(folder: Path, worker: engines.Worker) -> Callable[[int], int]:
+    """Item 1 kills its worker while item 0 is in progress, and the first time item 2, too."""
+
+    def process(number: int) -> int:
+        with open(folder / "tried", "a") as file:
+            file.write(f"{number}\n")
+        if number == 1 or (number == 2 and (folder / "tried").read_text().count("2") == 1):
+            (folder / "dying").touch()
+            os._exit(9)
+        while not (folder / "dying").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        return number
+
+    return process
+
+
+def test_an_item_that_kills_its_worker_costs_only_itself() -> None:
+    results = dict(engines.Processes(1).map(functools.partial(square, 7), range(5)))
+    assert results == {0: 7, 1: 8, 2: 11, 3: None, 4: 23}
+
+
+def test_what_killed_a_worker_is_tried_alone_once_more(tmp_path: Path) -> None:
+    """Other items are processed once, or a death would cost what 64 workers had done."""
+    begin = functools.partial(wait_or_die, tmp_path)
+    results = list(engines.Processes(2).map(begin, range(4)))
+    assert sorted(results[:2]) == [(0, 0), (3, 3)]
+    assert results[2:] == [(2, 2), (1, None)]
+    assert sorted((tmp_path / "tried").read_text().split()) == ["0", "1", "1", "2", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((1024, 9999), [(4096, 9999)]), ((1024, 1500), [(1500, 1500)]), ((4096, -1), [])],
+)
+def test_many_workers_may_open_their_pipes(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: list[tuple[int, int]]
+) -> None:
+    """A machine with 192 cores has the limit of others: 1024."""
+    limited: list[tuple[int, int]] = []
+    monkeypatch.setattr(worker_count.resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(worker_count.resource, "setrlimit", lambda kind, both: limited.append(both))
+    assert list(engines.Processes(192).map(functools.partial(square, 0), [])) == []
+    assert limited[: len(raised)] == raised
+    assert set(limited) == set(raised)
+
+
+@pytest.mark.parametrize("engine", [engines.Processes(1), engines.Threads(1)])
+def test_items_are_read_only_as_fast_as_they_are_processed(engine: engines.Engine) -> None:
+    read: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in itertools.count(10):
+            read.append(number)
+            yield number
+
+    running = engine.map(functools.partial(square, 0), items())
+    assert [next(running) for _ in range(3)] == [(n, n * n) for n in (10, 11, 12)]
+    assert len(read) <= 4
+    running.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("engine", [engines.Processes(2), engines.Threads(2)])
+def test_an_error_ends_the_work(tmp_path: Path, engine: engines.Engine) -> None:
+    with pytest.raises(InputError, match="item 1 is wrong"):
+        list(engine.map(functools.partial(wait_and_fail, tmp_path), range(9)))
+
+
+def test_each_thread_begins_once() -> None:
+    begun: list[int] = []
+
+    def begin(worker: engines.Worker) -> Callable[[int], int]:
+        begun.append(worker.number)
+        return lambda item: item
+
+    assert sorted(engines.Threads(3).map(begin, range(50))) == [(n, n) for n in range(50)]
+    assert sorted(begun) == list(range(len(begun)))
+    assert len(begun) <= 3
+
+
+# Ray.
+
+
+def test_ray_is_imported_only_if_chosen() -> None:
+    assert "ray" not in sys.modules
+    with (
+        mock.patch.dict(sys.modules, {"ray": None}),
+        pytest.raises(InputError, match=r"--engine ray requires Ray: .*pip install .*ray"),
+    ):
+        list(engines.Ray("auto").map(functools.partial(square, 0), range(2)))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ConnectionError("refused"), InputError, "no Ray cluster found"),
+        (ValueError("malformed"), InputError, "--ray-address local: malformed"),
+        (Exception("timed out"), RunAgain, "local: timed out: free memory or CPUs"),
+    ],
+)
+def test_a_cluster_that_does_not_start(
+    error: Exception, kind: type[Exception], message: str
+) -> None:
+    init = mock.Mock(side_effect=error)
+    with (
+        mock.patch.dict(sys.modules, {"ray": types.SimpleNamespace(init=init)}),
+        pytest.raises(kind, match=message),
+    ):
+        list(engines.Ray("local").map(functools.partial(square, 0), range(2)))
+
+
+def test_ray_does_not_handle_sigterm() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray = mock.MagicMock()
+    ray.init.side_effect = lambda **how: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with mock.patch.dict(sys.modules, {"ray": ray}):
+        engines._connected("auto", print)
+    assert ray.init.call_count == 1
+    after = signal.signal(signal.SIGTERM, before)
+    assert after == before
+
+
+class _MemoryError(Exception):
+    """Ray's OutOfMemoryError."""
+
+
+def _ray(wait: Callable[..., Any] = lambda references, **limits: (references, [])) -> Any:
+    """Stands in for the module ray; item 2 lacks memory."""
+    ray = mock.MagicMock()
+    ray.exceptions.RayError = ray.exceptions.WorkerCrashedError = KeyError
+    ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError = KeyError, _MemoryError
+    ray.cluster_resources.return_value = {"CPU": 2}
+    ray.available_resources.return_value = {"CPU": 0.0}
+    ray.remote.return_value.return_value.remote = lambda item, shared: item
+    ray.wait = wait
+
+    def get(reference: int) -> tuple[int, None]:
+        if reference == 2:
+            raise _MemoryError
+        return reference, None
+
+    ray.get = get
+    return ray
+
+
+def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_task_oom_retries", raising=False)
+    with mock.patch.dict(sys.modules, {"ray": _ray()}):
+        results = dict(engines.Ray("auto", 2).map(functools.partial(square, 0), range(4)))
+    assert results == {0: 0, 1: 1, 2: None, 3: 3}
+    assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
+
+
+def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, messages = [0.0], list[str]()
+    monkeypatch.setattr(engines.time, "monotonic", lambda: clock[0])
+
+    def wait(references: list[int], num_returns: int, timeout: float) -> Any:
+        clock[0] += timeout
+        return ([], references) if clock[0] < 150.0 else (references, [])
+
+    monkeypatch.setattr(engines, "_connected", lambda address, say: _ray(wait))
+    cluster = engines.Ray("10.0.0.1:6379", 2, say=messages.append)
+    assert len(list(cluster.map(functools.partial(square, 0), range(5)))) == 5
+    waits = [text.partition(": ")[2].partition(" so far")[0] for text in messages]
+    assert waits == ["30 s", "60 s", "120 s"]
+    assert "A worker needs 1 CPU; free: 0 CPUs." in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunAgain("the disk is full"), "on node7: the disk is full"),
+        (Unavailable("no answer"), "on node7: no answer"),
+        (InputError("--height 7: use 8"), "--height 7: use 8"),
+        (
+            OSError(errno.ESTALE, "Stale file handle", "/out/a"),
+            "[Errno 116] Stale file handle on node7: '/out/a'",
+        ),
+    ],
+)
+def test_an_error_of_a_node_names_the_node(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(item: int) -> None:
+        raise error
+
+    monkeypatch.setattr(engines.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(engines, "_begun_by_task", lambda reference: fail)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    result, passed = engines._in_task(1, [None])
+    assert result is None
+    assert type(passed) is type(error)
+    assert str(pickle.loads(pickle.dumps(passed))) == message
+
+
+def test_a_node_with_other_versions_is_refused() -> None:
+    with pytest.raises(InputError, match=r"has flax 2, but this command has flax 1: install the"):
+        engines._begun_here(functools.partial(square, 0), "flax 1", "flax 2", 1)
+
+
+def test_actors_divide_the_processors_of_a_node_by_its_gpus() -> None:
+    def each(gpus: float, **resources: float) -> tuple[float, int]:
+        nodes = [{"Alive": True, "Resources": resources}] * 2
+        return engines.Ray("auto", gpus=gpus)._of_each_actor(
+            types.SimpleNamespace(nodes=lambda: nodes)
+        )
+
+    assert each(-1, CPU=26, GPU=4) == (1, 6)
+    assert each(0.25, CPU=26, GPU=4) == (0.25, 1)
+    assert each(-1, CPU=26) == (0, 1)
+    assert each(0, CPU=26, GPU=4) == (0, 1)
+
+
+def test_an_actor_that_sees_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with mock.patch.dict(sys.modules, {"ray": mock.MagicMock()}):
+        _, error = engines._Actor([None], 1, 1).process(0)
+    assert "jax sees only the CPU on the Ray node" in str(error)
