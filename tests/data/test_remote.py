@@ -156,8 +156,8 @@ def test_other_addresses_are_rejected_before_a_request(address: str, tmp_path: P
     with pytest.raises(InputError) as caught:
         _find(address, tmp_path)
     assert SECRET not in str(caught.value)
-    listed = tmp_path / "list.json"
-    listed.write_text(json.dumps([address]))
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(json.dumps(address))
     with pytest.raises(InputError) as caught:
         _find(str(listed), tmp_path)
     assert SECRET not in str(caught.value)

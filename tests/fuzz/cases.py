@@ -215,7 +215,7 @@ def _lists() -> tuple[Seed, ...]:
     clips = ("prepare", "clips", "{}", _OUT + "clips", *_CLIPS, "--workers", "1")
     return tuple(
         Seed((f"list.{ending}", *videos, model), (command, Command(clips, 0.3)))
-        for ending in ("json", "jsonl", "csv", "txt")
+        for ending in ("jsonl", "csv", "txt")
     )
 
 

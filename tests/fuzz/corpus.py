@@ -81,10 +81,7 @@ def _texts() -> dict[str, bytes]:
         "text.txt": "\n\n".join(f"{TEXT * 2} number {n}." for n in range(30)).encode(),
         "prompt.txt": TEXT.encode(),
         "text.jsonl": "".join(json.dumps(one) + "\n" for one in records).encode(),
-        "list.json": json.dumps(
-            {"list": [{"path": "a.mp4", "n": 1}, {"full_path": "b.mkv"}]}
-        ).encode(),
-        "list.jsonl": b'{"path": "a.mp4"}\n{"full_path": "b.mkv", "path": "a.mp4"}\n',
+        "list.jsonl": b'{"path": "a.mp4"}\n"b.mkv"\n',
         "list.csv": b"id,path\n1,a.mp4\n2,b.mkv\n",
         "list.txt": b"# videos\na.mp4\n\nb.mkv\n",
     }

@@ -154,25 +154,23 @@ SMALL = (
 )
 
 
-def _fill(server: Server, place: Path) -> None:
-    """Six videos, one invalid file, and their list; all with signed URLs."""
+def _fill(server: Server, place: Path) -> list[str]:
+    """Six videos and one invalid file; returns their URLs, which are to be signed."""
     names = [f"{number}.mp4" for number in range(6)]
     for number, name in enumerate(names):
         file = sample_videos.write(place / "made" / name, 20 + number)
         server.files[f"/{name}"] = Answer(file.read_bytes())
     server.files["/none.mp4"] = Answer(b"no video")
-    signed = [f"{name}?{SIGNED.format(SECRETS[0])}" for name in (*names, "none.mp4")]
-    signed[0] = f"{server.base}/{signed[0]}"
-    server.files["/list.json"] = Answer(json.dumps(signed).encode())
+    return [f"{server.base}/{name}?{SIGNED}" for name in (*names, "none.mp4")]
 
 
 def _spilled(place: Path) -> list[str]:
-    """Returns files with a secret in their names or contents, except the fetched list."""
+    """Returns files with a secret in their names or contents, except the list."""
     found = []
     for path in place.rglob("*"):
         name = str(path.relative_to(place))
         held = path.read_bytes() if path.is_file() else b""
-        own = path.name == "list.json" and "remote" in path.parts
+        own = path == place / "list.txt"
         if any(one in name or (one.encode() in held and not own) for one in SECRETS):
             found.append(name)
     return found
@@ -182,19 +180,20 @@ def _spilled(place: Path) -> list[str]:
 def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> None:
     """Training, quarantine, checkpoint, resume with another signature, failures and a report."""
     with serving() as server:
-        _fill(server, tmp_path)
-        listed = f"{server.base}/list.json"
-        path = ("--data.path", f"{listed}?{SIGNED.format(SECRETS[0])}")
+        urls = _fill(server, tmp_path)
+        (tmp_path / "list.txt").write_text("\n".join(urls).format(SECRETS[0]))
+        path = ("--data.path", "list.txt", "--data.val_path", urls[1].format(SECRETS[0]))
         said = train(tmp_path, *SMALL, *path, "--loop.steps", 4, "--output-dir", "run")
-        assert f"--data.path '{listed}?signed'" in said  # the command line to resume with
+        assert f"--data.val_path '{server.base}/1.mp4?signed'" in said  # the command to resume with
         asked = len(server.asked)
         assert all(
             SECRETS[0] in one for one in server.asked
         )  # the server receives the complete query
 
-        newly = f"--data.path={listed}?{SIGNED.format(SECRETS[1])}"
+        (tmp_path / "list.txt").write_text("\n".join(urls).format(SECRETS[1]))
+        newly = f"--data.val_path={urls[1].format(SECRETS[1])}"
         resume = (*SMALL, "--loop.steps", 6, "--output-dir", "run", "--resume", "latest")
-        said += train(tmp_path, *resume, newly)
+        said += train(tmp_path, *resume, "--data.path", "list.txt", newly)
         assert "step 6/6" in said
         assert "differs from the checkpoint: data.path" not in said
         # Only the invalid file was removed from the cache, and is fetched again.
@@ -202,8 +201,8 @@ def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> Non
 
         asked = len(server.asked)
         failures = [
-            (("--data.path", f"{listed}?signed"), 2),  # as recorded: never requested
-            (("--data.path", f"http://me:{SECRETS[2]}@{server.base[7:]}/list.json"), 2),
+            (("--data.path", f"{server.base}/0.mp4?signed"), 2),  # as recorded: never requested
+            (("--data.path", f"http://me:{SECRETS[2]}@{server.base[7:]}/0.mp4"), 2),
             (("--data.path", f"{server.base}/gone.mp4?{SIGNED.format(SECRETS[1])}"), 2),
         ]
         for arguments, code in failures:
@@ -219,7 +218,7 @@ def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> Non
     for name in ("config.json", "history.jsonl", "log.txt", "report.html", "quarantine.jsonl"):
         assert (tmp_path / "run" / name).is_file()
     saved = json.loads((tmp_path / "run/config.json").read_text())
-    assert saved["data"]["path"] == f"{listed}?signed"
+    assert saved["data"]["val_path"] == f"{server.base}/1.mp4?signed"
     assert list((tmp_path / "run").glob("examples*.jsonl"))
     assert list((tmp_path / "cache/video").rglob("index.jsonl"))
     assert _spilled(tmp_path) == []

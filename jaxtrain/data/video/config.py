@@ -36,7 +36,7 @@ class Config:
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
-    shards-{000..127}.tar, or a .json, .jsonl, .csv, or .txt list of videos and tars. Files at
+    shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars. Files at
     https://, s3://, and gs:// are fetched into the cache once."""
     val_path: str | None = None
     """Video data for validation, in the same form as path; None splits the files of path."""

@@ -198,7 +198,7 @@ def _find(source: str, say: Say) -> list[Found]:
 
 def _exists(found: Found) -> bool:
     try:
-        return addresses.is_address(found.path) or os.path.lexists(found.file)
+        return not found.path or os.path.lexists(found.file)
     except ValueError:  # a NUL character
         return False
 
@@ -367,14 +367,14 @@ def _run(
                 if fresh and record["dropped"] is not None:
                     skipped += 1
                     if skipped <= _NAMED:
-                        say(f"skipped: {job.found.path}: {record['dropped']}")
+                        say(f"skipped: {job.found.path or job.found.url}: {record['dropped']}")
                 show(tally.done, len(tally.dropped))
             # Without the engine, whose start takes seconds.
             todo, free = [], dict[str, float]()  # since when a video is not being cut
             if busy:
                 say(
                     f"waiting for {_videos(len(busy))} that other commands are cutting, such as "
-                    f"{busy[0].found.path}"
+                    f"{busy[0].found.path or busy[0].found.url}"
                 )
             while busy and not todo:
                 time.sleep(lock.POLL_S)

@@ -4,16 +4,13 @@ import io
 import os
 import pickle
 import tarfile
-import tracemalloc
 import types
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sample_videos as sample
-from peak_memory import peak_mib
 
 from jaxtrain.data import video
 from jaxtrain.data.video import files as video_files
@@ -92,6 +89,8 @@ def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
     assert len(_find(shards / "s-000.tar", tmp_path)) == 3
     assert [*tar_members.expand("a{8..11}b")] == ["a8b", "a9b", "a10b", "a11b"]
     assert [*tar_members.expand("{08..9}-{1..1}/c")] == ["08-1/c", "09-1/c"]
+    assert [*tar_members.expand("{5..3}.tar")] == []
+    assert not tar_members.is_pattern("{0..%s}.tar" % ("9" * 5000))
 
 
 def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -133,7 +132,7 @@ def test_errors_about_tars_give_the_reason(shards: Path, tmp_path: Path) -> None
     (tmp_path / "not.tar").write_bytes(b"x" * 2000)
     with pytest.raises(InputError, match=r"not\.tar cannot be read as a tar"):
         _find(tmp_path / "not.tar", tmp_path)
-    with pytest.raises(InputError, match=r"a-0\.tar cannot be read as a tar: No such file"):
+    with pytest.raises(InputError, match=r"a-0\.tar cannot be read as a tar \(No such file"):
         _find(tmp_path / "a-{0..1}.tar", tmp_path)
     content = (shards / "s-000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(content[: len(content) // 2])
@@ -145,7 +144,7 @@ def test_errors_about_tars_give_the_reason(shards: Path, tmp_path: Path) -> None
         _find(tmp_path / "empty.tar", tmp_path)
 
 
-def _header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0") -> bytes:
+def _header(name: bytes, size: int, kind: bytes) -> bytes:
     """Returns a tar header (POSIX.1-1988, with GNU's numbers above 8 GiB)."""
     block = bytearray(512)
     block[: len(name)] = name
@@ -153,27 +152,16 @@ def _header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0") ->
     large = b"\x80" + size.to_bytes(11, "big")
     block[124:136] = large if size >= 8**11 else b"%011o\0" % size
     block[136:148] = b"%011o\0" % 0
-    block[156:157], block[257:265] = kind, magic
+    block[156:157], block[257:265] = kind, b"ustar  \0"
     block[148:156] = b"%06o\0 " % (sum(block) + 8 * 32)
     return bytes(block)
 
 
 def _pax(key: bytes, value: bytes) -> bytes:
-    return _pax_header([(key, value)], b"x")
-
-
-def _pax_header(records: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
-    body = b""
-    for key, value in records:
-        length = len(key) + len(value) + 3
-        length += len(str(length + len(str(length))))
-        body += b"%d %s=%s\n" % (length, key, value)
-    header = _header(b"pax", len(body), kind, b"ustar\x0000")
-    return header + body + bytes(-len(body) % 512)
-
-
-def _globals(count: int) -> bytes:
-    return _pax_header(((b"k%x" % number, b"") for number in range(count)), b"g")
+    length = len(key) + len(value) + 3
+    length += len(str(length + len(str(length))))
+    body = b"%d %s=%s\n" % (length, key, value)
+    return _header(b"pax", len(body), b"x") + body + bytes(-len(body) % 512)
 
 
 PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
@@ -188,18 +176,11 @@ PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
         (_header(b"v.mp4", 10, b"S") + PLAIN[512:], r"member v\.mp4 is sparse.*without --sparse"),
         (_header(b"v.mp4", 2**80, b"0") + bytes(1024), "cannot be read as a tar"),
         (b"".join(_pax(b"path", b"%d.mp4" % n) for n in range(3000)) + PLAIN, "recursion"),
-        (_header(b"long", 2**16 + 1, b"L") + bytes(2**17) + PLAIN, "a header of 66,048 bytes"),
-        (_header(b"long", 2**16, b"x") + bytes(2**16) + PLAIN, None),
         (
-            _pax(b"path", b"x" * 5000) + PLAIN,
-            r"byte 0 has 5,000 characters, and the limit is 4,096",
+            _header(b"long", 2**62, b"x") + PLAIN,
+            "declares a header that is too large|cannot be read",
         ),
         (_pax(b"path", b"1" * 255) + PLAIN, None),
-        (_pax(b"comment", b"1" * 60_000) + PLAIN, "a number of more than 255 digits in a header"),
-        (_globals(100) + PLAIN, None),
-        (_globals(101) + PLAIN, "global PAX headers have more than 100 keys"),
-        (_globals(60) + PLAIN[:1024] + _globals(101) + PLAIN, "more than 100 keys"),
-        (_pax_header([(b"path", b"v.mp4")], b"g") + PLAIN, "global PAX header sets 'path'"),
     ],
 )
 def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
@@ -214,101 +195,11 @@ def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str | N
     assert "\n" not in str(error.value)
 
 
-LISTS = """
-import sys
-from pathlib import Path
-from jaxtrain.data.video import tar_members
-from jaxtrain.errors import InputError
-try:
-    tar_members.members(sys.argv[1], Path(sys.argv[2]))
-except InputError as error:
-    print(error)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
-def test_a_name_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
-    (tmp_path / "small.tar").write_bytes(PLAIN)
-    base, _ = peak_mib(LISTS, tmp_path / "small.tar", tmp_path)
-    path = tmp_path / "a.tar"
-    path.write_bytes(_header(b"long", 1 << 30, kind))
-    os.truncate(path, (1 << 30) + 4096)
-    most, said = peak_mib(LISTS, path, tmp_path)
-    assert "a header of 1,073,741,824 bytes at byte 512" in said
-    assert most < base + 20, (base, most)
-
-
-def test_global_headers_are_not_kept_with_each_member(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    members = b"".join(_header(b"%d.mp4" % number, 0, b"0") for number in range(2000))
-    # Without a limit, each of the 2,000 members has a table of 5,000 keys: 0.6 GiB in total.
-    for count, said in ((5000, "more than 100 keys"), (100, "")):
-        path.write_bytes(_globals(count) + members + bytes(1024))
-        tracemalloc.start()
-        try:
-            if said:
-                with pytest.raises(InputError, match=said):
-                    tar_members.members(str(path), tmp_path)
-            else:
-                assert len(tar_members.members(str(path), tmp_path)) == 2000
-            _, most = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert most < 2**22, (count, most)
-
-
-def test_a_pattern_expands_to_a_limited_number_of_names() -> None:
-    assert len([*tar_members.expand("{000..127}-{0..9}.tar")]) == 1280
-    assert [*tar_members.expand("{5..3}.tar")] == []
-    for pattern in (
-        "{0..99999999999}.tar",
-        "{0..999}{0..999}{0..999}.tar",
-        "{0..9}" * 8 + ".tar",
-        "{1..1}" * 400 + ".tar",
-        "{%s..1}.tar" % ("0" * 5000),
-        "{0..%s}.tar" % ("9" * 5000),
-        "x" * 5000 + "{0..99999}.tar",
-    ):
-        with pytest.raises(
-            InputError, match=r"expands to [\d,]+ names|at most 8 ranges|[\d,]+ characters in total"
-        ) as refused:
-            tar_members.expand(pattern)
-        assert len(str(refused.value)) < 400
-
-
-def test_the_patterns_of_a_list_share_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = tmp_path / "l.txt"
-    listed.write_text("a{0..9}/../a.tar\n" * 11)  # leads to the same file each time
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+def test_a_missing_file_of_a_pattern_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s-00.tar", "w") as tar:
         _add(tar, "0.mp4", b"")
-    read = []
-    real = tar_members.members
-    monkeypatch.setattr(tar_members, "members", lambda *args: read.append(args) or real(*args))
-    assert [one.name for one in _find(listed, tmp_path)] == ["a.tar/0.mp4"]
-    assert len(read) == 1
-    monkeypatch.setattr(tar_members, "_MAX_NAMES", 100)
-    with pytest.raises(
-        InputError, match=r"to 10 names, in addition to 100 of other patterns.*limit is 100"
-    ):
-        _find(listed, tmp_path)
-
-
-@pytest.mark.parametrize("ending", ["txt", "json"])
-def test_a_pattern_is_rejected_at_its_first_missing_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
-    looked_for = []
-    real = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: looked_for.append(path) or real(path))
-    pattern = "s-{00000..99999}.tar"
-    (tmp_path / "s-00000.tar").touch()
-    listed = tmp_path / f"l.{ending}"
-    listed.write_text(pattern if ending == "txt" else f'["{pattern}"]')
-    for path in (listed, tmp_path / pattern):
-        looked_for.clear()
-        with pytest.raises(InputError, match=r"s-00001\.tar .*No such file.* includes it\): corr"):
+    listed = tmp_path / "l.txt"
+    listed.write_text("s-{00..01}.tar\n")
+    for path in (listed, tmp_path / "s-{00..01}.tar"):
+        with pytest.raises(InputError, match=r"s-01\.tar .*No such file.*: correct the path, or"):
             _find(path, tmp_path)
-        assert len(looked_for) < 10
