@@ -11,8 +11,8 @@ INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
 
 EXIT_CODES = {
     DONE: "done",
-    1: "unexpected error, with a traceback; `encode` or `decode` of a folder could not process "
-    "some files; `prepare latents` could decode no clip; `doctor` found problems; "
+    1: "unexpected error, with a traceback; `prepare`, or `encode` or `decode` of a folder, could "
+    "not process some inputs; `doctor` found problems; "
     "`checkpoints` found a damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` "
     "could not measure anything",
     WRONG_USE: "incorrect usage or invalid input; one line per problem names it and the fix",

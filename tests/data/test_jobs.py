@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 from launch.hosts import wait_for
+from obstore.store import MemoryStore
 
 from jaxtrain.data import engines, jobs
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.storage import bucket_output
+from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)
+URL = "s3://bucket/out"
 
 
 def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
@@ -255,6 +259,45 @@ def test_an_input_that_changes_meanwhile_is_not_recorded_as_done(case: Case) -> 
     outcome = jobs.run(items, begin, case.out, {}, engine=ONE, say=print)
     assert outcome.failed == {"a": "changed while it was processed"}
     assert case.run(settings={}).made == 1
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    store = Bucket(URL, MemoryStore())
+    monkeypatch.setattr(bucket_output, "opened", lambda url: store)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    return store
+
+
+def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -> None:
+    case.write(a="one", b="three", c="broken")
+    case.run()
+    folder = case.files()
+    case.calls()
+    assert case.run(URL).failed == {"c": "is broken"}
+    names = [name for name in bucket.sizes() if not name.startswith(".jobs")]
+    assert {name: _text(bucket, name) for name in names} == folder
+    jobs.check_complete(URL)
+    assert case.calls() == ["a", "b", "c"]
+    case.write(a="changed")
+    bucket.delete(["b.made/deep/length"])
+    bucket.put("a.made/left", b"of an earlier version")
+    assert case.run(URL).made == 2
+    assert case.calls() == ["a", "b"]
+    assert _text(bucket, "a.made/text") == "CHANGED"
+    assert "a.made/left" not in bucket.sizes()
+    case.write(a="broken")
+    case.run(URL)
+    assert not [name for name in bucket.sizes() if name.startswith("a.made")]
+    (case.source / "b").unlink()
+    case.run(URL)
+    assert json.loads(_text(bucket, "report.json"))["not_in_list"] == ["b.made"]
+
+
+def _text(bucket: Bucket, name: str) -> str:
+    content = bucket.get(name)
+    assert content is not None
+    return content.data.decode()
 
 
 SCRIPT = """

@@ -170,6 +170,7 @@ job = record(
     completions=number,
     parallelism=number,
     backoffLimit=number,
+    backoffLimitPerIndex=number,
     podFailurePolicy=pod_failure_policy,
     activeDeadlineSeconds=number,
 )

@@ -1,15 +1,15 @@
 """k8s-prepare.yaml against the schema of Kubernetes' Job, and its command line."""
 
+import argparse
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from launch.stub import LAUNCH
 
-from jaxtrain import main
-from jaxtrain.data.video import prepare_clips
+from jaxtrain.cli import job_flags
+from jaxtrain.data.jobs import Part
 from launch import test_jobset
 
 JOB = test_jobset.record(
@@ -42,10 +42,13 @@ def test_the_manifest_follows_the_schema(manifest: dict[str, Any]) -> None:
     assert JOB(other, "Job")
 
 
-def test_all_pods_work_at_once_and_are_numbered(manifest: dict[str, Any]) -> None:
+def test_all_pods_are_numbered(manifest: dict[str, Any]) -> None:
     spec = manifest["spec"]
     assert spec["completionMode"] == "Indexed"
-    assert spec["completions"] == spec["parallelism"] > 1
+    assert spec["completions"] >= spec["parallelism"] > 1
+    actions = {rule["action"] for rule in spec["podFailurePolicy"]["rules"]}
+    assert "FailIndex" in actions  # which requires this limit
+    assert spec["backoffLimitPerIndex"] > 1
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy requires it
     names = {rule["onExitCodes"]["containerName"] for rule in spec["podFailurePolicy"]["rules"][1:]}
     assert names == {container(manifest)["name"]}
@@ -53,26 +56,19 @@ def test_all_pods_work_at_once_and_are_numbered(manifest: dict[str, Any]) -> Non
     assert mounted == {one["name"] for one in spec["template"]["spec"]["volumes"]}
 
 
-def test_each_pod_runs_the_command_with_its_number(
-    manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The image's entry point receives the args; Kubernetes sets JOB_COMPLETION_INDEX."""
-    one = container(manifest)
-    assert "command" not in one
+def test_each_pod_makes_its_part(manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's entry point receives the args, in which Kubernetes replaces $(NAME)."""
+    pod = container(manifest)
+    assert "command" not in pod
     image = (LAUNCH / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["python", "-m", "jaxtrain.main"]' in image
-    shares = []
-
-    def run(source: str, out: Path, settings: Any, *, engine: Any, say: Any, share: str) -> Any:
-        assert (source, str(out)) == ("/shared/data/videos", "/shared/data/clips")
-        assert engine.workers == one["resources"]["limits"]["cpu"]
-        shares.append(share)
-        return {"pieces": 1, "frames": 9, "cut": 1, "dropped": [], "frames_left_out": 0}
-
-    monkeypatch.setattr(prepare_clips, "run", run)
-    for name in ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    for index in range(manifest["spec"]["completions"]):
-        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        assert main.main(list(one["args"])) == 0
-    assert shares == ["0", "1", "2", "3"]
+    parser, count = argparse.ArgumentParser(), manifest["spec"]["completions"]
+    job_flags.add(parser)
+    parts = []
+    for index in range(count):
+        args = [text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in pod["args"]]
+        assert args[:4] == ["prepare", "clips", "/shared/data/videos", "/shared/data/clips"]
+        flags = parser.parse_args(args[4:])
+        assert flags.workers == pod["resources"]["limits"]["cpu"]
+        parts.append(job_flags.part(flags, {}))
+    assert parts == [Part(index, count) for index in range(count)]
