@@ -20,18 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, listing, lock
+from jaxtrain.storage import addresses, bucket_output, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import TooLarge, is_bucket, normalized
-from jaxtrain.storage.bucket_output import BucketOutput
-from jaxtrain.storage.disks import check_room, cure_of
+from jaxtrain.storage.bucket_output import MANIFEST, BucketOutput
+from jaxtrain.storage.disks import cure_of
 
-MANIFEST = "manifest.json"
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
-_FETCHING = ".fetching.json"  # describes what a folder is fetched from, until it is complete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +193,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def in_bucket(folder: Path, bucket: CacheBucket | None) -> bool:
     """Returns whether the bucket has a complete folder, so that :func:`make_folder` fetches it."""
-    return bucket is not None and _complete_in(bucket.output, bucket.name(folder)) is not None
+    return bucket is not None and bucket_output.is_complete(
+        bucket.output.bucket, bucket.name(folder)
+    )
 
 
 def make_folder(
@@ -231,7 +229,7 @@ def make_folder(
     if manifest is None:
         manifest = _make_folder(folder, build, say, resumable, bucket)
     if bucket is not None and bucket.uploads:
-        _upload(folder, manifest, say, bucket)
+        bucket_output.upload_folder(bucket.output.bucket, bucket.name(folder), folder, say)
     return manifest
 
 
@@ -340,96 +338,31 @@ def _publish(
     return manifest
 
 
-def _complete_in(output: BucketOutput, name: str) -> dict[str, tuple[int, str]] | None:
-    """Returns size and ETag of each file of a folder if it is complete in a bucket."""
-    found = output.bucket.get(f"{name}/{MANIFEST}")
-    if found is None:
-        return None
-    try:
-        sizes = {str(one): int(size) for one, size in json.loads(found.data)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    sizes[MANIFEST] = len(found.data)
-    if not listing.can_be_files([*sizes, _FETCHING]):
-        return None
-    listed = output.bucket.versions(name)
-    there = {one: listed.get(f"{name}/{one}") for one in sizes}
-    complete = {
-        one: found for one, found in there.items() if found is not None and found[0] == sizes[one]
-    }
-    return complete if len(complete) == len(sizes) else None
-
-
 def _fetch(
     folder: Path, say: Callable[[str], None], alone: bool, bucket: CacheBucket
 ) -> dict[str, Any] | None:
     """Fetches a folder if it is complete in the bucket; else returns None.
 
-    What an earlier process fetched is kept, unless the objects have changed since, or the machine
-    was restarted, which may have lost what was written last.
-
     Args:
         folder: the final path.
         say: prints a message.
-        alone: whether this process has the lock, so that no other one fetches the folder.
+        alone: whether this process has the lock. Then files that an earlier process has fetched
+            are kept: the name of the folder determines their content.
         bucket: has the cache.
     """
-    output, name, url = bucket.output, bucket.name(folder), bucket.url(folder)
     work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
-    if (there := _complete_in(output, name)) is None:
-        shutil.rmtree(work, ignore_errors=True)
-        return None
-    record, described = work / _FETCHING, json.dumps({"boot": _boot(), "files": there})
     keep = alone
     try:
         with explained(folder.parent):
-            if not record.exists() or record.read_text(encoding="utf-8") != described:
-                shutil.rmtree(work, ignore_errors=True)
-                work.mkdir()
-                write_whole(record, described)
-            left = sum(size for size, _ in there.values()) - sum(
-                (work / one).stat().st_size for one in there if (work / one).exists()
-            )
-            check_room(work, left, url, CURE)
-            say(f"fetching {left / 1e6:,.1f} MB from {url}")
-            for one, version in there.items():
-                path = work / one
-                path.parent.mkdir(parents=True, exist_ok=True)
-                found = output.bucket.download(
-                    f"{name}/{one}", path, most=version[0], version=version
-                )
-                if found is None:
-                    raise RunAgain(f"{url}/{one} was deleted while it was fetched: start again")
-            record.unlink()
-            keep = False
+            store, name = bucket.output.bucket, bucket.name(folder)
+            if not bucket_output.download_folder(store, name, work, CURE, say):
+                keep = False
+                return None
             manifest = read_manifest(work)
             return None if manifest is None else _publish(work, folder, manifest, say)
     finally:
         if not keep:
             shutil.rmtree(work, ignore_errors=True)
-
-
-def _boot() -> str:
-    """Returns what changes at each boot of this machine, and rarely without one.
-
-    Without the identifier of the boot, its time is used, which also changes if the clock is set.
-    """
-    try:
-        return lock.boot()
-    except OSError:
-        return f"{lock.machine()} {psutil.boot_time()}"
-
-
-def _upload(
-    folder: Path, manifest: dict[str, Any], say: Callable[[str], None], bucket: CacheBucket
-) -> None:
-    """Uploads a complete folder unless it is complete in the bucket; the manifest is last."""
-    output, name = bucket.output, bucket.name(folder)
-    if _complete_in(output, name) is not None:
-        return
-    say(f"uploading {sum(manifest['files'].values()) / 1e6:,.1f} MB to {bucket.url(folder)}")
-    for one in (*manifest["files"], MANIFEST):
-        output.put(f"{name}/{one}", folder / one)
 
 
 def _beside(path: Path) -> Path:
