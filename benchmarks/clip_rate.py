@@ -3,8 +3,8 @@
     python benchmarks/clip_rate.py --videos DIR [--seconds N] [--only-prepared] [--field value ...]
 
 Runs in one process, like one worker, without batches or devices. Sizes are those of `h100_8`
-(12x480x720) unless overridden. Prepared clips of each codec are resized on the host and not
-resized, as if by the device, alternately. Rates are per second of CPU time, so other work on the
+(12x480x720) unless overridden. Prepared clips are resized on the host and not resized,
+as if by the device, alternately. Rates are per second of CPU time, so other work on the
 machine has little effect, except through caches and shared parts of a core.
 
 It also prints the size of the prepared clips, and the PSNR of their brightness against the frames
@@ -16,7 +16,6 @@ import math
 import os
 import tempfile
 import time
-import typing
 from pathlib import Path
 
 import av
@@ -25,7 +24,7 @@ import numpy as np
 import results
 
 from jaxtrain import config
-from jaxtrain.data import engine, sampler
+from jaxtrain.data import engines, sampler
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import packets, pieces, prepare_clips
 
@@ -56,25 +55,24 @@ def main() -> None:
         report("raw videos", f"{rate:.1f} clips/s per core")
     output = common_start.CHECKOUT / "output"
     output.mkdir(exist_ok=True)
-    for codec in typing.get_args(pieces.Codec):
-        with tempfile.TemporaryDirectory(dir=output) as folder:
-            cut = Path(folder) / "clips"
-            settings = pieces.Settings(height=model.height, width=model.width, codec=codec)
-            found = prepare_clips.run(
-                flags.videos, cut, settings, engine=engine.Local(1), say=print
-            )
-            ways = [
-                _rows(str(cut), ["--data.convert_on", place, *overrides])
-                for place in ("host", "device")
-            ]
-            host, device = _clips_per_second(ways, flags.seconds)
-            size = sum(path.stat().st_size for path in cut.rglob("*.mp4"))
-            report(
-                f"prepared clips in {codec}",
-                f"{device:.1f} clips/s per core, {host:.1f} if the host resizes; "
-                f"{size / found['frames'] * model.frames / 1e6:.3f} MB per clip, "
-                f"{_psnr(Path(flags.videos), cut, settings):.1f} dB",
-            )
+    with tempfile.TemporaryDirectory(dir=output) as folder:
+        cut = Path(folder) / "clips"
+        settings = pieces.Settings(height=model.height, width=model.width)
+        outcome = prepare_clips.run(
+            flags.videos, cut, settings, engine=engines.Processes(1), say=print
+        )
+        ways = [
+            _rows(str(cut), ["--data.convert_on", place, *overrides])
+            for place in ("host", "device")
+        ]
+        host, device = _clips_per_second(ways, flags.seconds)
+        size = sum(path.stat().st_size for path in cut.rglob("*.mp4"))
+        report(
+            "prepared clips",
+            f"{device:.1f} clips/s per core, {host:.1f} if the host resizes; "
+            f"{size / outcome.totals['frames'] * model.frames / 1e6:.3f} MB per clip, "
+            f"{_psnr(Path(flags.videos), cut, settings):.1f} dB",
+        )
 
 
 def _psnr(videos: Path, cut: Path, settings: pieces.Settings) -> float:

@@ -1,7 +1,6 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
-from typing import get_args
 
 from jaxtrain import terminal
 from jaxtrain.config import invocation
@@ -38,7 +37,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _clips(arguments: list[str]) -> int:
-    from jaxtrain.cli import command_line, engine_flags
+    from jaxtrain.cli import command_line, job_flags
+    from jaxtrain.data import jobs
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
@@ -74,8 +74,7 @@ def _clips(arguments: list[str]) -> int:
         "min-frames": "minimum frames per prepared clip; shorter pieces are dropped",
         "min-side": "minimum length of a video's shorter side, pixels; smaller videos are dropped",
         "gop": "frames between keyframes",
-        "quantizer": "MPEG-4 quality, from 1 (best) to 31 (worst)",
-        "crf": "H.264 quality, from 0 (lossless) to 51 (worst)",
+        "quantizer": "MPEG-4 quality, from 1 (best) to 31",
     }
     for name, what in numbers.items():
         value = getattr(default, name.replace("-", "_"))
@@ -85,16 +84,8 @@ def _clips(arguments: list[str]) -> int:
             metavar="N",
             help=f"{what} (default: {value})",
         )
-    add(
-        "--codec",
-        choices=get_args(pieces.Codec),
-        default=default.codec,
-        help="codec of the prepared clips: mpeg4 decodes faster, h264 is smaller "
-        f"(default: {default.codec})",
-    )
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
-    engine_flags.add(parser)
-    engine_flags.add_share(parser)
+    job_flags.add(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -107,35 +98,29 @@ def _clips(arguments: list[str]) -> int:
             f"prepare clips needs SOURCE and OUT; see {invocation.program()} prepare clips --help"
         )
     command_line.refuse_unknown(parser, rest)
-    engine = engine_flags.chosen(flags)
+    engine, part = job_flags.engine(flags), job_flags.part(flags)
     given = {field: getattr(flags, field) for field in (one.replace("-", "_") for one in numbers)}
     given = {field: value for field, value in given.items() if value is not None}
-    unused = "crf" if flags.codec == "mpeg4" else "quantizer"
-    if unused in given:
-        other = "--codec h264" if unused == "crf" else "--codec mpeg4"
-        raise InputError(f"--{unused} {given[unused]} requires {other}")
-    settings = pieces.Settings(codec=flags.codec, split_at_cuts=not flags.keep_cuts, **given)
+    settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **given)
 
     say = terminal.say
     with command_line.resumable("videos"):
-        report = prepare_clips.run(
-            flags.source,
-            flags.out,
-            settings,
-            engine=engine,
-            say=say,
-            share=engine_flags.announced_share(flags, flags.out),
+        outcome = prepare_clips.run(
+            flags.source, flags.out, settings, engine=engine, say=say, part=part
         )
-    listed_in = f"{flags.out.rstrip('/')}/{prepare_clips.REPORT}"
+    totals, videos = outcome.totals, outcome.made + outcome.skipped
+    listed_in = f"{flags.out.rstrip('/')}/{jobs.REPORT}"
     say(
-        f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "
-        f"from {_counted(report['cut'], 'video')}; dropped "
-        f"{_counted(len(report['dropped']), 'video')} and "
-        f"{_counted(report['frames_left_out'], 'frame')} (see {listed_in})"
+        f"{_counted(totals.get('pieces', 0), 'clip')}, "
+        f"{_counted(totals.get('frames', 0), 'frame')}, from {_counted(videos, 'video')}; excluded "
+        f"{_counted(len(outcome.failed), 'video')} and "
+        f"{_counted(totals.get('frames_left_out', 0), 'frame')} (see {listed_in})"
     )
-    if not report["pieces"]:
+    if outcome.left:
+        return 0
+    if not videos and part.count == 1:
         raise InputError(
-            f"no clip could be cut from {_counted(report['videos'], 'video')}; see {listed_in}"
+            f"no clip could be cut from {_counted(len(outcome.failed), 'video')}; see {listed_in}"
         )
     say(f"train with --data.path {flags.out}")
     return 0

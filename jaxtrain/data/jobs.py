@@ -562,9 +562,11 @@ class _Folder:
         with lock.locked(path, say, f"preparing data in {self.top}") as mine:
             if mine:
                 self._remove_half_made()  # by killed commands
-            yield
-            if mine:
-                self._remove_half_made()  # by nodes that were lost
+            try:
+                yield
+            finally:
+                if mine:
+                    self._remove_half_made()  # by nodes that were lost, and workers that were ended
 
     def _remove_half_made(self) -> None:
         for left in (self.top / WORK / "half").glob(f"{self.key}-*"):

@@ -1,6 +1,5 @@
 """``jaxtrain prepare``: clips, latents, and a run that trains on them."""
 
-import argparse
 import json
 import os
 import signal
@@ -18,8 +17,8 @@ import sample_videos as sample
 import small_text
 
 from jaxtrain import config, main
-from jaxtrain.cli import engine_flags, prepare_latents, prepare_tokens
-from jaxtrain.data import engine, worker_pool
+from jaxtrain.cli import prepare_latents, prepare_tokens
+from jaxtrain.data import engine, jobs, worker_pool
 from jaxtrain.data.video import latents
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
@@ -123,7 +122,6 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for arguments, message in (
         (("prepare", "frames"), "unknown action frames; use clips, tokens, or latents"),
         (("prepare", "clips", tmp_path), "needs SOURCE and OUT"),
-        (("prepare", "clips", tmp_path, "o", "--crf", 9), "--crf 9 requires --codec h264"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
@@ -185,7 +183,6 @@ def test_wrong_flags_of_an_engine(
         (("--ray-gpus", 1), "--ray-gpus 1.0 requires --engine ray"),
         (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1.0: use 0 or more"),
         (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
-        (("--engine", "ray", "--share"), "--share is for commands without Ray"),
     ],
 )
 def test_wrong_flags_of_a_cluster(
@@ -195,64 +192,18 @@ def test_wrong_flags_of_a_cluster(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("variables", "number"),
-    [
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "3"),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
-        ({"SLURM_PROCID": "0"}, None),  # a batch script
-        ({"SLURM_ARRAY_TASK_ID": "17"}, "17"),
-        ({"JOB_COMPLETION_INDEX": "5"}, "5"),
-        (  # srun in an element of an array
-            {"SLURM_ARRAY_TASK_ID": "17", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
-            "17.3",
-        ),
-        ({"SLURM_ARRAY_TASK_ID": "17", "SLURM_PROCID": "0"}, "17"),
-        ({}, None),
-    ],
-)
-def test_tasks_of_a_cluster_share_the_work(variables: dict[str, str], number: str | None) -> None:
-    found = engine_flags.share(argparse.Namespace(share=False), variables)
-    assert (None if found is None else found[0]) == number
-    texts = [engine_flags.share(argparse.Namespace(share=True), {}) for _ in range(2)]
-    assert texts[0] != texts[1]
-    assert None not in texts
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"JOB_COMPLETION_INDEX": "{}"},
-        {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"},
-    ],
-)
-def test_two_tasks_cut_what_one_process_would(
-    variables: dict[str, str], videos: Path, tmp_path: Path
-) -> None:
-    size = ("--height", "16", "--width", "16", "--frames", "12", "--min-frames", "8")
-    plain = {name: text for name, text in os.environ.items() if name not in variables}
+def test_parts_cut_what_one_process_would(videos: Path, tmp_path: Path) -> None:
+    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     made: dict[str, dict[str, bytes]] = {}
-    for name, tasks in (("alone", [{}]), ("shared", [{**variables}, {**variables}])):
+    for name, parts in (("alone", ("0/1",)), ("shared", ("0/2", "1/2"))):
         out = tmp_path / name
-        command = (sys.executable, "-m", "jaxtrain", "prepare", "clips", videos, out, *size)
-        running = [
-            subprocess.Popen(
-                [*command, "--min-side", "16", "--workers", "1"],
-                env=plain | {variable: text.format(at) for variable, text in one.items()},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for at, one in enumerate(tasks)
-        ]
-        said = [process.communicate(timeout=100)[0] for process in running]
-        assert [process.returncode for process in running] == [0] * len(tasks), said
-        assert all("12 clips, 144 frames, from 6 videos" in one for one in said)
-        if name == "shared":
-            assert all(f"this is task {at} " in one for at, one in enumerate(said))
+        for part in parts:
+            flags = ("--workers", 1, "--part", part)
+            assert _main("prepare", "clips", videos, out, *size, *flags) == 0
         made[name] = {
             path.relative_to(out).as_posix(): path.read_bytes()
             for path in out.rglob("*")
-            if path.is_file() and path.name not in ("claims", ".lock", "token")
+            if path.is_file() and jobs.WORK not in path.parts
         }
     assert made["shared"] == made["alone"]
 
@@ -321,7 +272,7 @@ def test_a_stop_leaves_finished_clips_and_no_workers(
     )
     assert process.stdout is not None
     try:
-        while not list(out.glob(".prepare/records/*/*.json")):
+        while not list(out.glob(".jobs/records/*/*.json")):
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.02)
         if number == signal.SIGINT:  # a terminal sends it to the workers, too
@@ -334,8 +285,8 @@ def test_a_stop_leaves_finished_clips_and_no_workers(
             os.killpg(process.pid, signal.SIGKILL)
     kept = "stopped; finished videos are kept: start the same command again to continue\n"
     assert (said, process.returncode) == (kept, code)
-    assert 0 < len(list(out.glob(".prepare/records/*/*.json"))) < 200
-    assert not list(out.glob(".prepare/half-*"))
+    assert 0 < len(list(out.glob(".jobs/records/*/*.json"))) < 200
+    assert not list(out.glob(".jobs/half/*"))
     ended_by = time.monotonic() + 10  # Python's resource tracker ends after the command
     while _exists(process.pid):
         assert time.monotonic() < ended_by

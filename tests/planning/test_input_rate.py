@@ -71,11 +71,11 @@ def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
     run = config.load("h100_8", ["--data.path", str(tmp_path)])
     assert predicted(run).kind == "videos"
     assert f"from {tmp_path}" in predicted(run).what
-    (tmp_path / ".prepare").mkdir()
-    assert predicted(run).kind == "clips, resized on the host"
-    size = {"height": 480, "width": 720, "min_crop_scale": 0.8}
-    (tmp_path / ".prepare/settings.json").write_text(json.dumps(size))
-    assert predicted(run).kind == "clips"
+    (tmp_path / ".jobs").mkdir()
+    for scale, kind in ((0.5, "clips, resized on the host"), (0.8, "clips")):
+        settings = {"height": 480, "width": 720, "min_crop_scale": scale}
+        (tmp_path / ".jobs/set.json").write_text(json.dumps({"settings": settings}))
+        assert predicted(run).kind == kind
     assert predicted(run, source="videos").kind == "videos"
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
     assert "assumed; --source clips" in predicted(elsewhere).what

@@ -12,7 +12,7 @@ import sample_videos
 from flax import nnx
 
 from jaxtrain import config, sharding
-from jaxtrain.data import engine
+from jaxtrain.data import engines
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import pieces, prepare_clips
@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sample_videos.write(folder / f"videos/{number}.mp4", images, g="250")
     settings = pieces.Settings(height=16, width=16, frames=20, min_frames=8, min_side=16)
     prepare_clips.run(
-        str(folder / "videos"), folder / "cut", settings, engine=engine.Local(1), say=print
+        str(folder / "videos"), folder / "cut", settings, engine=engines.Threads(1), say=print
     )
     return folder
 

@@ -21,7 +21,7 @@ from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
-from jaxtrain.storage import addresses, disks
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
@@ -144,7 +144,7 @@ class Config:
 
     def is_prepared(self, path: Path) -> bool:
         """Returns whether a folder was written by ``prepare clips``."""
-        return (path / prepare_clips.WORK).is_dir()
+        return prepare_clips.largest_crop(path) is not None
 
     def converts_on_device(self, model: Any) -> bool:
         """Returns whether the device resizes clips and converts them to RGB."""
@@ -306,10 +306,8 @@ class Config:
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample]]:
         """Returns the usable and the broken files of one input."""
-        found = disks.when_readable(lambda: video_files.find(path, flag, root, say))
         decode_all = self.verify == "index" and not self.is_prepared(expanded(path))
-        folder = index.folder_of(path, root)
-        entries = index.build(found, folder, decode_all=decode_all, say=say)
+        entries = index.of_path(path, flag, root, decode_all=decode_all, say=say)
         usable, bad = [], []
         for entry in entries:
             reason = self.unusable(entry, model.frames)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxtrain.data import cache
-from jaxtrain.data.video import files, index
+from jaxtrain.data.video import index
 from jaxtrain.data.video.clips import unaugmented
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
@@ -146,8 +146,7 @@ def _usable(
     """Returns the videos with enough frames."""
     if entries is None:
         root = cache.root(None)
-        found = files.find(path, flag, root, say)
-        entries = index.build(found, index.folder_of(path, root), decode_all=False, say=say)
+        entries = index.of_path(path, flag, root, decode_all=False, say=say)
     usable: list[Entry] = []
     for entry in entries:
         if entry.info is None:

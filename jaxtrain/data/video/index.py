@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jaxtrain.data import cache, remote, worker_count
+from jaxtrain.data import cache, jobs, remote, worker_count
 from jaxtrain.data.video import decode, packets
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
@@ -26,6 +26,7 @@ from jaxtrain.data.video.packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.bucket import is_bucket
 
 _FORMAT = 2  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
@@ -81,6 +82,26 @@ def folder_of(path: str, cache_root: Path) -> Path:
     else:
         identity = str(expanded(path).absolute())
     return cache_root / "video" / cache.digest(identity)[:16]
+
+
+def of_path(
+    path: str, flag: str, cache_root: Path, *, decode_all: bool, say: Callable[[str], None]
+) -> list[Entry]:
+    """Returns the entries of all files that a path leads to.
+
+    Args:
+        path, flag, cache_root: see :func:`jaxtrain.data.video.files.find`.
+        decode_all, say: see :func:`build`.
+
+    Raises:
+        InputError: there are no files, or the clips of a folder are not completely prepared.
+        RunAgain: their disk is unavailable for longer than readers wait.
+    """
+    folder = not os.path.splitext(path)[1] if is_bucket(path) else expanded(path).is_dir()
+    if folder:
+        jobs.check_complete(path)
+    found = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
+    return build(found, folder_of(path, cache_root), decode_all=decode_all, say=say)
 
 
 def build(

@@ -1,7 +1,7 @@
 """Cuts one video into short pieces at training size, from which clips are cheap to decode.
 
-A piece is MPEG-4 part 2 (or H.264) in MP4: short closed groups of pictures, no audio, square
-pixels, upright, 8 bits, BT.709. It has the uncropped frames, shrunk until they just cover the
+A piece is MPEG-4 part 2 in MP4: short closed groups of pictures, no audio, square pixels,
+upright, 8 bits, BT.709. It has the uncropped frames, shrunk until they just cover the
 largest crop that training uses. A piece ends at a hard cut.
 """
 
@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import av.filter
@@ -42,9 +42,6 @@ _CUT_GRID = 16  # pixels between those compared
 _CUT_MEMORY = 0.8  # weight of the past in the running mean
 
 
-Codec = Literal["mpeg4", "h264"]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of pieces.
@@ -56,10 +53,7 @@ class Settings:
         min_frames: smallest number of frames per piece; shorter pieces are discarded.
         min_side: videos whose shorter side is below this are skipped, in pixels.
         gop: frames from one keyframe to the next.
-        codec: MPEG-4 part 2 opens and decodes in half the time of H.264, with a quarter more bytes
-            at the same PSNR (benchmarks/LOG.md).
-        quantizer: of MPEG-4, 1 (best) to 31.
-        crf: x264's quality, 0 (lossless) to 51.
+        quantizer: quality, 1 (best) to 31.
         split_at_cuts: whether a piece ends at a hard cut.
     """
 
@@ -70,9 +64,7 @@ class Settings:
     min_frames: int = 24
     min_side: int = 64
     gop: int = 8
-    codec: Codec = "mpeg4"
     quantizer: int = 3
-    crf: int = 20
     split_at_cuts: bool = True
 
     def __post_init__(self) -> None:
@@ -95,8 +87,6 @@ class Settings:
             raise InputError(f"--min-crop-scale {self.min_crop_scale}: use above 0 and at most 1")
         if not 1 <= self.quantizer <= 31:
             raise InputError(f"--quantizer {self.quantizer}: use 1 (best) to 31")
-        if not 0 <= self.crf <= 51:
-            raise InputError(f"--crf {self.crf}: use 0 (lossless) to 51")
 
     def size(self, shown_height: float, shown_width: float) -> tuple[int, int]:
         """Returns the even height and width of a video's pieces; small videos are not enlarged."""
@@ -281,11 +271,12 @@ class _Writer:
         rate = max(Fraction(fps or _FPS).limit_denominator(1001), _MIN_RATE)
         if rate.numerator > _MAX_TICKS:
             rate = Fraction(min(round(rate), _MAX_TICKS))
-        codec, options = _mpeg4(settings) if settings.codec == "mpeg4" else _h264(settings)
         self._time_base = 1 / rate
         self._container = av.open(str(path), "w", options={"movflags": "+faststart"})
         add: Any = self._container.add_stream
-        self._stream = add(codec, rate=rate, options=options)
+        # It opens and decodes in half the time of H.264, with a quarter more bytes at the same PSNR
+        # (benchmarks/LOG.md).
+        self._stream = add("mpeg4", rate=rate, options=_options(settings))
         self._stream.height, self._stream.width = size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
@@ -309,38 +300,17 @@ class _Writer:
         self._container.close()
 
 
-def _mpeg4(settings: Settings) -> tuple[str, dict[str, str]]:
-    """Returns the encoder and its options."""
-    return "mpeg4", {
+def _options(settings: Settings) -> dict[str, str]:
+    """Returns the options of the encoder."""
+    return {
         "g": str(settings.gop),
-        "bf": _b_frames(settings),
+        "bf": "2" if settings.gop > 3 else "0",  # successive B frames, which a decoder can skip
         "qmin": str(settings.quantizer),
         "qmax": str(settings.quantizer),
         # bitexact makes the bytes the same on every processor.
         "flags": "+cgop+bitexact",
         "sc_threshold": "1000000000",  # off; closed groups require it
     }
-
-
-def _h264(settings: Settings) -> tuple[str, dict[str, str]]:
-    return "libx264", {
-        "preset": "veryfast",
-        "tune": "fastdecode",  # halves the decoding time for 10% more bytes
-        "crf": str(settings.crf),
-        "g": str(settings.gop),
-        "keyint_min": str(settings.gop),
-        "sc_threshold": "0",
-        "flags": "+cgop",
-        "bf": _b_frames(settings),
-        # No frame references B frames, so a decoder can skip them. cpu-independent makes the
-        # bytes reproducible: x264 would choose instructions by a frame's memory address.
-        "x264-params": "b-pyramid=none:cpu-independent=1",
-    }
-
-
-def _b_frames(settings: Settings) -> str:
-    """Returns the number of successive B frames, which a decoder can skip."""
-    return "2" if settings.gop > 3 else "0"
 
 
 def _even(length: float) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import engine, video
+from jaxtrain.data import engines, jobs, video
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import packets, prepare_clips
 from jaxtrain.data.video.pieces import Settings
@@ -30,7 +30,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         images = [sample.smooth(40 * number + i) for i in range(32)]
         sample.write(folder / f"raw/{number}.mp4", images, g="250")
     prepare_clips.run(
-        str(folder / "raw"), folder / "cut", SMALL, engine=engine.Local(1), say=lambda line: None
+        str(folder / "raw"), folder / "cut", SMALL, engine=engines.Threads(1), say=lambda line: None
     )
     return folder / "cut"
 
@@ -102,10 +102,10 @@ def test_the_device_converts_clips_that_were_prepared_for_it(
     smaller = types.SimpleNamespace(frames=FRAMES, height=16, width=24)
     assert not converts(prepared, smaller)
     assert not converts(Path("https://videos.example/cut"))
-    for content in ("{", "[]", json.dumps({"height": 32}), json.dumps({"height": -1, "width": 8})):
-        settings = tmp_path / prepare_clips.WORK / "settings.json"
-        settings.parent.mkdir(exist_ok=True)
-        settings.write_text(content)
+    for settings in ("{", {}, {"height": 32}, {"height": -1, "width": 8, "min_crop_scale": 1}):
+        file = tmp_path / jobs.WORK / "set.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"settings": settings}))
         assert not converts(tmp_path)
 
 
