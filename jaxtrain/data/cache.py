@@ -25,7 +25,7 @@ from jaxtrain.storage import addresses, bucket_output, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import TooLarge, is_bucket, normalized
 from jaxtrain.storage.bucket_output import MANIFEST, BucketOutput
-from jaxtrain.storage.disks import cure_of
+from jaxtrain.storage.disks import disk_trouble
 
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
 
@@ -304,15 +304,11 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
-    """Returns the error for an unwritable cache: temporary if its disk is full or unavailable."""
-    reason = os.strerror(error.errno or 0)
-    temporary = bool(cure_of(reason))
-    message = (
-        f"cannot write to the cache folder {folder} ({reason}): "
-        + ("free space there or reconnect the disk, or " if temporary else "")
-        + "set $JAXTRAIN_CACHE to a writable folder (for training also --data.cache_dir)"
+    return disk_trouble(
+        error,
+        f"cannot write to the cache folder {folder}",
+        "set $JAXTRAIN_CACHE to a writable folder (for training also --data.cache_dir)",
     )
-    return RunAgain(message) if temporary else InputError(message)
 
 
 def _publish(

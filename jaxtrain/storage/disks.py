@@ -161,11 +161,6 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def is_temporary(error: OSError) -> bool:
-    """Whether the error may be gone when the same is tried again."""
-    return error.errno in _CURES
-
-
 def cure_of(words: str) -> str:
     """Returns the fix for a temporary disk error, by the system's message; "" for other errors."""
     return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")

@@ -1,8 +1,8 @@
 """Finds the files of a folder, in the same way for every data source, and checks listed names."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from jaxtrain.storage import disks
 
@@ -54,9 +54,3 @@ def is_inside(name: str) -> bool:
     """
     plain = name.isprintable() and "\\" not in name
     return plain and not any(part in ("", ".", "..") for part in name.split("/"))
-
-
-def can_be_files(names: Collection[str]) -> bool:
-    """Whether listed names are files inside one folder, none of which is the folder of another."""
-    folders = {str(one) for name in names for one in PurePosixPath(name).parents}
-    return all(map(is_inside, names)) and folders.isdisjoint(names)
