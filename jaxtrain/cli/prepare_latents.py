@@ -8,16 +8,12 @@ import dataclasses
 import functools
 import json
 import os
-from typing import TYPE_CHECKING
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line, engine_flags
+from jaxtrain.cli import command_line, job_flags
+from jaxtrain.data import jobs
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
-from jaxtrain.storage.disks import disk_trouble
-
-if TYPE_CHECKING:
-    from jaxtrain.data.video import latents
 
 
 def main(arguments: list[str]) -> int:
@@ -51,8 +47,7 @@ def main(arguments: list[str]) -> int:
         help="sample the latents with this seed (default: their mode)",
     )
     add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
-    engine_flags.add_share(parser)
-    engine_flags.add_ray(parser)
+    job_flags.add_for_models(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -73,12 +68,11 @@ def main(arguments: list[str]) -> int:
 def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
-    cluster = engine_flags.cluster(flags)
+    cluster, part = job_flags.cluster(flags), job_flags.part(flags)
     from jaxtrain.data import cache, worker_count
-    from jaxtrain.data.video import files, latents
+    from jaxtrain.data.video import encode_latents, files, latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
-    from jaxtrain.storage import bucket_output
 
     for flag, path in (("--data.path", run.data.path), ("--data.val_path", run.data.val_path)):
         if path is not None and files.is_absent(path):  # before the teacher, which may be large
@@ -94,77 +88,60 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     )
     teacher = load(say=say)
     data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
-    model = dataclasses.replace(run.model, teacher=None)
-    devices = jax.device_count()
-    batch_size = -(-flags.batch // devices) * devices
-    threads = worker_count.cores() if data.workers is None else max(1, data.workers)
-    sources = data.open(model, seed=run.seed, say=say)
+    sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
     say(sources.summary)
-    root, bucket = cache.root(data.cache_dir), cache.bucket_of(data.cache_dir)
-    target = latents.store(root, run.model, teacher.name, bucket)
+    root, url = cache.root(data.cache_dir), cache.url(data.cache_dir)
+    target = latents.store(root, run.model, teacher.name, url)
     splits = (sources.train, sources.val)
-    share = None if cluster is not None else engine_flags.announced_share(flags, target.where)
-    url = cache.url(data.cache_dir)
-    try:
-        with (
-            command_line.resumable("latents"),
-            bucket_output.admitted(url, say, shared=share is not None),
-        ):
-            if cluster is not None:
-                say(f"encoding on {cluster.where}")
-                made = latents.prepare_on_cluster(
-                    cluster,
-                    splits,
-                    functools.partial(load, say=_silent),
-                    teacher.about,
-                    target,
-                    batch_size=flags.batch,
-                    threads=data.workers or None,
-                    say=say,
-                )
-            else:
-                made = latents.prepare(
-                    splits,
-                    teacher,
-                    target,
-                    batch_size=batch_size,
-                    threads=threads,
-                    say=say,
-                    share=share,
-                )
-    except OSError as error:
-        raise disk_trouble(
-            error,
-            f"cannot write to {target.where}",
-            "choose another folder with --data.cache_dir; finished latents are kept",
-        ) from error
-    if flags.json:
-        result = made._asdict() | {"teacher": teacher.name, "folder": target.where}
-        atomic.write_whole(flags.json, json.dumps(result, indent=1, default=str) + "\n")
+    with command_line.resumable("latents"):
+        if cluster is not None:
+            outcome = encode_latents.prepare_on_cluster(
+                cluster,
+                splits,
+                functools.partial(load, say=_silent),
+                teacher.about,
+                target,
+                batch_size=flags.batch,
+                say=say,
+                part=part,
+            )
+        else:
+            devices = jax.device_count()
+            outcome = encode_latents.prepare(
+                splits,
+                teacher,
+                target,
+                batch_size=-(-flags.batch // devices) * devices,
+                threads=worker_count.cores() if data.workers is None else max(1, data.workers),
+                say=say,
+                part=part,
+            )
+    videos, windows = outcome.made + outcome.skipped, outcome.totals.get("windows", 0)
+    lacking = outcome.totals.get("lacking", 0)
+    if lacking:
+        say(
+            f"{lacking:,} clips cannot be decoded, so they have no latents, and training replaces "
+            f"them: the reasons are in {target.where}/{jobs.WORK}/records"
+        )
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
-    return _report(
-        made,
-        target.where,
-        f"train with --data.windows fixed{single} --data.teacher {teacher.name} "
-        "--model.teacher.encoder_weight 0.1",
+    say(
+        f"latents of {videos:,} videos in {target.where}, {outcome.made:,} of them new "
+        f"({windows:,} clips in total); train with --data.windows fixed{single} --data.teacher "
+        f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
-
-
-def _report(made: "latents.Made", where: str, then: str) -> int:
-    """Prints which latents exist, and which do not; returns 1 if no video has any.
-
-    If a few videos lack latents, training skips them. A failure would make a cluster start the job
-    again, with the same result.
-    """
-    for one in made.bad[:5]:
-        terminal.say(str(one))
-    if len(made.bad) > 5:
-        terminal.say(f"no latents for clips of {len(made.bad) - 5:,} more videos")
-    terminal.say(
-        f"latents of {made.videos - made.without:,} videos in {where}, {made.fresh:,} of them new "
-        f"({made.windows:,} clips); {then}"
-    )
-    return 1 if made.bad and made.without == made.videos else 0
+    if flags.json:
+        result = {
+            "videos": videos,
+            "new": outcome.made,
+            "windows": windows,
+            "lacking": lacking,
+            "failed": outcome.failed,
+            "teacher": teacher.name,
+            "folder": target.where,
+        }
+        atomic.write_whole(flags.json, json.dumps(result, indent=1) + "\n")
+    # If a few windows lack latents, a repetition would not help.
+    return outcome.exit_code or int(lacking > 0 and not windows)
 
 
 def _silent(message: str) -> None:

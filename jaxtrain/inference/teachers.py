@@ -1,4 +1,4 @@
-"""Autoencoders whose latents serve as targets (:class:`jaxtrain.data.video.latents.Teacher`).
+"""Autoencoders whose latents are targets (:class:`jaxtrain.data.video.encode_latents.Teacher`).
 
 A teacher is given by a path: a checkpoint, run, or weights file of jaxtrain, or a folder with
 an autoencoder in diffusers' format.
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxtrain import config, versions
-from jaxtrain.data.video.latents import Teacher
+from jaxtrain.data.video.encode_latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
@@ -97,7 +97,7 @@ class Own:
         self._encode = jax.jit(encode, out_shardings=self._rows)
 
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
-        """See :class:`jaxtrain.data.video.latents.Teacher`; B is a multiple of the devices."""
+        """Implements :meth:`Teacher.encode`; B is a multiple of the devices."""
         placed = jax.device_put(video_BTHW3, self._rows)
         return np.asarray(self._encode(self._params, placed), np.float32)
 
@@ -183,7 +183,7 @@ class Diffusers:
             )
 
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
-        """See :class:`jaxtrain.data.video.latents.Teacher`."""
+        """Implements :meth:`Teacher.encode`."""
         torch = self._torch
         if self._causal:
             # Wan would drop the others without a message. LTX cannot take some, and elsewhere they

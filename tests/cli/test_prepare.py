@@ -17,9 +17,8 @@ import sample_videos as sample
 import small_text
 
 from jaxtrain import config, main
-from jaxtrain.cli import prepare_latents, prepare_tokens
+from jaxtrain.cli import prepare_tokens
 from jaxtrain.data import engine, jobs, worker_pool
-from jaxtrain.data.video import latents
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -57,23 +56,6 @@ def _main(*arguments: Any) -> int:
     return main.main([str(argument) for argument in arguments])
 
 
-def test_each_video_without_latents_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    bad = [latents.Lacking(f"{n}.mp4", "decoding fails", 6 if n else 2, 6) for n in range(7)]
-    made = latents.Made(20, 13, 82, tuple(bad))
-    assert prepare_latents._report(made, "/cache", "train with it") == 0
-    none = made._replace(videos=made.without, fresh=0, windows=0)
-    assert capsys.readouterr().out.splitlines() == [
-        "no latents for 2 of 6 clips of 0.mp4: decoding fails",
-        *[f"no latents for 6 of 6 clips of {n}.mp4: decoding fails" for n in range(1, 5)],
-        "no latents for clips of 2 more videos",
-        "latents of 14 videos in /cache, 13 of them new (82 clips); train with it",
-    ]
-    assert prepare_latents._report(none, "/cache", "train with it") == 1
-    assert prepare_latents._report(latents.Made(4, 4, 24, ()), "/cache", "train with it") == 0
-
-
-@pytest.mark.long
-@pytest.mark.slow  # compiles the teacher, the step and a validation
 def test_clips_then_latents_then_training(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +63,7 @@ def test_clips_then_latents_then_training(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
     printed = capsys.readouterr().out
-    assert "12 clips, 144 frames, from 6 videos; dropped 1 video and 12 frames" in printed
+    assert "12 clips, 144 frames, from 6 videos; excluded 1 video and 12 frames" in printed
     assert f"train with --data.path {out}" in printed
 
     (tmp_path / "tiny.py").write_text(CONFIG)
@@ -100,7 +82,7 @@ def test_clips_then_latents_then_training(
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
-    assert "12 of them new (36 clips)" in printed
+    assert "12 of them new (36 clips in total)" in printed
     assert "--data.windows fixed --data.teacher teacher-" in printed
     kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
     assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0

@@ -263,11 +263,11 @@ class Config:
         train_clips = self.clips(model, tables[0], train=True)
         val_clips = self.clips(model, tables[1], train=False)
         if taught:
-            bucket = cache.bucket_of(self.cache_dir)
-            found = latents.find(root, model, self.teacher, (train_clips, val_clips), say, bucket)
-            say(f"latents of teacher {found.teacher}")
-            train_clips = dataclasses.replace(train_clips, latents=found)
-            val_clips = dataclasses.replace(val_clips, latents=found)
+            url = cache.url(self.cache_dir)
+            store = latents.find(root, model, self.teacher, (train_clips, val_clips), say, url)
+            say(f"latents of teacher {store.teacher}")
+            train_clips = dataclasses.replace(train_clips, latents=store)
+            val_clips = dataclasses.replace(val_clips, latents=store)
         return Sources(
             train=train_clips,
             val=val_clips,

@@ -1,0 +1,272 @@
+"""``jaxtrain prepare latents``: encodes the fixed windows of all videos with a teacher.
+
+A video is an item of :mod:`jaxtrain.data.jobs`. Threads of this process decode the windows and
+share the batches of one teacher, because a prepared clip has only a few windows. On a Ray cluster,
+each actor loads the teacher and encodes a video at a time.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxtrain.data import jobs
+from jaxtrain.data.engines import Ray, Threads, Worker
+from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video.latents import LatentStore, Shape, Windows
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import disks
+from jaxtrain.telemetry.progress_bar import Say
+
+_EVERYTHING = jobs.Part()
+
+
+class Teacher(Protocol):
+    """An encoder whose latents are training targets.
+
+    Attributes:
+        name: identifies its parameters and settings; valid as a folder name.
+        about: a description for the cache.
+    """
+
+    name: str
+    about: str
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        """Encodes float32 clips with values in [0, 1] to float32 latents [B, L, h, w, C]."""
+
+
+def prepare(
+    splits: Sequence[Windows],
+    teacher: Teacher,
+    target: LatentStore,
+    *,
+    batch_size: int,
+    threads: int,
+    say: Say,
+    part: jobs.Part = _EVERYTHING,
+) -> jobs.Outcome:
+    """Computes the latents that do not exist yet, on the devices of this process.
+
+    Args:
+        splits: the windows.
+        teacher: encodes them.
+        target: stores the latents.
+        batch_size: the teacher's batch size; the last batch is padded.
+        threads: number of decoding threads.
+        say: prints a message.
+        part: which of the videos to encode.
+
+    Returns:
+        What happened; its totals are ``windows`` and ``lacking``, those that cannot be decoded.
+
+    Raises:
+        InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large; or as
+            :func:`jaxtrain.data.jobs.run`.
+        RunAgain: see :func:`jaxtrain.data.jobs.run`.
+    """
+    batches = Batches(teacher, target.shape, batch_size, waiting=batch_size + threads)
+    # While some threads wait for their latents, the others decode.
+    engine = Threads(threads + batch_size)
+    return _run(splits, lambda: batches, teacher.about, target, engine, say, part)
+
+
+def prepare_on_cluster(
+    cluster: Ray,
+    splits: Sequence[Windows],
+    load: Callable[[], Teacher],
+    about: str,
+    target: LatentStore,
+    *,
+    batch_size: int,
+    say: Say,
+    part: jobs.Part = _EVERYTHING,
+) -> jobs.Outcome:
+    """Computes the latents that do not exist yet, on a Ray cluster.
+
+    Args:
+        cluster: runs the work.
+        splits: the windows.
+        load: loads the teacher in an actor; can be pickled.
+        about: describes the teacher.
+        target: stores the latents, in a bucket or a folder that all nodes share.
+        batch_size, say, part: see :func:`prepare`.
+
+    Raises:
+        InputError, RunAgain: see :func:`prepare`.
+    """
+    batches = functools.partial(_loaded, load, target.shape, batch_size)
+    return _run(splits, batches, about, target, cluster, say, part)
+
+
+def _loaded(load: Callable[[], Teacher], shape: Shape, batch_size: int) -> "Batches":
+    return Batches(load(), shape, batch_size, waiting=batch_size)
+
+
+def _run(
+    splits: Sequence[Windows],
+    batches: Callable[[], "Batches"],
+    about: str,
+    target: LatentStore,
+    engine: Threads | Ray,
+    say: Say,
+    part: jobs.Part,
+) -> jobs.Outcome:
+    items = {
+        item.output: item  # a video in both splits is encoded once
+        for number, split in enumerate(splits)
+        for item in (_item(number, entry, target) for entry in split.entries)
+    }
+    begin = functools.partial(_begin, tuple(splits), batches, target)
+    outcome = jobs.run(
+        items.values(),
+        begin,
+        target.where,
+        engine=engine,
+        say=say,
+        part=part,
+        doing="encoding",
+        things="videos",
+    )
+    if outcome.made or outcome.skipped:
+        target.describe(about)
+    return outcome
+
+
+def _item(number: int, entry: Entry, target: LatentStore) -> jobs.Item:
+    """Returns the item of a video. Its name has what the output depends on, but not its place."""
+    frames = entry.scanned.frames
+    name = f"{entry.name} ({entry.size:,} bytes, {frames:,} frames)"
+    return jobs.Item(name, (entry.size, frames), target.name(entry), (number, entry))
+
+
+def _begin(
+    splits: Sequence[Windows],
+    batches: Callable[[], "Batches"],
+    target: LatentStore,
+    worker: Worker,
+) -> jobs.Make:
+    return functools.partial(_encode, splits, batches(), target, worker)
+
+
+def _encode(
+    splits: Sequence[Windows],
+    batches: "Batches",
+    target: LatentStore,
+    worker: Worker,
+    item: jobs.Item,
+    file: Path,
+) -> dict[str, Any]:
+    """Writes the latents of a video; returns how many windows it has, and how many lack them."""
+    number, entry = item.value
+    split = splits[number]
+    count = split.windows(entry)
+
+    def decode(window: int) -> np.ndarray | BadExample:
+        worker.check()
+        try:
+            return disks.when_readable(functools.partial(split.pixels, entry, window))
+        except BadExample as bad:
+            return bad
+
+    results: list[Future[np.ndarray] | BadExample] = []
+    with batches.video(), ThreadPoolExecutor(worker.cpus) as pool:
+        for first in range(0, count, worker.cpus):
+            for clip in pool.map(decode, range(first, min(first + worker.cpus, count))):
+                results.append(clip if isinstance(clip, BadExample) else batches.add(clip))
+    bad = [result for result in results if isinstance(result, BadExample)]
+    for failure in bad:
+        if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
+            raise jobs.Failed(failure.reason)
+    windows = (None if isinstance(one, BadExample) else one.result() for one in results)
+    target.save(file, windows, count)
+    details = {"windows": count - len(bad), "lacking": len(bad)}
+    return details | ({"reason": bad[0].reason} if bad else {})
+
+
+class Batches:
+    """Encodes windows that threads add, in batches of one size, so that one is compiled.
+
+    The thread that completes a batch encodes it. The last batch is padded: it is encoded when no
+    thread is adding windows.
+
+    Args:
+        teacher: encodes the batches.
+        shape: shape of a window's latents.
+        size: batch size.
+        waiting: most windows that wait to be encoded, in addition to a batch.
+    """
+
+    def __init__(self, teacher: Teacher, shape: Shape, size: int, waiting: int) -> None:
+        self._teacher, self._shape, self._size = teacher, shape, size
+        self._free = threading.Semaphore(size + waiting)
+        self._device, self._lock = threading.Lock(), threading.Lock()
+        self._adding = 0  # threads
+        self._waiting: list[tuple[np.ndarray, Future[np.ndarray]]] = []
+
+    @contextlib.contextmanager
+    def video(self) -> Iterator[None]:
+        """Lets this thread add windows in the block, and wait for their latents after it."""
+        with self._lock:
+            self._adding += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._adding -= 1
+                batch = [] if self._adding else self._taken()
+            self._encode(batch)
+
+    def add(self, clip_THW3: np.ndarray) -> "Future[np.ndarray]":
+        """Adds a window, uint8; its latents will be float16 [L, h, w, C]."""
+        self._free.acquire()
+        latents: Future[np.ndarray] = Future()
+        with self._lock:
+            self._waiting.append((clip_THW3, latents))
+            batch = self._taken() if len(self._waiting) == self._size else []
+        self._encode(batch)
+        return latents
+
+    def _taken(self) -> list[tuple[np.ndarray, "Future[np.ndarray]"]]:
+        batch, self._waiting = self._waiting, []
+        return batch
+
+    def _encode(self, batch: list[tuple[np.ndarray, "Future[np.ndarray]"]]) -> None:
+        if not batch:
+            return
+        try:
+            with self._device:
+                encoded = self._encoded([clip for clip, _ in batch])
+        except BaseException as error:
+            for _, latents in batch:
+                latents.set_exception(error)
+            raise
+        finally:
+            self._free.release(len(batch))
+        for (_, latents), window in zip(batch, encoded, strict=True):
+            latents.set_result(window)
+
+    def _encoded(self, clips: list[np.ndarray]) -> np.ndarray:
+        """Returns the latents of some clips, float16 [B, L, h, w, C]."""
+        teacher, shape = self._teacher, self._shape
+        video = np.stack(clips + clips[-1:] * (self._size - len(clips))).astype(np.float32) / 255
+        exact = np.asarray(teacher.encode(video))[: len(clips)]
+        if exact.shape[1:] != shape:
+            raise InputError(
+                f"teacher {teacher.name} returns latents of shape {exact.shape[1:]} (time, height, "
+                f"width, channels), but the model's have {shape}: change model.latent_channels, "
+                "model.patch_size, or model.frames"
+            )
+        with np.errstate(over="ignore"):
+            latents = exact.astype(np.float16)
+        if not np.isfinite(latents).all():
+            raise InputError(
+                f"teacher {teacher.name} returns latents with NaN/Inf or magnitudes above 65504 "
+                f"(the largest is {np.abs(exact).max():.3g}): check its scaling and its weights"
+            )
+        return latents
