@@ -36,19 +36,15 @@ def main(arguments: list[str]) -> int:
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
 
-    from jaxtrain.data import cache, text
+    from jaxtrain.data import text
     from jaxtrain.interop import hub
-    from jaxtrain.storage import bucket_output
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
 
     say = terminal.say
     model = hub.with_local_tokenizer(run.model, say)
-    with (
-        command_line.resumable("parts"),
-        bucket_output.admitted(cache.url(run.data.cache_dir), say),
-    ):
+    with command_line.resumable("parts"):
         return _prepare(run, model, engine, flags, say)
 
 

@@ -241,7 +241,7 @@ class Bucket:
             except (NotImplementedError, obstore.exceptions.NotSupportedError):
                 raise InputError(
                     f"{self.url} does not support conditional writes, which the lease of a run "
-                    "or command requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
+                    "requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
                 ) from None
         return _version(written)
 

@@ -17,16 +17,13 @@ from pathlib import Path
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.atomic import remove_leftovers
-from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room
-from jaxtrain.storage.lease import Lease
 from jaxtrain.storage.temporary_folders import explained, temporary_folder
 
 MANIFEST = "manifest.json"
 """In a folder: its key ``files`` has the size of each other file. It is written last."""
 _ONE_PIECE = 2**62  # bytes: more than any object has
-# Leases of this process, and its ID, as a forked worker has a copy: by the URL of the folder.
-_leases: dict[str, tuple[int, Lease | None]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,50 +41,9 @@ class BucketOutput:
         """Returns the client, one for each process."""
         return opened(self.url)
 
-    def check(self) -> None:
-        """Checks that no other command has taken the folder over.
-
-        Only a process that was :func:`admitted` can check that. It does so after each result of
-        its workers, and each write in the process itself does.
-
-        Raises:
-            Lost: another command has, as the store was unavailable for too long.
-            Unavailable, InputError: it is unknown.
-        """
-        process, lease = _leases.get(self.url, (0, None))
-        if lease is not None and process == os.getpid():
-            self.bucket.tried(lease.check)
-
     def put(self, name: str, data: bytes | Path) -> None:
-        """Writes an object; a store that is unavailable is tried again for a minute or two.
-
-        Raises:
-            Lost: see :meth:`check`.
-            Unavailable, InputError: it is not written.
-            OSError: the file cannot be read.
-        """
-        self.check()
+        """Writes an object; see :meth:`Bucket.put`."""
         self.bucket.put(name, data)
-
-    def replace(self, folder: str, files: list[Path]) -> None:
-        """Uploads files to a folder, and deletes all other objects in it.
-
-        Raises:
-            Unavailable: the bucket has other sizes afterwards, or see :meth:`put`.
-            Lost, InputError, OSError: see :meth:`put`.
-        """
-        self.check()
-        wanted = {f"{folder}/{file.name}": file.stat().st_size for file in files}
-        for file in files:
-            self.put(f"{folder}/{file.name}", file)
-        there = self.bucket.sizes(folder)
-        self.bucket.delete(sorted(there.keys() - wanted.keys()))
-        for name, size in wanted.items():
-            if there.get(name) != size:
-                raise Unavailable(
-                    f"{self.url}/{name} has {there.get(name, 0):,} bytes in the bucket after an "
-                    f"upload of {size:,}: check that nothing else writes there, and start again"
-                )
 
 
 @contextlib.contextmanager
@@ -213,48 +169,3 @@ def object_at(url: str) -> tuple[Bucket, str]:
 def opened(url: str) -> Bucket:
     """Returns the client of a folder."""
     return Bucket(url)
-
-
-@contextlib.contextmanager
-def admitted(
-    url: str | None, say: Callable[[str], None], *, shared: bool = False
-) -> Iterator[None]:
-    """Allows one command at a time to write to a folder while the block runs.
-
-    In the block, :meth:`BucketOutput.check` fails once the command is no longer allowed to.
-
-    Args:
-        url: of the folder; None does nothing.
-        say: prints a message.
-        shared: whether other commands may write there that also share it.
-
-    Raises:
-        RunAgain: a command that does not share the folder writes there, or see :func:`held`.
-        InputError: see :func:`held`.
-    """
-    if url is None:
-        yield
-        return
-    with held(opened(url), say, shared=shared) as lease:
-        before = _leases.get(url, (0, None))
-        _leases[url] = os.getpid(), lease
-        try:
-            yield
-        finally:
-            _leases[url] = before
-
-
-@contextlib.contextmanager
-def held(bucket: Bucket, say: Callable[[str], None], *, shared: bool = False) -> Iterator[Lease]:
-    """Holds the lease of a folder, or one of those that share it, while the block runs.
-
-    Raises:
-        RunAgain: another command does, or the store is unavailable.
-        InputError: the bucket does not exist, or has no conditional writes.
-    """
-    lease = Lease(bucket, say, shared=shared, who="command")
-    lease.acquire()
-    try:
-        yield lease
-    finally:
-        lease.release()

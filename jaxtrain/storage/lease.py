@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.bucket import Bucket, Found, Unavailable
 
 NAME = ".lease"
-_SHARES = ".shares"  # folder with the leases of commands that share the folder
 EXPIRES_S = 45.0
 _RENEWALS = 4  # until it would expire
 _PAUSES_S = (0.0, 0.5, 1.0)  # before each attempt to release it
@@ -40,8 +39,6 @@ class Lease:
         bucket: the folder.
         say: prints a line.
         expires_s: how long a lease that is not renewed counts.
-        shared: whether other processes may write to the folder, too, if they also share it.
-        who: what holds it, for messages.
     """
 
     def __init__(
@@ -49,11 +46,7 @@ class Lease:
         bucket: Bucket,
         say: Callable[[str], None],
         expires_s: float = EXPIRES_S,
-        *,
-        shared: bool = False,
-        who: Literal["run", "command"] = "run",
     ) -> None:
-        self._shared, self._who = shared, who
         # A request that waits would outlast the lease, and renewals are tried again anyway.
         self._bucket, self._say, self._expires_s = bucket.impatient(), say, expires_s
         self._about = _this_process() | {"run": secrets.token_hex(6)}
@@ -74,73 +67,10 @@ class Lease:
             InputError: the bucket does not exist or has no conditional writes.
         """
         while self._version is None:
-            left = None if self._shared else self._watched()
+            left = watched(self._bucket, self._say, self._expires_s)
             self._write(None if left is None else left.version)
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
-        # Of two that start at once, both have written their leases before they look for others'.
-        try:
-            if self._shared:
-                self._end_killed()
-            elif self._who == "command":
-                self._check_shares()
-        except BaseException:
-            self.release()
-            raise
-
-    def _watched(self) -> Found | None:
-        return watched(self._bucket, self._say, self._expires_s, who=self._who)
-
-    def _end_killed(self) -> None:
-        """Waits until it is clear that no command holds the folder alone.
-
-        Then others that share it need not wait for the lease that a killed command has left.
-        """
-        while (left := self._watched()) is not None and _parsed(left).get("ended") is not True:
-            if self._end(NAME, left):
-                return
-
-    def _end(self, name: str, found: Found) -> bool:
-        """Marks the lease of a killed process as ended, unless it was renewed.
-
-        A store cannot delete an object on the condition that it is unchanged.
-        """
-        data = json.dumps(self._about | {"ended": True}).encode()
-        return self._bucket.put_if(name, data, found.version) is not None
-
-    def _check_shares(self) -> None:
-        """Removes what killed commands that shared the folder left.
-
-        Raises:
-            RunAgain: one of them is alive.
-        """
-        bucket, since = self._bucket.impatient(), time.monotonic()
-        seen = {name: bucket.get(name) for name in bucket.sizes(_SHARES)}
-        dead = [name for name, found in seen.items() if found is None or _is_dead(found)]
-        unsure = {name: found for name, found in seen.items() if found and name not in dead}
-        if unsure:
-            self._say(
-                f"{bucket.url} may be in use by commands that share it, such as "
-                f"{_holder(next(iter(unsure.values())))}: waiting up to {self._expires_s:g} s to "
-                "see whether they are alive"
-            )
-        while unsure and time.monotonic() - since < self._expires_s:
-            time.sleep(self._expires_s / 20)
-            for name, before in unsure.items():
-                found = bucket.get(name)
-                if found is not None and found.version != before.version:
-                    raise self._in_use(found)
-        for name, before in unsure.items():
-            # Without this, one that renews its lease now would not learn that it has lost it.
-            if not self._end(name, before) and (found := bucket.get(name)) is not None:
-                raise self._in_use(found)
-        bucket.delete([*dead, *unsure])
-
-    def _in_use(self, found: Found) -> RunAgain:
-        return RunAgain(
-            f"commands that share {self._bucket.url} are using it ({_holder(found)}): wait until "
-            "they end, stop them, or start this one with --share, too"
-        )
 
     def check(self) -> None:
         """Checks that this run still holds the lease, before it completes something.
@@ -161,10 +91,6 @@ class Lease:
         return str(self._about["run"])
 
     @property
-    def _object(self) -> str:
-        return f"{_SHARES}/{self.name}" if self._shared else NAME
-
-    @property
     def lost(self) -> str:
         """Returns why this run must end; "" while it holds the lease."""
         return self._lost
@@ -181,8 +107,8 @@ class Lease:
             for pause_s in _PAUSES_S:  # credentials may be renewed at this moment
                 time.sleep(pause_s)
                 with contextlib.suppress(RunAgain, InputError):
-                    if self._is_mine(self._bucket.get(self._object)):
-                        self._bucket.delete([self._object])
+                    if self._is_mine(self._bucket.get(NAME)):
+                        self._bucket.delete([NAME])
                     return
 
     def _renew(self) -> None:
@@ -194,26 +120,25 @@ class Lease:
     def _renew_once(self) -> None:
         if self._write(self._version):
             return
-        found = self._bucket.get(self._object)
+        found = self._bucket.get(NAME)
         if self._is_mine(found):  # the answer to an earlier write was lost
             assert found is not None
             self._version, self._renewed_at = found.version, time.monotonic()
         elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
             self._lost = (
-                f"another {self._who} may have used {self._bucket.url} since this one last renewed "
-                f"its lease, more than {self._expires_s:g} s ago, and the lease is gone: "
-                + ("resume" if self._who == "run" else "start this one again")
+                f"another run may have used {self._bucket.url} since this one last renewed its "
+                f"lease, more than {self._expires_s:g} s ago, and the lease is gone: resume"
             )
             self._say(f"warning: {self._lost}")
         elif found is None:
             if not self._deleted:
-                where = f"{self._bucket.url}/{self._object}"
+                where = f"{self._bucket.url}/{NAME}"
                 self._say(f"warning: the lease {where} was deleted: written again")
             self._deleted = True
             self._write(None)
         else:
             self._lost = (
-                f"another {self._who} has taken over {self._bucket.url} ({_holder(found)}), "
+                f"another run has taken over {self._bucket.url} ({_holder(found)}), "
                 f"because this one could not renew its lease for {self._expires_s:g} s: stop one"
                 " of them"
             )
@@ -224,12 +149,8 @@ class Lease:
         self._renewals += 1
         data = json.dumps(self._about | {"renewals": self._renewals}).encode()
         began = time.monotonic()
-        written = self._bucket.put_if(self._object, data, version)
-        if (
-            written is None
-            and version is None
-            and self._is_mine(found := self._bucket.get(self._object))
-        ):
+        written = self._bucket.put_if(NAME, data, version)
+        if written is None and version is None and self._is_mine(found := self._bucket.get(NAME)):
             assert found is not None
             written = found.version
         if written is not None:
@@ -241,11 +162,7 @@ class Lease:
 
 
 def watched(
-    bucket: Bucket,
-    say: Callable[[str], None],
-    expires_s: float = EXPIRES_S,
-    *,
-    who: Literal["run", "command"] = "run",
+    bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
 ) -> Found | None:
     """Returns the lease of a folder once it is clear that nothing renews it; None without one.
 
@@ -253,7 +170,6 @@ def watched(
         bucket: the folder.
         say: prints a line.
         expires_s: how long a lease that is not renewed counts.
-        who: what would hold it, for messages.
 
     Raises:
         RunAgain: a live run holds it, or the store is unavailable.
@@ -269,7 +185,7 @@ def watched(
             )
         elif found.version != seen.version:
             raise RunAgain(
-                f"another {who} is using {bucket.url} ({_holder(found)}): wait until it ends, or "
+                f"another run is using {bucket.url} ({_holder(found)}): wait until it ends, or "
                 "stop it"
             )
         elif time.monotonic() - since >= expires_s:
@@ -310,13 +226,8 @@ def _started(pid: int) -> str:
 
 
 def _is_dead(found: Found) -> bool:
-    """Whether a lease is marked as ended, or of a process of this machine that has ended.
-
-    Also if it is of this process.
-    """
+    """Whether a lease is of a process of this machine that has ended, or of this process."""
     about, machine = _parsed(found), _machine()
-    if about.get("ended") is True:
-        return True
     pid = about.get("pid")
     if not machine or about.get("machine") != machine or type(pid) is not int or pid < 1:
         return False

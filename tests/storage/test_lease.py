@@ -6,14 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import pytest
 from obstore.store import MemoryStore
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage import lease
-from jaxtrain.storage.bucket import Bucket, Found, Unavailable
+from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.lease import Lease, Lost
 
 EXPIRES_S = 0.4
@@ -29,8 +28,8 @@ def held(bucket: Bucket) -> Iterator[Callable[[], Lease]]:
     """Acquires leases, and releases them at the end."""
     made: list[Lease] = []
 
-    def acquire(who: Literal["run", "command"] = "run") -> Lease:
-        made.append(Lease(bucket, print, EXPIRES_S, who=who))
+    def acquire() -> Lease:
+        made.append(Lease(bucket, print, EXPIRES_S))
         made[-1].acquire()
         return made[-1]
 
@@ -112,20 +111,17 @@ def test_a_deleted_lease_is_written_again(
     assert capsys.readouterr().out.count("was deleted: written again") == 1
 
 
-@pytest.mark.parametrize(("who", "fix"), [("run", "resume"), ("command", "start this one again")])
 def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
-    bucket: Bucket, held: Callable[..., Lease], who: str, fix: str
+    bucket: Bucket, held: Callable[[], Lease]
 ) -> None:
     """Another run may have taken over, saved checkpoints, and released it."""
-    one = held(who)
+    one = held()
     one._over.set()  # no renewal while this machine is cut off
     assert one._thread is not None
     one._thread.join()
     bucket.delete([lease.NAME])
     time.sleep(EXPIRES_S)
-    with pytest.raises(
-        Lost, match=rf"another {who} may have used s3://bucket/run since .*: {fix}$"
-    ):
+    with pytest.raises(Lost, match=r"another run may have used s3://bucket/run since .*: resume$"):
         one.check()
     assert bucket.get(lease.NAME) is None
 
@@ -183,67 +179,6 @@ def test_a_foreign_lease_is_watched_like_any_other(
     bucket.put(lease.NAME, data)
     one = held()
     assert content(bucket)["run"] == one.name
-
-
-def _pause(one: Lease) -> None:
-    """Stops the renewals, as if the machine were cut off."""
-    one._over.set()
-    assert one._thread is not None
-    one._thread.join()
-
-
-def _command(bucket: Bucket, *, shared: bool) -> Lease:
-    return Lease(bucket, print, EXPIRES_S, shared=shared, who="command")
-
-
-def test_a_command_that_shares_a_folder_learns_that_another_has_it_alone(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "_is_dead", lambda found: False)  # as on another machine
-    one, alone = _command(bucket, shared=True), _command(bucket, shared=False)
-    one.acquire()
-    _pause(one)
-    alone.acquire()
-    assert list(bucket.sizes()) == [lease.NAME]
-    with pytest.raises(Lost, match="another command may have used s3://bucket/run since"):
-        one.check()
-    alone.release()
-
-
-def test_a_shared_lease_that_is_renewed_at_the_last_moment_stays(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, it was deleted, and written again: both commands wrote to the folder."""
-    monkeypatch.setattr(lease, "_is_dead", lambda found: False)
-    one, alone, real = _command(bucket, shared=True), _command(bucket, shared=False), Lease._end
-    one.acquire()
-    _pause(one)
-
-    def late(self: Lease, name: str, found: Found) -> bool:
-        one._renew_once()
-        return real(self, name, found)
-
-    monkeypatch.setattr(Lease, "_end", late)
-    with pytest.raises(RunAgain, match=r"commands that share s3://bucket/run are using it"):
-        alone.acquire()
-    one.check()
-    assert list(bucket.sizes()) == [one._object]
-
-
-def test_one_command_waits_for_the_lease_of_a_killed_one(
-    bucket: Bucket, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before, each that shares the folder did, for 45 s."""
-    killed = json.dumps({"host": "elsewhere", "machine": "another", "pid": 7}).encode()
-    bucket.put(lease.NAME, killed)
-    tasks = [_command(bucket, shared=True) for _ in range(3)]
-    for one in tasks:
-        one.acquire()
-    assert capsys.readouterr().out.count("is in use by process 7 on elsewhere") == 1
-    for one in tasks:
-        one.release()
-    _command(bucket, shared=False).acquire()
-    assert "in use" not in capsys.readouterr().out
 
 
 def test_releasing_twice_does_nothing(bucket: Bucket, held: Callable[[], Lease]) -> None:
