@@ -23,8 +23,8 @@ from typing import Any
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, bucket_output, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
-from jaxtrain.storage.bucket import TooLarge, is_bucket, normalized
-from jaxtrain.storage.bucket_output import MANIFEST, BucketOutput
+from jaxtrain.storage.bucket import Bucket, TooLarge, is_bucket, normalized
+from jaxtrain.storage.bucket_output import MANIFEST
 from jaxtrain.storage.disks import disk_trouble
 
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
@@ -32,25 +32,26 @@ CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
 
 @dataclasses.dataclass(frozen=True)
 class CacheBucket:
-    """A cache in a bucket.
+    """A cache in a bucket, as worker processes receive it.
 
     Attributes:
-        output: the bucket.
+        url: of the folder.
         copy: the local copy.
         uploads: whether folders and files that are missing there are uploaded.
     """
 
-    output: BucketOutput
+    url: str
     copy: Path
     uploads: bool = False
+
+    @property
+    def store(self) -> Bucket:
+        """Returns the client, one for each process."""
+        return bucket_output.opened(self.url)
 
     def name(self, path: Path) -> str:
         """Returns the name in the bucket of a file or folder in the local copy."""
         return path.relative_to(self.copy).as_posix()
-
-    def url(self, path: Path) -> str:
-        """Returns the URL of a file or folder in the local copy, for messages."""
-        return f"{self.output.url}/{self.name(path)}"
 
 
 def root(cache_dir: str | None) -> Path:
@@ -115,7 +116,7 @@ def bucket_of(cache_dir: str | None, *, uploads: bool = False) -> CacheBucket | 
         InputError: see :func:`path_of`.
     """
     where = url(cache_dir)
-    return None if where is None else CacheBucket(BucketOutput(where), path_of(cache_dir), uploads)
+    return None if where is None else CacheBucket(where, path_of(cache_dir), uploads)
 
 
 def digest(*parts: Any) -> str:
@@ -157,12 +158,12 @@ def fetch_file(
     Raises:
         RunAgain, InputError: the bucket is unavailable, or the disk is full.
     """
-    if bucket is None or path.exists() or bucket.output.bucket.about(bucket.name(path)) is None:
+    if bucket is None or path.exists() or bucket.store.about(bucket.name(path)) is None:
         return
     with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            bucket.output.bucket.fetch(bucket.name(path), path, most)
+            bucket.store.fetch(bucket.name(path), path, most)
         except TooLarge as error:
             say(f"warning: {error}; it is ignored")
 
@@ -174,7 +175,7 @@ def upload_file(path: Path, bucket: CacheBucket | None) -> None:
         RunAgain, InputError: the bucket is unavailable.
     """
     if bucket is not None and bucket.uploads:
-        bucket.output.put(bucket.name(path), path)
+        bucket.store.put(bucket.name(path), path)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -193,9 +194,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def in_bucket(folder: Path, bucket: CacheBucket | None) -> bool:
     """Returns whether the bucket has a complete folder, so that :func:`make_folder` fetches it."""
-    return bucket is not None and bucket_output.is_complete(
-        bucket.output.bucket, bucket.name(folder)
-    )
+    return bucket is not None and bucket_output.is_complete(bucket.store, bucket.name(folder))
 
 
 def make_folder(
@@ -229,7 +228,7 @@ def make_folder(
     if manifest is None:
         manifest = _make_folder(folder, build, say, resumable, bucket)
     if bucket is not None and bucket.uploads:
-        bucket_output.upload_folder(bucket.output.bucket, bucket.name(folder), folder, say)
+        bucket_output.upload_folder(bucket.store, bucket.name(folder), folder, say)
     return manifest
 
 
@@ -350,7 +349,7 @@ def _fetch(
     keep = alone
     try:
         with explained(folder.parent):
-            store, name = bucket.output.bucket, bucket.name(folder)
+            store, name = bucket.store, bucket.name(folder)
             if not bucket_output.download_folder(store, name, work, CURE, say):
                 keep = False
                 return None

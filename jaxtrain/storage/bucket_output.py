@@ -6,7 +6,6 @@ a local folder.
 """
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import hashlib
@@ -24,26 +23,6 @@ from jaxtrain.storage.temporary_folders import explained, temporary_folder
 MANIFEST = "manifest.json"
 """In a folder: its key ``files`` has the size of each other file. It is written last."""
 _ONE_PIECE = 2**62  # bytes: more than any object has
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketOutput:
-    """A folder of a bucket, as the workers of a command receive it.
-
-    Attributes:
-        url: of the folder.
-    """
-
-    url: str
-
-    @property
-    def bucket(self) -> Bucket:
-        """Returns the client, one for each process."""
-        return opened(self.url)
-
-    def put(self, name: str, data: bytes | Path) -> None:
-        """Writes an object; see :meth:`Bucket.put`."""
-        self.bucket.put(name, data)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,11 @@
 
 A requeued job may start while the previous one is still saving; each would move and delete the
 other's checkpoints. The operating system releases the lock of a killed process.
-
-Commands that share a folder claim what they work on: :func:`claimed`, :func:`order`.
 """
 
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -21,29 +18,18 @@ from jaxtrain.errors import RunAgain
 from jaxtrain.storage import atomic
 
 NAME = ".lock"
-POLL_S = 2.0  # between looks at what other commands have claimed
 
 # A POSIX lock belongs to the process, so workers that outlive it do not inherit the lock. It is
 # released when the process closes any descriptor of the file, so nothing else may open the file.
 _held: dict[Path, int] = {}
-_claims: dict[Path, int] = {}  # open files of claims
 
 
-def hold(
-    directory: Path,
-    say: Callable[[str], None],
-    *,
-    shared: bool | None = None,
-    shown: Path | None = None,
-) -> bool:
+def hold(directory: Path, say: Callable[[str], None]) -> bool:
     """Locks a run directory for this process; does nothing if already locked.
 
     Args:
         directory: the run directory. If it is missing or not writable, it is not locked.
         say: receives a warning if the file system does not support locks.
-        shared: whether other processes may hold it too, if they also share it; None if the command
-            has no flag ``--share``.
-        shown: the folder that the user passed, for the error; None is the directory.
 
     Returns:
         Whether it is locked.
@@ -59,24 +45,18 @@ def hold(
     except OSError:
         return False  # writing to the directory will report the error
     try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         holder = _holder(descriptor)
         os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            who = "run" if shared is None else "command"
-            fix = "or stop it" if shared is None else "stop it, or start all commands with --share"
             raise RunAgain(
-                f"another {who} is using {shown or directory} ({holder}): wait until it ends, {fix}"
+                f"another run is using {directory} ({holder}): wait until it ends, or stop it"
             ) from None
-        risk = (
-            "commands that share this directory may do the same work twice, and one of the results "
-            "is kept"
-            if shared
-            else "do not start a second run in this directory, as it would not be detected"
+        say(
+            f"warning: {path} cannot be locked ({error.strerror}): do not start a second run in "
+            "this directory, as it would not be detected"
         )
-        say(f"warning: {path} cannot be locked ({error.strerror}): {risk}")
         return False
     _held[directory] = descriptor
     with contextlib.suppress(OSError):  # for example on a full disk; the lock holds anyway
@@ -96,51 +76,6 @@ def released() -> Iterator[None]:
     finally:
         for directory in _held.keys() - before:
             os.close(_held.pop(directory))
-
-
-@contextlib.contextmanager
-def claimed(path: Path, name: str) -> Iterator[bool | None]:
-    """Claims a name while the block runs, so that no other process works on the same thing.
-
-    The claim is a lock on one byte of a file, which may be empty. The operating system, or the
-    server of a shared folder, releases it when the process ends or its machine is lost.
-
-    Args:
-        path: the file; created if missing. Nothing else may open it.
-        name: the thing. Threads of one process can claim the same one.
-
-    Yields:
-        Whether it is claimed; None if the file system does not support locks.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
-    number = int(_digest(name)[:15], 16)  # of the byte; files end at 2^63
-    if path not in _claims:
-        _claims[path] = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.lockf(_claims[path], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-    except OSError as error:
-        yield False if error.errno in (errno.EACCES, errno.EAGAIN) else None
-        return
-    try:
-        yield True
-    finally:
-        fcntl.lockf(_claims[path], fcntl.LOCK_UN, 1, number)
-
-
-def order(share: str, name: str) -> str:
-    """Returns a key by which a command sorts the things that it shares with other commands.
-
-    Args:
-        share: a text that no other command has, so that each has an order of its own.
-        name: the thing.
-    """
-    return _digest(f"{share} {name}")
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @contextlib.contextmanager

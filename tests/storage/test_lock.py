@@ -88,8 +88,6 @@ def test_a_file_system_without_locks_causes_a_warning(
         f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): do not start a "
         "second run in this directory, as it would not be detected"
     ]
-    lock.hold(tmp_path, said.append, shared=True)
-    assert "): commands that share this directory may do the same work twice" in said[1]
 
 
 def test_a_missing_directory_is_not_locked(tmp_path: Path) -> None:
@@ -118,74 +116,6 @@ def test_a_command_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     with lock.locked(tmp_path / "file", said.append, "reading s3://bucket/run") as alone:
         assert alone
     assert said == ["another process is reading s3://bucket/run: waiting for it"]
-
-
-CLAIMER = """
-import sys
-from pathlib import Path
-from jaxtrain.storage import lock
-with lock.claimed(Path(sys.argv[1]), "five") as mine:
-    print(mine, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_claim_ends_with_its_process(tmp_path: Path, checkout: Path) -> None:
-    path = tmp_path / "claims"
-    with subprocess.Popen(
-        [sys.executable, "-c", CLAIMER, str(path)],
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
-        with lock.claimed(path, "five") as mine, lock.claimed(path, "\udcff") as another:
-            assert (mine, another) == (False, True)
-        other.kill()
-        other.wait()
-        with lock.claimed(path, "five") as mine:
-            assert mine
-
-
-def test_each_command_has_an_order_of_its_own() -> None:
-    names = [*map(str, range(20)), "\udcff"]  # the last one is not UTF-8
-    orders = [sorted(names, key=lambda name: lock.order(share, name)) for share in ("1", "2", "1")]
-    assert orders[0] == orders[2] != orders[1]
-    assert sorted(orders[1]) == sorted(names)
-
-
-def test_a_file_system_without_locks_leaves_claims_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(descriptor: int, command: int, length: int, start: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    with lock.claimed(tmp_path / "claims", "five") as mine:
-        assert mine is None
-
-
-def test_a_shared_lock_excludes_only_those_that_do_not_share(
-    tmp_path: Path, checkout: Path
-) -> None:
-    sharer = HOLDER.replace("print)", "print, shared=True)")
-    with subprocess.Popen(
-        [sys.executable, "-c", sharer, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunAgain, match=r"another run is using .* ends, or stop it$"):
-            lock.hold(tmp_path, print)
-        with pytest.raises(RunAgain, match=r"stop it, or start all commands with --share$"):
-            lock.hold(tmp_path, print, shared=False)
-        lock.hold(tmp_path, print, shared=True)
-        assert tmp_path in lock._held
 
 
 def test_a_machine_is_known_by_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
