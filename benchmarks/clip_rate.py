@@ -79,7 +79,7 @@ def _psnr(videos: Path, cut: Path, settings: pieces.Settings) -> float:
     """Returns the PSNR of the brightness of each video's first piece, over all of them."""
     errors = []
     for path in sorted(videos.iterdir()):
-        shrink = pieces._Shrink(packets.scan(str(path)), settings)
+        shrink = pieces.shrinking(packets.scan(str(path)), settings)
         piece = cut / prepare_clips.folder_of(path.name) / "00000.mp4"
         with av.open(str(path)) as raw, av.open(str(piece)) as encoded:
             pairs = zip(raw.decode(video=0), encoded.decode(video=0), strict=False)

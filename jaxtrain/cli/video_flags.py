@@ -83,11 +83,6 @@ class Counter:
             self._printed = now
             terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
 
-    def one_of(self, expected: int) -> None:
-        """Counts one more of a number that became known later."""
-        self._expected = expected
-        self.one()
-
     def line(self) -> str:
         """Returns "30 frames (12.0 frames/s after a start of 3.1 s)", or "1 frame (3.1 s)"."""
         plural = "" if self._done == 1 else "s"

@@ -197,7 +197,7 @@ def test_broken_and_short_videos_are_skipped_and_named(
     assert run(place / "0.safetensors", "--data", folder, *SIZE) == 0
     lines = capsys.readouterr().out.splitlines()
     skipped = " ".join(line for line in lines if line.startswith("skipped"))
-    assert "short.mp4: 3 frames, a clip needs 8 (--frames)" in skipped
+    assert "short.mp4: is too short: it has 3 frames, a clip needs 8" in skipped
     assert "garbled.mp4" in skipped
     assert "text.mp4: cannot be read" in skipped
     assert any(line.startswith("measured on 1 video (1 clip of") for line in lines)

@@ -50,7 +50,7 @@ def both(
     info = Scan(0, 1, width, height, 0, 1.0, 25.0, ())
     size = {"frames": 1, "height": HEIGHT, "width": WIDTH, "position": position}
     host = video_frames.Crop(info, **size)
-    device = video_frames.Planes(info, **size, room=ROOM)
+    device = video_frames.Planes(info, **size, plane_size=ROOM)
     for one in (host, device):
         one.put(0, frame_of(planes))
     sent = [jnp.asarray(device.arrays()[name])[None] for name in ("luma", "chroma", "crop")]

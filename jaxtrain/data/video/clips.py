@@ -46,8 +46,8 @@ class Clips:
         train: whether to cut and augment at random; otherwise clips are cut from the middle and are
             not augmented.
         latents: a teacher's latents of fixed windows, or None.
-        room: height and width of the planes that the device resizes and converts; None does both
-            on the host.
+        plane_size: height and width of the planes that the device resizes and converts; None does
+            both on the host.
     """
 
     config: "Config"
@@ -57,7 +57,7 @@ class Clips:
     entries: FileTable
     train: bool
     latents: LatentStore | None = None
-    room: tuple[int, int] | None = None
+    plane_size: tuple[int, int] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -100,8 +100,8 @@ class Clips:
         Returns:
             ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
             contrast and saturation, the hue shift in turns, and the blur's sigma in pixels. With a
-            teacher also ``latents``: float32 [L, h, w, C]. With ``room`` in place of ``video``:
-            ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
+            teacher also ``latents``: float32 [L, h, w, C]. With ``plane_size`` in place of
+            ``video``: ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
             BadExample: the file is broken, or has changed since it was indexed.
@@ -137,9 +137,11 @@ class Clips:
         self, entry: Entry, position: video_frames.CropPosition
     ) -> video_frames.Crop | video_frames.Planes:
         size = {"frames": self.frames, "height": self.height, "width": self.width}
-        if self.room is None:
+        if self.plane_size is None:
             return video_frames.Crop(entry.scanned, **size, position=position)
-        return video_frames.Planes(entry.scanned, **size, room=self.room, position=position)
+        return video_frames.Planes(
+            entry.scanned, **size, plane_size=self.plane_size, position=position
+        )
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
         file = int(np.searchsorted(self._ends, index, side="right"))

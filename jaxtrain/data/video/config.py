@@ -153,9 +153,9 @@ class Config:
         if self.path is None or addresses.is_address(self.path):
             return False
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
-        room = prepare_clips.largest_crop(expanded(self.path))
-        return room is not None and all(
-            side <= most for side, most in zip(room, self._room(model), strict=True)
+        crop = prepare_clips.largest_crop(expanded(self.path))
+        return crop is not None and all(
+            side <= most for side, most in zip(crop, self._plane_size(model), strict=True)
         )
 
     def sent(self, spec: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Config:
 
         video = spec["video"]
         batch, frames = video.shape[:2]
-        high, wide = self._room(model)
+        high, wide = self._plane_size(model)
         planes = {
             "luma": jax.ShapeDtypeStruct((batch, frames, high, wide), video.dtype),
             "chroma": jax.ShapeDtypeStruct((batch, frames, 2, high // 2, wide // 2), video.dtype),
@@ -190,8 +190,8 @@ class Config:
         planes = (rest.pop(name) for name in ("luma", "chroma", "crop"))
         return rest | {"video": yuv.to_rgb(*planes, height=model.height, width=model.width)}
 
-    def _room(self, model: Any) -> tuple[int, int]:
-        return video_frames.room(model.height, model.width, self.min_crop_scale)
+    def _plane_size(self, model: Any) -> tuple[int, int]:
+        return video_frames.plane_size(model.height, model.width, self.min_crop_scale)
 
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""
@@ -299,7 +299,9 @@ class Config:
             entries=entries,
             train=train,
             # Validation converts on the host, so that its results do not depend on this.
-            room=self._room(model) if train and self.converts_on_device(model) else None,
+            plane_size=self._plane_size(model)
+            if train and self.converts_on_device(model)
+            else None,
         )
 
     def _index(
@@ -308,13 +310,8 @@ class Config:
         """Returns the usable and the broken files of one input."""
         decode_all = self.verify == "index" and not self.is_prepared(expanded(path))
         entries = index.of_path(path, flag, root, decode_all=decode_all, say=say)
-        usable, bad = [], []
-        for entry in entries:
-            reason = self.unusable(entry, model.frames)
-            if reason is None:
-                usable.append(entry)
-            else:
-                bad.append(BadExample(entry.path, reason))
+        verified = self.verify == "index"
+        usable, bad = index.usable(entries, model.frames, verified=verified)
         if not usable:
             _report_skipped(bad[1:], say)
             cure = f"fix or replace them, or pass other videos with {flag}"
@@ -327,19 +324,6 @@ class Config:
                 f"({bad[0]}): {cure}"
             )
         return usable, bad
-
-    def unusable(self, entry: Entry, frames: int) -> str | None:
-        """Returns why no clip can be cut from a file, or None."""
-        if entry.info is None:
-            return entry.reason
-        if self.verify == "index" and entry.verdict is not None and entry.verdict.broken:
-            return entry.verdict.broken
-        missing = len(entry.verdict.missing) if entry.verdict and self.verify == "index" else 0
-        if entry.info.frames - missing < frames:
-            return (
-                f"is too short: it has {entry.info.frames - missing} frames, a clip needs {frames}"
-            )
-        return None
 
 
 def _has_prepared_latents(model: Any) -> bool:

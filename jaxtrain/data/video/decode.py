@@ -6,8 +6,8 @@ of the frames that are decoded for it, which includes those that its frames are 
 check finds damage that the decoder takes for an image: usual for VP8, VP9, AV1, and flipped bits.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import av
 from av.container import InputContainer
@@ -19,6 +19,7 @@ from jaxtrain.data.video.packets import (
     Scan,
     Span,
     flag_corrupt,
+    limit_pixels,
     open_input,
     reason,
     shows_frame,
@@ -51,40 +52,92 @@ class FrameCheck(NamedTuple):
     broken: str | None
 
 
+def frames(path: str, info: Scan, span: Span | None = None) -> Iterator[VideoFrame]:
+    """Yields all frames of a file, in order, in one thread.
+
+    Raises:
+        Undecodable: the file is broken: see :func:`items`.
+        DiskAway, BadExample: the system cannot read the file, now or at all.
+    """
+    for item in items(path, info, span):
+        assert isinstance(item, VideoFrame)
+        yield item
+
+
+def items(
+    path: str,
+    info: Scan,
+    span: Span | None = None,
+    *,
+    audio: bool = False,
+    threads: str = "NONE",
+) -> Iterator[VideoFrame | av.Packet]:
+    """Yields all frames of a file, and the packets of its audio, in the order of the file.
+
+    Args:
+        path: the file.
+        info: the scan of the file.
+        span: the file's place in a tar.
+        audio: whether to yield the packets of audio streams.
+        threads: FFmpeg's ``thread_type`` of the decoder.
+
+    Raises:
+        Undecodable: the file is broken: a frame is corrupt, decoding fails, or frames are missing.
+        DiskAway, BadExample: the system cannot read the file, now or at all.
+    """
+    count = 0
+    try:
+        with open_input(path, span) as container:
+            stream = _open_stream(container, info, threads)
+            for item in _demuxed(container, stream, audio):
+                if isinstance(item, VideoFrame):
+                    if item.is_corrupt:
+                        raise Undecodable(path, f"frame {count} is corrupt")
+                    count += 1
+                yield item
+    except av.FFmpegError as error:
+        text = f"decoding fails after {count} of {info.frames} frames: {reason(error)}"
+        raise Undecodable(path, text) from error
+    if count == 0 or too_few(info.frames - count, info.frames):
+        raise Undecodable(path, f"only {count} of {info.frames} frames can be decoded")
+
+
+def _demuxed(
+    container: InputContainer, video: VideoStream, audio: bool
+) -> Iterator[VideoFrame | av.Packet]:
+    streams: list[Any] = [video, *(container.streams.audio if audio else ())]
+    for packet in container.demux(streams):
+        if packet.stream_index == video.index:
+            if packet.size:
+                yield from video.codec_context.decode(packet)
+        elif packet.size and packet.dts is not None:
+            yield packet
+    yield from video.codec_context.decode(None)  # frames that the decoder still has
+
+
 def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
     """Decodes a complete file to find out whether it is intact.
 
     Raises:
         DiskAway, BadExample: the system cannot read the file, now or at all.
     """
-    delivered: list[int | None] = []
-    stamps: list[int | None] = []
     try:
-        with open_input(path, span) as container:
-            stream = _open_stream(container, info)
-            for packet in container.demux(stream):
-                if packet.size and shows_frame(packet, stream):
-                    stamps.append(packet.pts)
-                for frame in stream.codec_context.decode(packet if packet.size else None):
-                    if frame.is_corrupt:
-                        return FrameCheck((), f"frame {len(delivered)} is corrupt")
-                    delivered.append(frame.pts)
-    except av.FFmpegError as error:
-        text = f"decoding fails after {len(delivered)} of {info.frames} frames: {reason(error)}"
-        return FrameCheck((), text)
-    missing = _missing(delivered, stamps, info)
-    if too_few(len(missing), info.frames):
-        found = info.frames - len(missing)
-        return FrameCheck((), f"only {found} of {info.frames} frames can be decoded")
-    return FrameCheck(missing, None)
-
-
-def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) -> tuple[int, ...]:
+        delivered = [frame.pts for frame in frames(path, info, span)]
+    except Undecodable as bad:
+        return FrameCheck((), bad.reason)
     if not info.keyframes:  # frames are numbered as the decoder outputs them
-        return tuple(range(len(delivered), info.frames))
-    came = set(delivered)
+        return FrameCheck(tuple(range(len(delivered), info.frames)), None)
+    with open_input(path, span) as container:
+        stream = _open_stream(container, info)
+        packets = (packet for packet in container.demux(stream) if packet.size)
+        stamps = [packet.pts for packet in packets if shows_frame(packet, stream)]
+    decoded = set(delivered)
     ordered = sorted(pts for pts in stamps if pts is not None)
-    return tuple(number for number, pts in enumerate(ordered) if pts not in came)
+    missing = tuple(number for number, pts in enumerate(ordered) if pts not in decoded)
+    if too_few(len(missing), info.frames):
+        count = info.frames - len(missing)
+        return FrameCheck((), f"only {count} of {info.frames} frames can be decoded")
+    return FrameCheck(missing, None)
 
 
 def read(
@@ -226,8 +279,11 @@ def _read_in_order(
             break
 
 
-def _open_stream(container: InputContainer, info: Scan) -> VideoStream:
+def _open_stream(container: InputContainer, info: Scan, threads: str = "NONE") -> VideoStream:
     stream = container.streams[info.stream]
     assert isinstance(stream, VideoStream)
     flag_corrupt(stream)
-    return single_threaded(stream)
+    if threads == "NONE":
+        return single_threaded(stream)
+    stream.thread_type = threads  # type: ignore[assignment]  # an enum's name
+    return limit_pixels(stream)

@@ -43,16 +43,16 @@ class Clip:
         """
         return disks.when_readable(lambda: index.with_frames(self.entry, self._read))
 
-    def _read(self, there: np.ndarray) -> np.ndarray:
+    def _read(self, present: np.ndarray) -> np.ndarray:
         needed = max(self.chosen) + 1 if self.chosen else self.frames
-        room = len(there) - needed
-        if room < 0:
-            text = f"is too short: it has {len(there)} frames, a clip needs {needed}"
+        last = len(present) - needed
+        if last < 0:
+            text = f"is too short: it has {len(present)} frames, a clip needs {needed}"
             raise BadExample(self.entry.path, text)
-        first = round(self.place * room)
+        first = round(self.place * last)
         chosen = self.chosen or tuple(range(first, first + self.frames))
         different = sorted(set(chosen))
-        images = unaugmented(self.entry, there[different].tolist(), self.height, self.width)
+        images = unaugmented(self.entry, present[different].tolist(), self.height, self.width)
         return images[np.searchsorted(different, chosen)]
 
 
@@ -147,17 +147,9 @@ def _usable(
     if entries is None:
         root = cache.root(None)
         entries = index.of_path(path, flag, root, decode_all=False, say=say)
-    usable: list[Entry] = []
-    for entry in entries:
-        if entry.info is None:
-            say(f"skipped: {entry.path}: {entry.reason}")
-        elif entry.info.frames < frames:
-            say(
-                f"skipped: {entry.path}: {entry.info.frames} frames, a clip needs {frames} "
-                "(--frames)"
-            )
-        else:
-            usable.append(entry)
+    usable, bad = index.usable(entries, frames)
+    for excluded in bad:
+        say(f"skipped: {excluded}")
     if not usable:
         raise InputError(
             f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used (the "

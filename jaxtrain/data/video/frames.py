@@ -7,7 +7,7 @@ resizes and converts (:mod:`jaxtrain.ops.yuv`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -37,7 +37,8 @@ _MATRICES = {
 # planes afterwards only copies bytes; NumPy takes twice as long for that.
 _TO_RGB = ("gbrp", "rgb24")
 _PLAIN = ":in_range=limited:in_color_matrix=bt709"  # the color options of prepared clips
-_LIMITED_BT709 = "out_range=limited:out_color_matrix=bt709"
+LIMITED_BT709 = ":out_range=limited:out_color_matrix=bt709"
+"""The scale filter's color options for a result like prepared clips."""
 _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on time
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
@@ -56,6 +57,40 @@ class CropPosition(NamedTuple):
     across: float = 0.5
     down: float = 0.5
     mirror: bool = False
+
+
+class FilterGraph:
+    """Filters frames in one thread; size and format may change within a stream.
+
+    Args:
+        filters: returns the names and arguments of the filters for frames like the given one.
+    """
+
+    def __init__(self, filters: Callable[[VideoFrame], Sequence[tuple[str, ...]]]) -> None:
+        self._filters = filters
+        self._graph: av.filter.Graph | None = None
+        self._kind: tuple[object, ...] = ()
+
+    def __call__(self, frame: VideoFrame) -> VideoFrame:
+        """Returns the filtered frame."""
+        kind = (
+            *(frame.width, frame.height, frame.format.name),
+            *(frame.color_range, frame.colorspace),
+        )
+        if self._graph is None or kind != self._kind:
+            graph = av.filter.Graph()
+            graph.threads = 1
+            source = graph.add_buffer(
+                width=frame.width,
+                height=frame.height,
+                format=frame.format,
+                time_base=_TIME_BASE,
+            )
+            nodes = [graph.add(*words) for words in self._filters(frame)]
+            graph.link_nodes(source, *nodes, graph.add("buffersink")).configure()
+            self._graph, self._kind = graph, kind
+        self._graph.push(frame)
+        return self._graph.vpull()
 
 
 class Crop:
@@ -87,20 +122,18 @@ class Crop:
         self._position = position
         turned = info.rotation % 180 == 90
         self._target = (width, height) if turned else (height, width)
-        self._flip = ("vflip" if turned else "hflip") if position.mirror else None
-        self._graph: av.filter.Graph | None = None
-        self._made_for: tuple[object, ...] = ()
+        self._flip = (("vflip" if turned else "hflip",),) if position.mirror else ()
+        self._convert = FilterGraph(self._filters)
+
+    def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
+        high, wide = self._target
+        stored = (frame.width, frame.height)
+        crop = crop_of(stored, self._info.pixel_aspect, wide / high, self._position)
+        return _filters(frame, crop, wide, high, flip=self._flip)
 
     def put(self, number: int, frame: VideoFrame) -> None:
         """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
-        kind = _kind(frame)
-        if self._graph is None or kind != self._made_for:  # the size may change within a stream
-            high, wide = self._target
-            stored = (frame.width, frame.height)
-            piece = _piece(stored, self._info.pixel_aspect, wide / high, self._position)
-            self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
-        self._graph.push(frame)
-        image = self._graph.vpull()
+        image = self._convert(frame)
         (plane,) = image.planes
         strides = (plane.line_size, 3, 1)  # a view, where to_ndarray copies
         image_HWC = np.ndarray(
@@ -125,7 +158,7 @@ class Planes:
         info: the scan of the file, for its size, rotation, and pixel aspect ratio.
         frames: number of frames of the clip.
         height, width: size that the device gives the clip, in pixels.
-        room: height and width of the planes (:func:`room`).
+        plane_size: height and width of the planes (:func:`plane_size`).
         position: where the crop is.
     """
 
@@ -136,10 +169,10 @@ class Planes:
         frames: int,
         height: int,
         width: int,
-        room: tuple[int, int],
+        plane_size: tuple[int, int],
         position: CropPosition,
     ) -> None:
-        high, wide = room
+        high, wide = plane_size
         self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
         self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
         self._mirror = position.mirror
@@ -148,24 +181,23 @@ class Planes:
         aspect = height / width if turned else width / height
         # From the scan, so that all frames of a clip have one size, in whatever order they come.
         self._stored = (info.width, info.height)
-        self._crop = lambda stored: _piece(stored, info.pixel_aspect, aspect, position)
-        piece_w, piece_h = self._crop(self._stored)[:2]
+        self._crop = lambda stored: crop_of(stored, info.pixel_aspect, aspect, position)
+        crop_w, crop_h = self._crop(self._stored)[:2]
         if turned:
             high, wide, height, width = wide, high, width, height
-        # A crop without room gets its last size here, so that it is not resized twice.
-        self._wide, self._high = piece_w + piece_w % 2, piece_h + piece_h % 2
+        # A crop that does not fit gets its last size here, so that it is not resized twice.
+        self._wide, self._high = crop_w + crop_w % 2, crop_h + crop_h % 2
         if self._wide > wide or self._high > high:
             self._wide, self._high = width, height
-        self._plain = not self._turns and (piece_w, piece_h) == (self._wide, self._high)
-        self._graph: av.filter.Graph | None = None
-        self._made_for: tuple[object, ...] = ()
+        self._plain = not self._turns and (crop_w, crop_h) == (self._wide, self._high)
+        self._convert = FilterGraph(self._filters)
 
     def put(self, number: int, frame: VideoFrame) -> None:
         """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
         stored = (frame.width, frame.height)
         left, top = self._crop(stored)[2:]
         if not (self._plain and stored == self._stored and _is_plain(frame)):
-            frame, left, top = self._converted(frame), 0, 0
+            frame, left, top = self._convert(frame), 0, 0
         outs = (self._luma_Thw[number], *self._chroma_T2hw[number])
         for out_hw, plane, part in zip(outs, frame.planes, (1, 2, 2), strict=True):
             rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
@@ -180,18 +212,13 @@ class Planes:
         crop = np.array([*size, self._mirror], np.int32)
         return {"luma": self._luma_Thw, "chroma": self._chroma_T2hw, "crop": crop}
 
-    def _converted(self, frame: VideoFrame) -> VideoFrame:
-        kind = _kind(frame)
-        if self._graph is None or kind != self._made_for:
-            piece = self._crop((frame.width, frame.height))
-            wanted = f"{color_options(frame)}:{_LIMITED_BT709}"
-            made = _graph(frame, piece, self._wide, self._high, None, ("yuv420p",), wanted)
-            self._graph, self._made_for = made, kind
-        self._graph.push(frame)
-        return self._graph.vpull()
+    def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
+        crop = self._crop((frame.width, frame.height))
+        size = self._wide, self._high
+        return _filters(frame, crop, *size, formats=("yuv420p",), colors=LIMITED_BT709)
 
 
-def room(height: int, width: int, min_crop_scale: float) -> tuple[int, int]:
+def plane_size(height: int, width: int, min_crop_scale: float) -> tuple[int, int]:
     """Returns the height and width of planes for crops of any size, in pixels; both are even."""
     high, wide = (math.ceil(round(side / min_crop_scale, 6) / 2) * 2 for side in (height, width))
     return high, wide
@@ -206,24 +233,17 @@ class FullFrames:
 
     def __init__(self, rotation: int) -> None:
         self._turns = rotation // 90
-        self._size = (0, 0)
-        self._graph: av.filter.Graph | None = None
-        self._kind: tuple[object, ...] = ()
+        self._size: tuple[int, int] | None = None
+        self._convert = FilterGraph(self._filters)
 
     def __call__(self, frame: VideoFrame) -> np.ndarray:
         """Returns uint8 [H, W, 3]; all frames are resized to the size of the first one."""
-        kind = _kind(frame)
-        if self._graph is None or kind != self._kind:
-            self._size = self._size if self._graph else (frame.width, frame.height)
-            uncropped = (frame.width, frame.height, 0, 0)
-            self._graph, self._kind = _graph(frame, uncropped, *self._size, None), kind
-        self._graph.push(frame)
-        return np.ascontiguousarray(np.rot90(self._graph.vpull().to_ndarray(), self._turns))
+        return np.ascontiguousarray(np.rot90(self._convert(frame).to_ndarray(), self._turns))
 
-
-def _kind(frame: VideoFrame) -> tuple[object, ...]:
-    """Returns the properties of a frame that its filter graph depends on."""
-    return frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace
+    def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
+        stored = (frame.width, frame.height)
+        self._size = self._size or stored
+        return _filters(frame, (*stored, 0, 0), *self._size)
 
 
 def _is_plain(frame: VideoFrame) -> bool:
@@ -231,7 +251,7 @@ def _is_plain(frame: VideoFrame) -> bool:
     return frame.format.name == "yuv420p" and color_options(frame) == _PLAIN
 
 
-def _piece(
+def crop_of(
     stored: tuple[int, int], pixel_aspect: float, aspect: float, position: CropPosition
 ) -> tuple[int, int, int, int]:
     """Returns width, height, left, and top of the crop, in stored pixels.
@@ -248,9 +268,9 @@ def _piece(
     stored_aspect = aspect / pixel_aspect
     wide = min(width, height * stored_aspect) * position.scale
     high = min(height, width / stored_aspect) * position.scale
-    piece_w, piece_h = _even(wide, width), _even(high, height)
-    left, top = (width - piece_w) * position.across, (height - piece_h) * position.down
-    return piece_w, piece_h, int(left) // 2 * 2, int(top) // 2 * 2
+    crop_w, crop_h = _even(wide, width), _even(high, height)
+    left, top = (width - crop_w) * position.across, (height - crop_h) * position.down
+    return crop_w, crop_h, int(left) // 2 * 2, int(top) // 2 * 2
 
 
 def _even(length: float, most: int) -> int:
@@ -260,45 +280,33 @@ def _even(length: float, most: int) -> int:
     return min(max(round(length / 2) * 2, 2), most)
 
 
-def _graph(
+def _filters(
     frame: VideoFrame,
-    piece: tuple[int, int, int, int],
+    crop: tuple[int, int, int, int],
     width: int,
     height: int,
-    flip: str | None,
+    *,
+    flip: tuple[tuple[str], ...] = (),
     formats: Sequence[str] = _TO_RGB,
-    colors: str | None = None,
-) -> av.filter.Graph:
-    """Builds a graph that crops, flips, scales, and converts in one thread per worker.
+    colors: str = "",
+) -> list[tuple[str, ...]]:
+    """Returns filters that crop, flip, scale, and convert.
 
     Args:
         frame: a frame.
-        piece: width, height, left, and top of the crop.
+        crop: width, height, left, and top of the crop.
         width, height: of the result.
-        flip: a filter that flips, or None.
+        flip: filters that flip.
         formats: formats of the result, one after the other.
-        colors: the scale filter's color options; None uses :func:`color_options`.
+        colors: the scale filter's color options for the result.
     """
-    graph = av.filter.Graph()
-    graph.threads = 1
-    nodes = [
-        graph.add_buffer(
-            width=frame.width,
-            height=frame.height,
-            format=frame.format,
-            time_base=_TIME_BASE,
-        )
+    cuts = crop[:2] != (frame.width, frame.height)
+    return [
+        *([("crop", ":".join(map(str, crop)) + ":exact=1")] if cuts else ()),
+        *flip,
+        ("scale", f"{width}:{height}:flags={_FLAGS}{color_options(frame)}{colors}"),
+        *(("format", name) for name in formats),
     ]
-    if piece[:2] != (frame.width, frame.height):
-        nodes.append(graph.add("crop", ":".join(map(str, piece)) + ":exact=1"))
-    if flip is not None:
-        nodes.append(graph.add(flip))
-    colors = color_options(frame) if colors is None else colors
-    nodes.append(graph.add("scale", f"{width}:{height}:flags={_FLAGS}{colors}"))
-    nodes += [graph.add("format", name) for name in formats]
-    nodes.append(graph.add("buffersink"))
-    graph.link_nodes(*nodes).configure()
-    return graph
 
 
 def is_hd(height: int, width: int) -> bool:

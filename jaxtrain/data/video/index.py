@@ -151,6 +151,32 @@ def build(
     return entries
 
 
+def usable(
+    entries: Iterable[Entry], frames: int, *, verified: bool = False
+) -> tuple[list[Entry], list[BadExample]]:
+    """Divides files into those with enough frames for a clip, and the others with reasons.
+
+    Args:
+        entries: the files.
+        frames: frames of a clip.
+        verified: whether files count as broken that were found so by decoding them completely.
+    """
+    good, bad = [], []
+    for entry in entries:
+        verdict = entry.verdict if verified else None
+        count = 0 if entry.info is None else entry.info.frames
+        count -= 0 if verdict is None else len(verdict.missing)
+        if entry.info is None or (verdict is not None and verdict.broken):
+            reason = verdict.broken if verdict is not None else entry.reason
+            bad.append(BadExample(entry.path, str(reason)))
+        elif count < frames:
+            text = f"is too short: it has {count} frames, a clip needs {frames}"
+            bad.append(BadExample(entry.path, text))
+        else:
+            good.append(entry)
+    return good, bad
+
+
 def with_frames(entry: Entry, read: Callable[[np.ndarray], Made]) -> Made:
     """Calls ``read`` with the numbers of the file's frames, ascending, and returns its result.
 

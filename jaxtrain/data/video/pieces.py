@@ -6,34 +6,28 @@ largest crop that training uses. A piece ends at a hard cut.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
-import av.filter
 import numpy as np
 from av.video.frame import VideoFrame
 
+from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import (
-    Scan,
-    Span,
-    flag_corrupt,
-    open_input,
-    reason,
-    scan,
-    single_threaded,
-)
-from jaxtrain.data.video.packets import too_few as are_too_few
+from jaxtrain.data.video.packets import Scan, Span, scan
 from jaxtrain.errors import BadExample, InputError
 
 _SIDES = 8  # all autoencoders here require multiples of it
 _MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
 _MAX_TICKS = 65535  # most ticks per second in MPEG-4 part 2
 _FPS = 25  # for a file of unknown frame rate; nothing in training depends on it
-_TURNS = {90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
+_TURNS: dict[int, tuple[tuple[str, ...], ...]] = {
+    90: (("transpose", "cclock"),),
+    180: (("hflip",), ("vflip",)),
+    270: (("transpose", "clock"),),
+}
 
 # A hard cut: the mean change in brightness (0 to 255) is large, and many times the running mean.
 _CUT_STEP = 24.0
@@ -129,7 +123,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     pieces: list[int] = []
     left_out = 0
     writer: _Writer | None = None
-    shrink = _Shrink(info, settings)
+    shrink = shrinking(info, settings)
     cuts = _CutDetector()
 
     def close(piece: "_Writer") -> int:
@@ -142,7 +136,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         return piece.frames
 
     try:
-        for decoded in _intact_frames(path, span, info):
+        for decoded in decode.frames(path, info, span):
             frame = shrink(decoded)
             size = (frame.height, frame.width)
             ends = settings.split_at_cuts and cuts.is_cut(frame)
@@ -166,70 +160,19 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     return Cut(tuple(pieces), left_out)
 
 
-def _intact_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFrame]:
-    """Decodes all frames in order.
+def shrinking(info: Scan, settings: Settings) -> video_frames.FilterGraph:
+    """Returns what shrinks a frame, turns it upright, and converts it to yuv420p, BT.709."""
 
-    Raises:
-        BadExample: the file is broken, by the rules of :func:`jaxtrain.data.video.decode.verify`.
-    """
-    count = 0
-    try:
-        with open_input(path, span) as container:
-            stream: Any = single_threaded(container.streams[info.stream])  # type: ignore[arg-type]
-            flag_corrupt(stream)
-            for frame in container.decode(stream):
-                if frame.is_corrupt:
-                    raise BadExample(path, f"frame {count} is corrupt")
-                count += 1
-                yield frame
-    except av.FFmpegError as error:
-        text = f"decoding fails after {count} of {info.frames} frames: {reason(error)}"
-        raise BadExample(path, text) from error
-    if are_too_few(info.frames - count, info.frames):
-        raise BadExample(path, f"only {count} of {info.frames} frames can be decoded")
-
-
-class _Shrink:
-    """Shrinks a decoded frame, turns it upright, and converts it to yuv420p, BT.709."""
-
-    def __init__(self, info: Scan, settings: Settings) -> None:
-        self._info = info
-        self._settings = settings
-        self._graph: av.filter.Graph | None = None
-        self._made_for: tuple[Any, ...] = ()
-
-    def __call__(self, frame: VideoFrame) -> VideoFrame:
-        kind = (frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace)
-        if self._graph is None or kind != self._made_for:
-            self._graph, self._made_for = self._make(frame), kind
-        self._graph.push(frame)
-        return self._graph.vpull()
-
-    def _make(self, frame: VideoFrame) -> av.filter.Graph:
-        info = self._info
-        high, wide = self._settings.size(*_shown(frame, info))
+    def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
+        high, wide = settings.size(*_shown(frame, info))
         if info.rotation % 180 == 90:  # frames are shrunk before they are turned
             high, wide = wide, high
-        graph = av.filter.Graph()
-        graph.threads = 1
-        nodes = [
-            graph.add_buffer(
-                width=frame.width,
-                height=frame.height,
-                format=frame.format,
-                time_base=Fraction(1, 1000),
-            )
-        ]
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
-        options += video_frames.color_options(frame)
-        nodes.append(graph.add("scale", f"{options}:out_color_matrix=bt709:out_range=limited"))
-        nodes.append(graph.add("format", "yuv420p"))
-        for turn in _TURNS.get(info.rotation, ()):
-            nodes.append(graph.add(*turn.split("=")))
-        nodes.append(graph.add("setsar", "1"))
-        nodes.append(graph.add("buffersink"))
-        graph.link_nodes(*nodes).configure()
-        return graph
+        options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
+        turns = _TURNS.get(info.rotation, ())
+        return [("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
+
+    return video_frames.FilterGraph(filters)
 
 
 def _shown(frame: VideoFrame, info: Scan) -> tuple[float, float]:

@@ -86,7 +86,7 @@ def largest_crop(out: Path) -> tuple[int, int] | None:
         settings = Settings(**{name: kept[name] for name in ("height", "width", "min_crop_scale")})
     except (KeyError, TypeError, InputError):
         return None
-    return frames.room(settings.height, settings.width, settings.min_crop_scale)
+    return frames.plane_size(settings.height, settings.width, settings.min_crop_scale)
 
 
 def folder_of(name: str) -> str:

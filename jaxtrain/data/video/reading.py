@@ -1,21 +1,19 @@
 """Reads a complete video frame by frame, and optionally its audio packets.
 
-Training clips are decoded by :mod:`jaxtrain.data.video.decode`; this module serves commands that
-process complete files. A file is broken by the same rule: a frame has FFmpeg's corrupt flag, the
-decoder raises, or there are too few frames.
+It serves commands that process complete files; :mod:`jaxtrain.data.video.decode` decodes.
 """
 
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import av
 import numpy as np
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from jaxtrain.data.video import frames, packets
+from jaxtrain.data.video import decode, frames, packets
 from jaxtrain.errors import BadExample, InputError
 
 _DEFAULT_RATE = Fraction(25)  # frames per second of a file with an unknown frame rate
@@ -58,7 +56,8 @@ class Video:
         turned = info.rotation % 180 == 90
         self.height, self.width = (info.width, info.height) if turned else (info.height, info.width)
         with packets.open_input(str(path)) as container:
-            stream = self._stream(container)
+            stream = container.streams[info.stream]
+            assert isinstance(stream, VideoStream)
             rate = stream.average_rate or stream.guessed_rate or _DEFAULT_RATE
             aspect = stream.sample_aspect_ratio or Fraction(1)
             base = stream.time_base
@@ -85,8 +84,7 @@ class Video:
         Raises:
             InputError: as :meth:`images`.
         """
-        with packets.open_input(str(self.path)) as container:
-            return sum(1 for _ in self._decoded(container, [self._stream(container)]))
+        return sum(1 for _ in self._decoded(audio=False))
 
     def items(self, *, sound: bool) -> Iterator[Frame | av.Packet]:
         """Yields all frames, and with ``sound`` the audio packets in the order of the file.
@@ -96,16 +94,19 @@ class Video:
         """
         convert = frames.FullFrames(self._info.rotation)
         number, last = 0, -1
-        with packets.open_input(str(self.path)) as container:
-            streams: list[Any] = [self._stream(container)]
-            streams += container.streams.audio if sound else []
-            for item in self._decoded(container, streams):
-                if not isinstance(item, VideoFrame):
-                    yield item
-                    continue
+        for item in self._decoded(audio=sound):
+            if isinstance(item, VideoFrame):
                 last = self._stamp(item, number, last)
                 number += 1
                 yield Frame(self._converted(convert, item), last)
+            else:
+                yield item
+
+    def _decoded(self, *, audio: bool) -> Iterator[VideoFrame | av.Packet]:
+        try:
+            yield from decode.items(str(self.path), self._info, audio=audio, threads="AUTO")
+        except BadExample as bad:
+            raise InputError(f"{bad}: repair or replace the file") from bad
 
     def _converted(self, convert: frames.FullFrames, frame: VideoFrame) -> np.ndarray:
         try:
@@ -116,50 +117,9 @@ class Video:
                 f"be converted to RGB ({packets.reason(error)}): convert the file with FFmpeg"
             ) from error
 
-    def _stream(self, container: av.container.InputContainer) -> VideoStream:
-        stream = container.streams[self._info.stream]
-        assert isinstance(stream, VideoStream)
-        stream.thread_type = "AUTO"
-        return packets.limit_pixels(stream)
-
     def _stamp(self, frame: VideoFrame, number: int, last: int) -> int:
         if not self._stamped or frame.pts is None:
             ticks = round(number / self.rate / self.time_base)
         else:
             ticks = frame.pts
         return ticks if number == 0 else max(ticks, last + 1)
-
-    def _decoded(
-        self, container: av.container.InputContainer, streams: list[Any]
-    ) -> Iterator[VideoFrame | av.Packet]:
-        """Yields frames of the first stream, and packets of the others."""
-        video = streams[0]
-        packets.flag_corrupt(video)
-        came = 0
-        try:
-            for packet in container.demux(streams):
-                if packet.stream_index != video.index:
-                    if packet.size and packet.dts is not None:
-                        yield packet
-                    continue
-                for frame in video.codec_context.decode(packet) if packet.size else ():
-                    came = self._counted(frame, came)
-                    yield frame
-            for frame in video.codec_context.decode(None):  # frames that the decoder still holds
-                came = self._counted(frame, came)
-                yield frame
-        except av.FFmpegError as error:
-            raise InputError(
-                f"{self.path}: decoding fails after {came} of {self.frames} frames "
-                f"({packets.reason(error)}): repair or replace the file"
-            ) from error
-        if came == 0 or packets.too_few(self.frames - came, self.frames):
-            raise InputError(
-                f"{self.path}: only {came} of {self.frames} frames can be decoded: repair or "
-                "replace the file"
-            )
-
-    def _counted(self, frame: VideoFrame, came: int) -> int:
-        if frame.is_corrupt:
-            raise InputError(f"{self.path}: frame {came} is corrupt: repair or replace the file")
-        return came + 1

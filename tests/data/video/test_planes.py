@@ -161,7 +161,7 @@ def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> N
     ):
         size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "position": position}
         host = video_frames.Crop(scan, **size)
-        device = video_frames.Planes(scan, **size, room=ROOM)
+        device = video_frames.Planes(scan, **size, plane_size=ROOM)
         for one in (host, device):
             for number, frame in enumerate(frames):
                 one.put(number, frame)
@@ -186,11 +186,11 @@ def test_a_broken_clip_is_reported(prepared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.8, 0.7, 0.3])
 def test_planes_have_room_for_every_crop(scale: float) -> None:
-    high, wide = video_frames.room(480, 720, scale)
+    high, wide = video_frames.plane_size(480, 720, scale)
     settings = Settings(min_crop_scale=scale)
     assert high % 2 == wide % 2 == 0
     for shape in [(1080, 1920), (2000, 2000), (4000, 1000), (1440, 2560), (600, 900), (2161, 3841)]:
         piece = settings.size(*shape)
-        crop = video_frames._piece((piece[1], piece[0]), 1.0, 1.5, video_frames.CropPosition())
+        crop = video_frames.crop_of((piece[1], piece[0]), 1.0, 1.5, video_frames.CropPosition())
         assert crop[0] <= wide
         assert crop[1] <= high
