@@ -116,7 +116,7 @@ def _check_apart(source: str, out: Path | str) -> None:
 
 def _exists(found: Found) -> bool:
     try:
-        return addresses.is_address(found.path) or os.path.lexists(found.file)
+        return not found.path or os.path.lexists(found.file)
     except ValueError:  # a NUL character
         return False
 
