@@ -18,6 +18,7 @@ TRIAL_S = 3.0
 LONGEST_S = 20.0
 _BATCH_S = 0.3  # time that one worker should take for a batch of the trial
 _TRIED = 4  # examples loaded to measure that time
+_LOOK_EVERY_S = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +77,10 @@ def measure(
         prefetch=prefetch,
         quarantine=quarantine,
     )
-    # Batches made while the last worker was still starting do not show the rate.
-    early, more = batches.ahead, 2 * max(1, workers)
     try:
-        times = _Arrivals(batches).collect(early, more, seconds, longest_s)
+        # Batches made while the last worker was still starting do not show the rate.
+        early = batches.ahead
+        times = _arrivals(batches, early + 2 * max(1, workers), early, seconds, longest_s)
     finally:
         batches.close()
     if len(times) < 2:
@@ -89,51 +90,41 @@ def measure(
     return Rate(rate, workers, one)
 
 
-class _Arrivals(threading.Thread):
-    """Takes batches as they arrive and records the times, in a thread so that a wait can end."""
+def _arrivals(
+    batches: pipeline.TrainingBatches, least: int, early: int, seconds: float, longest_s: float
+) -> list[float]:
+    """Returns the arrival times of batches, in seconds.
 
-    def __init__(self, batches: pipeline.TrainingBatches) -> None:
-        super().__init__(name="trial", daemon=True)
-        self._batches = batches
-        self._times: list[float] = []
-        self._error: BaseException | None = None
-        self._news = threading.Condition()
-        self.start()
+    Args:
+        batches: the batches; whoever closes them ends the thread that takes them.
+        least: least number of batches.
+        early: number of first batches that do not count.
+        seconds: least time from the last of those to the end.
+        longest_s: longest time; then the batches so far are returned.
 
-    def run(self) -> None:
-        """Runs until the batches are closed, or one fails."""
-        while self._error is None:
-            try:
-                next(self._batches)
-            except BaseException as error:
-                self._error = error
-            with self._news:
-                if self._error is None:
-                    self._times.append(time.monotonic())
-                self._news.notify()
+    Raises:
+        BaseException: the pipeline raised it.
+    """
+    times: list[float] = []
+    errors: list[BaseException] = []
 
-    def collect(self, early: int, more: int, seconds: float, longest_s: float) -> list[float]:
-        """Returns the arrival times of the batches, in seconds.
+    def take() -> None:  # in a thread, so that a wait can end
+        try:
+            while True:
+                next(batches)
+                times.append(time.monotonic())
+        except BaseException as error:
+            errors.append(error)
 
-        Args:
-            early: number of first batches that do not count.
-            more: least number of batches to collect after them.
-            seconds: least time that those must take.
-            longest_s: longest wait; then the batches so far are returned.
-
-        Raises:
-            BaseException: the pipeline raised it.
-        """
-        until = time.monotonic() + longest_s
-        with self._news:
-            while self._error is None and (left_s := until - time.monotonic()) > 0:
-                times = self._times
-                if len(times) > early + more and times[-1] - times[early] >= seconds:
-                    break
-                self._news.wait(left_s)
-            if self._error is not None:
-                raise self._error
-            return list(self._times)
+    until = time.monotonic() + longest_s
+    threading.Thread(target=take, name="trial", daemon=True).start()
+    while not errors and time.monotonic() < until:
+        if len(times) > least and times[-1] - times[early] >= seconds:
+            break
+        time.sleep(_LOOK_EVERY_S)
+    if errors:
+        raise errors[0]
+    return list(times)
 
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:

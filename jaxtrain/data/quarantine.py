@@ -9,11 +9,8 @@ from pathlib import Path
 
 from jaxtrain import terminal
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import atomic
 
 _NAME = "quarantine.jsonl"
-
-
 _NAMED = 5  # broken files that the console lists
 
 
@@ -41,12 +38,17 @@ def skip(bad: Sequence[BadExample], files: int, largest: float, say: Callable[[s
     Raises:
         TooManyBroken: more are broken than the config tolerates.
     """
-    for one in bad[:_NAMED]:
-        say(f"skipped: {one}")
-    if len(bad) > _NAMED:
-        say(f"skipped: {len(bad) - _NAMED:,} more")
+    name_first(bad, say)
     if complaint := too_many(len(bad), files, largest):
         raise TooManyBroken(complaint, tuple(bad))
+
+
+def name_first(bad: Sequence[BadExample], say: Callable[[str], None]) -> None:
+    """Prints the first broken input files, and how many more there are."""
+    for excluded in bad[:_NAMED]:
+        say(f"skipped: {excluded}")
+    if len(bad) > _NAMED:
+        say(f"skipped: {len(bad) - _NAMED:,} more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,31 +115,26 @@ def _files(directory: Path) -> list[Path]:
 
 def _append(path: Path, line: bytes) -> None:
     """Appends a line; if a full disk truncated the previous line, ends that one first."""
-    descriptor = atomic.open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+    with open(path, "a+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             line = b"\n" + line
-        if os.write(descriptor, line) < len(line):
+        if file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(descriptor)
 
 
 def _path_of(line: bytes) -> str | None:
     """Returns the input that a line names, or None if a full disk truncated the line."""
     try:
         return str(json.loads(line)["path"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def _paths(path: Path, start: int) -> frozenset[str]:
     """Returns the inputs listed after byte ``start``; skips incomplete lines."""
     try:
-        with open(atomic.open_own(path, os.O_RDONLY), "rb") as file:
-            file.seek(start)
-            lines = file.read().split(b"\n")[:-1]
+        lines = path.read_bytes()[start:].split(b"\n")[:-1]
     except FileNotFoundError:
         return frozenset()
     return frozenset(found for line in lines if (found := _path_of(line)) is not None)

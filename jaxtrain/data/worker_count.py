@@ -21,12 +21,6 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
 _MEMORY = Path("/proc/meminfo")
-# By cgroup version: the files of a limit and of the memory used, and the prefix of the names in
-# memory.stat that include the groups inside.
-_MEMORY_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    2: ("memory.max", "memory.current", ""),
-}
 
 LOOP_CORES = 2
 """Cores that the training loop needs on GPUs: a thread runs the loop, another one puts batches on
@@ -47,10 +41,6 @@ _LEAST_WORKER_MIB = 32
 # With a limit of 80, two workers of text end with errors.
 _MAIN_FILES, _WORKER_FILES, _GPU_FILES = 72, 8, 64
 _USUAL_FILES = 4096  # to allow: far more than any run has needed
-
-# Processes and threads per worker. Measured: 4 in each worker, and 2 more in the main process.
-_WORKER_TASKS = 6
-_KERNEL = Path("/proc/sys/kernel")
 
 # The fraction of the free memory that the main process and chosen workers may fill.
 _SHARE_OF_MEMORY = 0.8
@@ -74,13 +64,19 @@ def cores(
 
     Args:
         processes: processes of the run on this host.
-        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        groups: where the kernel's cgroups (version 2) are mounted.
         own: the kernel's file that names the cgroups of this process.
         machine: number of cores of the machine; None asks the system.
     """
     all_cores = machine or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
-    limits = [all_cores, *_cgroup_limits(groups, own)]
+    limits: list[float] = [all_cores]
+    for folder in _cgroup_folders(groups, own):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")  # "max 100000" is no limit
+        if quota.isdecimal() and period.strip().isdecimal() and int(period):
+            limits.append(int(quota) / int(period))
+        if listed := _text(folder / "cpuset.cpus.effective").strip():
+            limits.append(sum(map(_length, listed.split(","))))
     return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
 
 
@@ -94,7 +90,7 @@ def memory(
     count as used, because it drops them when memory is needed.
 
     Args:
-        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        groups: where the kernel's cgroups (version 2) are mounted.
         own: the kernel's file that names the cgroups of this process.
         machine: the kernel's file about the machine's memory.
 
@@ -105,8 +101,8 @@ def memory(
     free = int(found[1]) * 1024.0 if found else math.inf
     limits = [
         left
-        for folder, version in _cgroup_folders(groups, own, "memory")
-        if (left := _memory_left(folder, *_MEMORY_FILES[version])) is not None
+        for folder in _cgroup_folders(groups, own)
+        if (left := _memory_left(folder)) is not None
     ]
     return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
 
@@ -117,15 +113,12 @@ def throttled_s(groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float:
     The kernel sums the time over the cores that the process would have used. It is 0 without limit.
 
     Args:
-        groups: where the kernel's cgroups are mounted, version 1 or 2.
+        groups: where the kernel's cgroups (version 2) are mounted.
         own: the kernel's file that names the cgroups of this process.
     """
-    found = [0.0]
-    for folder, version in _cgroup_folders(groups, own, "cpu"):
-        name, unit_s = ("throttled_usec", 1e-6) if version == 2 else ("throttled_time", 1e-9)
-        if count := re.search(rf"^{name} (\d+)$", _text(folder / "cpu.stat"), re.MULTILINE):
-            found.append(int(count[1]) * unit_s)
-    return max(found)
+    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, own))
+    counts = (re.search(r"^throttled_usec (\d+)$", text, re.MULTILINE) for text in texts)
+    return max((int(count[1]) * 1e-6 for count in counts if count), default=0.0)
 
 
 def threads() -> int:
@@ -133,25 +126,13 @@ def threads() -> int:
     return max(1, min(cores(), int(min(_SHARE_OF_MEMORY * memory()[0] / WORKER_BYTES, 2**20))))
 
 
-def _memory_left(folder: Path, limit: str, used: str, cached: str) -> float | None:
+def _memory_left(folder: Path) -> float | None:
     """Returns the bytes that a cgroup may still use; None without a limit."""
-    most, now = _text(folder / limit).strip(), _text(folder / used).strip()
+    most, now = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
     if not most.isdecimal() or not now.isdecimal():
         return None
-    files = re.findall(rf"^{cached}(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.M)
+    files = re.findall(r"^(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.M)
     return max(0.0, int(most) - max(0, int(now) - sum(map(int, files))))
-
-
-def _cgroup_limits(groups: Path, own: Path) -> Iterator[float]:
-    """Yields the CPU limits, in cores, of this process's cgroups and of those that contain them."""
-    for folder, version in _cgroup_folders(groups, own, "cpu"):
-        limit = (_limit_v2 if version == 2 else _limit_v1)(folder)
-        if limit is not None:
-            yield limit
-    for folder, version in _cgroup_folders(groups, own, "cpuset"):
-        name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
-        if listed := _text(folder / name).strip():
-            yield sum(map(_length, listed.split(",")))
 
 
 def _length(span: str) -> int:
@@ -160,44 +141,15 @@ def _length(span: str) -> int:
     return int(last or first) - int(first) + 1
 
 
-def _cgroup_folders(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Yields the folders and versions of this process's cgroups, and of those that contain them."""
-    for line in _text(own).splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            root, version = groups, 2
-        elif controller in controllers.split(","):
-            root, version = groups / controller, 1
-            if not root.is_dir():
-                root = groups / controllers
-        else:
-            continue
-        # In a container, the path may be that of the host, which is not visible: its own limit is
-        # then at the root.
-        folder = root if ".." in path else root / path.lstrip("/")
-        for one in (folder, *folder.parents):
-            if one.is_relative_to(root):
-                yield one, version
-
-
-def _limit_v2(folder: Path) -> float | None:
-    """Reads ``cpu.max``: "250000 100000" is 2.5 cores, "max 100000" sets none."""
-    words = _text(folder / "cpu.max").split()
-    return _quotient(*words) if len(words) == 2 else None
-
-
-def _limit_v1(folder: Path) -> float | None:
-    """Reads the quota and period; a quota of -1 sets no limit."""
-    return _quotient(
-        _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
-    )
-
-
-def _quotient(quota: str, period: str) -> float | None:
-    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
-        return None
-    return int(quota) / int(period)
+def _cgroup_folders(groups: Path, own: Path) -> Iterator[Path]:
+    """Yields this process's cgroup, and those that contain it."""
+    path = re.search(r"^0::(.*)$", _text(own), re.MULTILINE)
+    if path is None:
+        return
+    # In a container, the path may be that of the host, which is not visible: its own limit is then
+    # at the root.
+    folder = groups if ".." in path[1] else groups / path[1].lstrip("/")
+    yield from (one for one in (folder, *folder.parents) if one.is_relative_to(groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,62 +165,6 @@ class WorkerCount:
     sentence: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """What limits the number of workers of a process.
-
-    Attributes:
-        allowed: the limit.
-        each: what a worker needs.
-        others: what the rest of the process needs.
-        unit: of these three.
-        cause: the limit in words.
-        cure: how to raise it, or "".
-    """
-
-    allowed: int
-    each: int
-    others: int
-    unit: str
-    cause: str
-    cure: str = ""
-
-    @property
-    def workers(self) -> int:
-        """Returns the largest number of workers."""
-        return max(0, (self.allowed - self.others) // self.each)
-
-
-def limits(gpus: int, groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> list[Limit]:
-    """Returns the system's limits for this process: open files, and processes and threads.
-
-    Args:
-        gpus: GPUs of this process.
-        groups: where the kernel's cgroups are mounted, version 1 or 2.
-        own: the kernel's file that names the cgroups of this process.
-    """
-    found = []
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if files != resource.RLIM_INFINITY:
-        cause = f"the hard limit of a process (ulimit -Hn) is {files:,}"
-        cure = "raise that limit (nofile in limits.conf, or docker run --ulimit nofile=N)"
-        others = files_needed(0, gpus)
-        found.append(Limit(files, _WORKER_FILES, others, "open files", cause, cure))
-    tasks = [(f"kernel.{name}", _text(_KERNEL / name)) for name in ("pid_max", "threads-max")]
-    own_tasks = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if own_tasks != resource.RLIM_INFINITY and os.geteuid():  # it does not hold for root
-        tasks.append(("your limit (ulimit -u)", str(own_tasks)))
-    tasks += [
-        (str(folder / "pids.max"), _text(folder / "pids.max"))
-        for folder, _ in _cgroup_folders(groups, own, "pids")
-    ]
-    for name, text in tasks:
-        if text.strip().isdecimal():
-            cause = f"{name} is {int(text):,}"
-            found.append(Limit(int(text), _WORKER_TASKS, 0, "processes and threads", cause))
-    return found
-
-
 def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | None:
     """Returns why this process cannot have a number of workers, and what to do; else None.
 
@@ -277,28 +173,44 @@ def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | Non
         gpus: GPUs of this process.
         flag: the flag that sets it.
     """
-    every = limits(gpus)
+    text = f"{flag} {workers} needs about"
+    most, files = _most_by_files(gpus)
+    if workers > most:
+        return (
+            f"{text} {files_needed(workers, gpus):,} open files, and {_of_files(files)}: use at "
+            f"most {_workers(most)}, or raise that limit (nofile in limits.conf, or docker run "
+            "--ulimit nofile=N)"
+        )
     free, limited = memory()
-    if math.isfinite(free):
+    need = workers * _LEAST_WORKER_MIB
+    if need > free / 2**20:
         where = "the container's limit leaves" if limited else "this host has"
-        cause = f"{where} {free / 2**20:,.0f} free"
-        every.append(Limit(int(free / 2**20), _LEAST_WORKER_MIB, 0, "MiB of memory", cause))
-    least = min(every, key=lambda limit: limit.workers)
-    if workers <= least.workers:
-        return None
-    need = least.others + least.each * workers
-    most = least.workers
-    if math.isfinite(free) and least is every[-1]:
-        most = max(1, int(free / WORKER_BYTES))  # what any worker fits in, not what the least needs
-    return (
-        f"{flag} {workers} needs about {need:,} {least.unit}, and {least.cause}: use at most "
-        f"{most:,} worker{'s'[: most != 1]}{least.cure and ', or '}{least.cure}"
-    )
+        return (
+            f"{text} {need:,} MiB of memory, and {where} {free / 2**20:,.0f} free: use at most "
+            f"{_workers(max(1, int(free / WORKER_BYTES)))}"
+        )
+    return None
 
 
 def most_allowed(workers: int, gpus: int) -> int:
-    """Returns a number of workers, or as many as the system's limits allow, but at least one."""
-    return max(1, min(workers, *(limit.workers for limit in limits(gpus))))
+    """Returns a number of workers, or as many as open files allow, but at least one."""
+    return max(1, min(workers, _most_by_files(gpus)[0]))
+
+
+def _most_by_files(gpus: int) -> tuple[int, int]:
+    """Returns the most workers that the hard limit of open files allows, and that limit."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files == resource.RLIM_INFINITY:
+        return 2**31, files
+    return max(0, (files - files_needed(0, gpus)) // _WORKER_FILES), files
+
+
+def _of_files(files: int) -> str:
+    return f"the hard limit of a process (ulimit -Hn) is {files:,}"
+
+
+def _workers(count: int) -> str:
+    return f"{count:,} worker{'s'[: count != 1]}"
 
 
 def files_needed(workers: int, gpus: int) -> int:
@@ -334,10 +246,10 @@ def choose(
     """
     if data.workers is not None:
         return WorkerCount(data.workers, f"data.workers {data.workers}")
-    system = min(limits(0 if on_cpu else devices), key=lambda limit: limit.workers, default=None)
+    system, files = _most_by_files(0 if on_cpu else devices)
     own = cores(processes)
     batch = shared_batch_bytes(data, model, rows)
-    room = (
+    batches = (
         math.inf
         if not batch
         else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / (batch * processes)
@@ -345,19 +257,19 @@ def choose(
     free, limited = memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
     cores_allow = functools.partial(chosen, data, own, rows=rows, devices=devices, on_cpu=on_cpu)
-    all_fit = functools.partial(cores_allow, most=math.inf if system is None else system.workers)
-    shared_fits = functools.partial(all_fit, room=room)
+    all_fit = functools.partial(cores_allow, most=system)
+    shared_fits = functools.partial(all_fit, batches=batches)
     most, in_shared, number = all_fit(), shared_fits(), shared_fits(memory=left, batch=batch)
     why = f"this process may use {own} CPU {'core' if own == 1 else 'cores'}"
-    if system is not None and most < cores_allow():
-        why += f", and {system.cause}, which is enough for {system.workers} workers"
+    if most < cores_allow():
+        why += f", and {_of_files(files)}, which is enough for {_workers(system)}"
     if in_shared < most:
-        why += f", and {_SHARED_MEMORY} has no space for the batches of {most} workers"
+        why += f", and {_SHARED_MEMORY} has no space for the batches of {_workers(most)}"
     if number < in_shared:
         where = "the container's limit leaves" if limited else "this host has"
         why += (
-            f", and {where} {free / 2**30:.1f} GiB of memory free, too little for {in_shared} "
-            "workers"
+            f", and {where} {free / 2**30:.1f} GiB of memory free, too little for "
+            f"{_workers(in_shared)}"
         )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 
@@ -370,7 +282,7 @@ def chosen(
     devices: int,
     on_cpu: bool,
     most: float = math.inf,
-    room: float = math.inf,
+    batches: float = math.inf,
     memory: float = math.inf,
     batch: float = 0.0,
 ) -> int:
@@ -387,19 +299,19 @@ def chosen(
         devices: devices of the process.
         on_cpu: whether the devices are CPUs.
         most: the largest number that the system allows.
-        room: the number of batches for which shared memory has space.
+        batches: the number of batches for which shared memory has space.
         memory: bytes of memory for the workers and their batches.
         batch: bytes of a batch in shared memory.
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
     free = max(1, int(min(free, most, getattr(data, "most_workers", free))))
-    batches = {
+    needed = {
         n: batch_parts.most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)
     }
-    fitting = [n for n in batches if batches[n] <= room]
+    fitting = [n for n in needed if needed[n] <= batches]
     fit_shared = max(fitting, default=min(free, devices))
     fitting = [
-        n for n in batches if n <= fit_shared and n * WORKER_BYTES + batches[n] * batch <= memory
+        n for n in needed if n <= fit_shared and n * WORKER_BYTES + needed[n] * batch <= memory
     ]
     largest = max(fitting, default=1)
     unit = devices if devices > 1 else rows

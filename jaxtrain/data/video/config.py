@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxtrain.config import invocation
-from jaxtrain.data import cache
+from jaxtrain.data import cache, quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
 from jaxtrain.data.video import files as video_files
@@ -26,8 +26,6 @@ from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
-
-_NAMED = 5  # skipped files that the console lists; quarantine.jsonl lists all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +248,7 @@ class Config:
         if self.val_path is not None:
             given, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
             bad, files = bad + val_bad, files + len(given) + len(val_bad)
-        _report_skipped(bad, say)
+        quarantine.name_first(bad, say)
         sizes = [split.examples(entry, model.frames, self.windows) for entry in train]
         source = f"--data.path {addresses.public(path)}"
         train, val = split.choose(train, given, sizes, self.train_split, source, say)
@@ -313,7 +311,7 @@ class Config:
         verified = self.verify == "index"
         usable, bad = index.usable(entries, model.frames, verified=verified)
         if not usable:
-            _report_skipped(bad[1:], say)
+            quarantine.name_first(bad[1:], say)
             cure = f"fix or replace them, or pass other videos with {flag}"
             if all(
                 entry.info is not None and entry.info.frames < model.frames for entry in entries
@@ -329,10 +327,3 @@ class Config:
 def _has_prepared_latents(model: Any) -> bool:
     teacher = getattr(model, "teacher", None)
     return teacher is not None and bool(teacher.prepared)
-
-
-def _report_skipped(bad: list[BadExample], say: Callable[[str], None]) -> None:
-    for one in bad[:_NAMED]:
-        say(f"skipped: {one}")
-    if len(bad) > _NAMED:
-        say(f"skipped: {len(bad) - _NAMED:,} more")
