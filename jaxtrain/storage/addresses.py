@@ -52,7 +52,6 @@ _PUBLIC = re.compile(f"{SIGNED}|{re.escape(HASH)}[0-9a-f]{{{_HASH_DIGITS}}}")
 _START = re.compile(r"([A-Za-z][\w+.-]{0,30})://")
 _HOST_LIKE, _BEFORE_SLASH = re.compile(r"[^/?#\s]*"), re.compile(r"[^/@\[\s]*")
 _NO_PORT, _TO_AT = re.compile(r":(?!\d+(?:/|$))"), re.compile(r"[^@\s]*")
-_IN_BRACKETS = re.compile(r"\[[^\[\]]*\]")
 # In a text, a URL ends at a space or quote, and pathlib may have collapsed the double slash.
 _IN_TEXT = re.compile(
     r"(?P<start>[A-Za-z][\w+.-]{0,30}://|\b(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
@@ -105,9 +104,8 @@ def check(address: str, flag: str) -> None:
         flag: the flag or list that contains it, for messages.
 
     Raises:
-        InputError: the URL contains a user or password, has no host or an unknown scheme, is a
-            chain of URLs (``zip::https://...``), is too long, or was recorded without its
-            query.
+        InputError: the URL contains a user or password, has no host or an unknown scheme, is too
+            long, or was recorded without its query.
     """
     refuse_user(address, flag)
     if len(address) > _LONGEST:
@@ -116,8 +114,6 @@ def check(address: str, flag: str) -> None:
             f"limit is {_LONGEST:,}: use a shorter URL"
         )
     parts, shown = split(address), public(address)
-    if "::" in parts.scheme + parts.path + _IN_BRACKETS.sub("", parts.host):
-        raise InputError(f"{flag} {shown} chains URLs with '::': pass one URL")
     if parts.scheme not in SCHEMES:
         raise InputError(
             f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3://, or "

@@ -134,7 +134,6 @@ def test_errors_of_a_bucket_name_the_flag(
         "data://text/a.mp4",
         "simplecache::file:///etc/passwd",
         "https://x::file:///etc/a.mp4",
-        "https://host/a::file:///etc/a.mp4",
         "zip://a.mp4::https://host/b.zip",
         "https:///a.mp4",
         "https://ho st/a.mp4",

@@ -97,7 +97,11 @@ def of_path(
         InputError: there are no files, or the clips of a folder are not completely prepared.
         RunAgain: their disk is unavailable for longer than readers wait.
     """
-    folder = not os.path.splitext(path)[1] if is_bucket(path) else expanded(path).is_dir()
+    if is_bucket(path):  # OUT is never a complete bucket
+        inside = addresses.split(path).path.strip("/")
+        folder = inside != "" and not os.path.splitext(inside)[1]
+    else:
+        folder = expanded(path).is_dir()
     if folder:
         jobs.check_complete(path)
     found = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
