@@ -137,7 +137,7 @@ def _patient(
 
     @functools.wraps(method)
     def tried(self: "Bucket", *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return self.tried(lambda: method(self, *args, **kwargs))
+        return self._tried(lambda: method(self, *args, **kwargs))
 
     return tried
 
@@ -161,14 +161,14 @@ class Bucket:
         self.url = url
         self._waits_s = waits_s
         self._keys = _KEYS[addresses.split(url).scheme]
-        self._room = _Room(_PARTS_IN_MEMORY * _PART_BYTES)
+        self._memory = _MemoryLimit(_PARTS_IN_MEMORY * _PART_BYTES)
         self._store = self._opened() if store is None else store
 
     def impatient(self) -> "Bucket":
         """Returns a client for callers that try again on their own: it fails within seconds."""
-        made = copy.copy(self)
-        made._waits_s = ()
-        return made
+        client = copy.copy(self)
+        client._waits_s = ()
+        return client
 
     @_patient
     def put(
@@ -255,9 +255,9 @@ class Bucket:
         """
         with self._explained(f"read {name}"):
             try:
-                found = obstore.get(self._store, name)
-                self._check_size(name, found.meta["size"], _MOST_IN_MEMORY)
-                return Found(bytes(found.bytes()), _version(found.meta))
+                answer = obstore.get(self._store, name)
+                self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
+                return Found(bytes(answer.bytes()), _version(answer.meta))
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
@@ -337,10 +337,10 @@ class Bucket:
     def _copying(
         self, data: bytes | Path, size: int, part: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Waits until there is room in memory for the parts of a file."""
+        """Waits until memory for the parts of a file is free."""
         if isinstance(data, bytes):  # it has its memory already
             return contextlib.nullcontext()
-        return self._room.taken(min(size, (_PARTS_AT_ONCE + 1) * part))
+        return self._memory.taken(min(size, (_PARTS_AT_ONCE + 1) * part))
 
     def _parts(self, name: str, begin: int, end: int, tag: str) -> Iterator[Any]:
         """Yields the parts of an object, a few of which are read at once.
@@ -370,7 +370,7 @@ class Bucket:
         reading: collections.deque[Future[Any]] = collections.deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
             for start in range(begin, end, _PART_BYTES):
-                reading.append(pool.submit(self.tried, functools.partial(read, start)))
+                reading.append(pool.submit(self._tried, functools.partial(read, start)))
                 if len(reading) == _PARTS_AT_ONCE:
                     yield reading.popleft().result()
             while reading:
@@ -385,8 +385,8 @@ class Bucket:
         """
         with self._explained(f"read {name}"):
             try:
-                found = obstore.head(self._store, name)
-                return found["size"], found["e_tag"] or ""
+                meta = obstore.head(self._store, name)
+                return meta["size"], meta["e_tag"] or ""
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
@@ -434,7 +434,7 @@ class Bucket:
                     with contextlib.suppress(FileNotFoundError):
                         obstore.delete(self._store, [name])
 
-    def tried(self, work: Callable[[], Result]) -> Result:
+    def _tried(self, work: Callable[[], Result]) -> Result:
         """Returns what a function returns, which is called again while the store is busy."""
         for wait_s in self._waits_s:
             try:
@@ -493,8 +493,8 @@ class Bucket:
 
     def _error(self, what: str, error: Exception) -> InputError | RunAgain:
         text = str(error)
-        found = [one or two for one, two in _STATUS.findall(text)]
-        why = ", ".join(dict.fromkeys(one.strip() for one in found))
+        reasons = [status or code for status, code in _STATUS.findall(text)]
+        why = ", ".join(dict.fromkeys(reason.strip() for reason in reasons))
         why = why or addresses.scrub(_cause(text))
         bucket = addresses.split(self.url).host
         if _NO_BUCKET.search(text):
@@ -534,7 +534,7 @@ class Bucket:
         return Busy(f"{self.url}: cannot {what} ({why}): check the network and the store")
 
 
-class _Room:
+class _MemoryLimit:
     """Limits the host memory of everything that is copied at the same time.
 
     Measured for eight files of 100 MiB at a time, in an upload: 642 MiB without a limit.

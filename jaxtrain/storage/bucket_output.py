@@ -1,9 +1,4 @@
-"""Writes what the ``prepare`` commands make to a folder of a bucket.
-
-Each thing is made in a temporary folder of the cache by the same function as without a bucket, is
-uploaded, and its local files are removed. Objects have the names and bytes that files would have in
-a local folder.
-"""
+"""Fetches and uploads objects and complete folders of buckets."""
 
 import contextlib
 import errno

@@ -272,7 +272,7 @@ def test_all_files_together_have_few_parts_in_memory(
         list(pool.map(lambda path: bucket.download(path.name, path.with_suffix(".got")), files))
     assert all(path.with_suffix(".got").read_bytes() == path.read_bytes() for path in files)
     assert 1 < seen[0] <= most
-    with buckets._Room(10).taken(50):  # parts of a file of terabytes
+    with buckets._MemoryLimit(10).taken(50):  # parts of a file of terabytes
         pass
 
 
