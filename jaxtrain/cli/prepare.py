@@ -117,13 +117,13 @@ def _clips(arguments: list[str]) -> int:
         f"{_counted(totals.get('frames_left_out', 0), 'frame')} (see {listed_in})"
     )
     if outcome.left:
-        return 0
+        return outcome.exit_code
     if not videos and part.count == 1:
         raise InputError(
             f"no clip could be cut from {_counted(len(outcome.failed), 'video')}; see {listed_in}"
         )
     say(f"train with --data.path {flags.out}")
-    return 0
+    return outcome.exit_code
 
 
 def _counted(count: int, what: str) -> str:

@@ -61,7 +61,7 @@ def test_clips_then_latents_then_training(
 ) -> None:
     out = tmp_path / "pieces"
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
-    assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
+    assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 1  # one is broken
     printed = capsys.readouterr().out
     assert "12 clips, 144 frames, from 6 videos; excluded 1 video and 12 frames" in printed
     assert f"train with --data.path {out}" in printed
@@ -181,7 +181,7 @@ def test_parts_cut_what_one_process_would(videos: Path, tmp_path: Path) -> None:
         out = tmp_path / name
         for part in parts:
             flags = ("--workers", 1, "--part", part)
-            assert _main("prepare", "clips", videos, out, *size, *flags) == 0
+            assert _main("prepare", "clips", videos, out, *size, *flags) in (0, 1)  # one is broken
         made[name] = {
             path.relative_to(out).as_posix(): path.read_bytes()
             for path in out.rglob("*")
