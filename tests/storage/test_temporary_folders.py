@@ -1,4 +1,4 @@
-"""Tests temporary folders in the cache; test_clips_in_a_bucket.py has one of a killed command."""
+"""Tests temporary folders in the cache."""
 
 import errno
 import fcntl
