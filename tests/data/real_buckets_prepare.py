@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     (films / "broken.mp4").write_bytes(b"no video" * 99)
     for path in films.iterdir():
         server.write(f"films/{path.name}", path.read_bytes())
-    output(prepare(folder, folder / "videos", folder / "clips"))
+    output(prepare(folder, folder / "videos", folder / "clips"), 1)
     return folder
 
 
@@ -138,7 +138,7 @@ def test_a_killed_command_resumes_through_a_connection_with_faults(
     before = records(server, name)
     assert 5 <= before < VIDEOS, "it was killed too late"
     assert "report.json" not in server.sizes(name)
-    said = output(prepare(place, source, out, "--workers", "2", **proxy.variables))
+    said = output(prepare(place, source, out, "--workers", "2", **proxy.variables), 1)
     assert "videos are already done" in said
     assert len({fault for _, _, fault in proxy.requests}) == 1 + len(KINDS)
     same_as_local(place, server, name)
@@ -228,7 +228,7 @@ def test_parts_of_a_job_one_of_which_is_killed_and_repeated(
     assert records(server, "parts") < VIDEOS, "it was killed too late"
     tasks[1].communicate(timeout=240)
     assert ".jobs/complete.json" not in server.sizes("parts")
-    output(task(0))
+    output(task(0), 1)
     same_as_local(place, server, "parts")
 
 
@@ -250,7 +250,7 @@ def test_a_node_of_a_cluster_is_killed(
         wait_for(lambda: records(server, "ray") >= 5, "the first videos")
         cluster.remove_node(lost, allow_graceful=False)
         assert records(server, "ray") < VIDEOS, "the node was killed too late"
-        output(process)
+        output(process, 1)
     finally:
         cluster.shutdown()
     same_as_local(place, server, "ray")
