@@ -12,6 +12,7 @@ set.json and, once each input is made or has failed, complete.json. Readers acce
 set. Several commands may each make a part of a set (:class:`Part`); each tries to complete it.
 """
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -26,13 +27,13 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from jaxtrain.data import cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import addresses, atomic, bucket_output, disks, lock, temporary_folders
-from jaxtrain.storage.bucket import is_bucket, normalized
+from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
@@ -183,7 +184,7 @@ def run(
     key = f"{part.index}-of-{part.count}" if settings is not None else f"{names[:12]}-{part.index}"
     place = _place(out, key)
     current = {"settings": settings, "items": len(listed), "list": names}
-    with place.opened(), place.alone(say):
+    with place.opened(say):
         if settings is not None:
             _check_set(place, current, part)
         tally, todo = _Tally(), []
@@ -343,7 +344,7 @@ def _complete(
     if left:
         say(f"{part} is done; other parts have {left:,} of {len(listed):,} inputs left")
         return left
-    stray = place.stray({item.digest for item in listed})
+    stray = place.stray(listed)
     if stray:
         say(
             f"warning: OUT {place.where} has {len(stray):,} outputs of inputs that are no longer "
@@ -386,7 +387,7 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             if _identity(item) != before or before != item.identity[: len(before)]:
                 raise Failed("changed while it was processed")
             record = {**_record(item), "details": details, "files": _files(made)}
-            place.publish(item, made)
+            place.publish(item.output, made)
         except BadExample as bad:
             # The system's errors, such as a missing permission, may be gone the next time.
             record = _failed(item, bad.reason, final=not isinstance(bad.__cause__, OSError))
@@ -405,7 +406,7 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             record = _failed(item, f"{type(error).__name__}: {first_line(error)}")
         if "error" in record:
             record["error"] = _renamed(record["error"], place, item, made)
-            place.remove(item)
+            place.remove(item.output)
     place.write_record(item, {name: value for name, value in record.items() if name != "absent"})
     return record
 
@@ -467,113 +468,147 @@ def _parsed(data: bytes | None) -> Record | None:
 # Where outputs and records are.
 
 
-class _Place(Protocol):
-    """The folder OUT; can be pickled."""
+class _Place(abc.ABC):
+    """The folder OUT; can be pickled.
 
-    @property
-    def where(self) -> str:
-        """Returns the folder or URL, for messages."""
+    Attributes:
+        where: the folder or URL, for messages.
+    """
 
-    def opened(self) -> contextlib.AbstractContextManager[None]:
-        """Creates the folder, and turns errors of its disk into messages while the block runs."""
+    where: str
 
-    def alone(self, say: Say) -> contextlib.AbstractContextManager[None]:
-        """Waits until no other command makes the same items here."""
+    @abc.abstractmethod
+    def opened(self, say: Say) -> contextlib.AbstractContextManager[None]:
+        """Creates the folder, waits until no other command makes the same items here, and turns
+        errors of the disk into messages while the block runs.
+        """
 
+    @abc.abstractmethod
     def token(self) -> str:
         """Returns a text by which workers recognize the folder."""
 
-    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
-        """Yields the record of each item; None if it is missing, or files do not match it."""
+    @abc.abstractmethod
+    def sizes(self) -> Callable[[str], int | None]:
+        """Returns a function from the name of a file to its size; None if it does not exist."""
 
-    def stray(self, digests: set[str]) -> list[str]:
-        """Returns the outputs that exist of other items than these."""
+    @abc.abstractmethod
+    def names_of_records(self) -> Iterable[str]:
+        """Returns the names of all records."""
 
+    @abc.abstractmethod
     def working(self) -> contextlib.AbstractContextManager[Path]:
         """Makes an empty folder on disk, which is removed at the end of the block."""
 
-    def publish(self, item: Item, made: Path) -> None:
-        """Replaces the output of an item."""
+    @abc.abstractmethod
+    def publish(self, output: str, made: Path) -> None:
+        """Replaces an output."""
 
-    def remove(self, item: Item) -> None:
-        """Removes the output of an item, if there is any."""
+    @abc.abstractmethod
+    def remove(self, output: str) -> None:
+        """Removes an output, if it exists."""
+
+    @abc.abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Returns a small file; None if it does not exist."""
+
+    @abc.abstractmethod
+    def write(self, name: str, text: str) -> None:
+        """Writes a small file, which appears complete."""
+
+    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
+        """Yields the record of each item; None if it is missing, or files do not match it."""
+        size_of = self.sizes()
+
+        def record_of(item: Item) -> Record | None:
+            name = _record_name(item.digest)
+            record = None if size_of(name) is None else _parsed(self.read(name))
+            if record is None or "error" in record:
+                return record
+            same = all(
+                size_of(f"{record['output']}/{file}".rstrip("/")) == size
+                for file, (size, _) in record["files"].items()
+            )
+            return record if same else None
+
+        # A record takes milliseconds on a network disk or in a bucket.
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for start in range(0, len(items), _AT_ONCE):
+                yield from pool.map(record_of, items[start : start + _AT_ONCE])
 
     def write_record(self, item: Item, record: Record) -> None:
         """Writes the record of an item."""
+        self.write(_record_name(item.digest), json.dumps(record))
 
-    def read(self, name: str) -> bytes | None:
-        """Returns a small file; None if there is none."""
-
-    def write(self, name: str, text: str) -> None:
-        """Writes a small file, which appears complete."""
+    def stray(self, items: Iterable[Item]) -> list[str]:
+        """Returns the outputs of other items than these, if they exist."""
+        own, size_of, outputs = {_record_name(item.digest) for item in items}, self.sizes(), []
+        for name in self.names_of_records():
+            record = None if name in own else _parsed(self.read(name))
+            if record is not None and "error" not in record:
+                files = (f"{record['output']}/{file}".rstrip("/") for file in record["files"])
+                if any(size_of(file) is not None for file in files):
+                    outputs.append(record["output"])
+        return sorted(outputs)
 
 
 def _place(out: Path | str, key: str = "") -> _Place:
     text = str(out)
     if is_bucket(text) or addresses.is_address(text):
         return _Bucket(normalized(text, "OUT"))
-    return _Folder(atomic.expanded(out).absolute(), key)
+    return _Folder(str(atomic.expanded(out).absolute()), key)
 
 
 def _record_name(digest: str) -> str:
     return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
 
 
-def _in_threads(
-    read: Callable[[Item], Record | None], items: Sequence[Item]
-) -> Iterator[Record | None]:
-    """Yields what ``read`` returns, which takes milliseconds on a network disk or in a bucket."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for start in range(0, len(items), _AT_ONCE):
-            yield from pool.map(read, items[start : start + _AT_ONCE])
-
-
 @dataclasses.dataclass(frozen=True)
-class _Folder:
+class _Folder(_Place):
     """A folder on disk.
 
     Attributes:
-        top: its path.
+        where: its path.
         key: the same for commands that make the same items; names what they have half made.
     """
 
-    top: Path
+    where: str
     key: str
 
     @property
-    def where(self) -> str:
-        return str(self.top)
+    def _top(self) -> Path:
+        return Path(self.where)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self, say: Say) -> Iterator[None]:
+        work = self._top / WORK
         try:
-            (self.top / WORK / "half").mkdir(parents=True, exist_ok=True)
-            yield
+            (work / "half").mkdir(parents=True, exist_ok=True)
+            with lock.locked(
+                work / f"{self.key}.lock", say, f"preparing data in {self.where}"
+            ) as mine:
+                try:
+                    if mine:
+                        self._remove_half_made()  # by killed commands
+                    yield
+                finally:
+                    if mine:
+                        self._remove_half_made()  # by nodes that were lost, and ended workers
         except OSError as error:
             raise disks.disk_trouble(
                 error,
-                f"cannot write to {error.filename or self.top}",
+                f"cannot write to {error.filename or self.where}",
                 "choose another folder, and start again; finished work is kept",
             ) from error
 
-    @contextlib.contextmanager
-    def alone(self, say: Say) -> Iterator[None]:
-        path = self.top / WORK / f"{self.key}.lock"
-        with lock.locked(path, say, f"preparing data in {self.top}") as mine:
-            if mine:
-                self._remove_half_made()  # by killed commands
-            try:
-                yield
-            finally:
-                if mine:
-                    self._remove_half_made()  # by nodes that were lost, and workers that were ended
-
     def _remove_half_made(self) -> None:
-        for left in (self.top / WORK / "half").glob(f"{self.key}-*"):
+        for left in (self._top / WORK / "half").glob(f"{self.key}-*"):
             shutil.rmtree(left, ignore_errors=True)
 
+    def _half_made(self) -> Path:
+        return self._top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+
     def token(self) -> str:
-        path = self.top / WORK / "token"
+        path = self._top / WORK / "token"
         with contextlib.suppress(FileNotFoundError):
             return path.read_text()
         with contextlib.suppress(FileNotFoundError):  # a worker that does not see the folder
@@ -581,49 +616,32 @@ class _Folder:
             return path.read_text()
         return ""
 
-    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
-        if not (self.top / _RECORDS).exists():
-            return (None for _ in items)
-        return _in_threads(self._record, items)
+    def sizes(self) -> Callable[[str], int | None]:
+        def size_of(name: str) -> int | None:
+            try:
+                return (self._top / name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
-    def _record(self, item: Item) -> Record | None:
-        record = _parsed(self.read(_record_name(item.digest)))
-        if record is None or "error" in record:
-            return record
-        try:
-            sizes = {
-                name: os.stat(self.top / record["output"] / name).st_size
-                for name in record["files"]
-            }
-        except OSError:
-            return None
-        return record if sizes == {n: size for n, (size, _) in record["files"].items()} else None
+        return size_of
 
-    def stray(self, digests: set[str]) -> list[str]:
-        outputs = []
-        for folder in (self.top / _RECORDS).glob("*"):
-            for file in os.scandir(folder):
-                if folder.name + file.name.removesuffix(".json") in digests:
-                    continue
-                record = _parsed(self.read(f"{_RECORDS}/{folder.name}/{file.name}"))
-                if record and "error" not in record and (self.top / record["output"]).exists():
-                    outputs.append(record["output"])
-        return sorted(outputs)
+    def names_of_records(self) -> Iterable[str]:
+        for path in (self._top / _RECORDS).glob("*/*.json"):
+            yield path.relative_to(self._top).as_posix()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Path]:
-        folder = self.top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+        folder = self._half_made()
         folder.mkdir()
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, item: Item, made: Path) -> None:
-        target = self.top / item.output
-        for path in made.rglob("*"):
+    def publish(self, output: str, made: Path) -> None:
+        for path in (*made.rglob("*"), made):
             atomic.sync(path)
-        atomic.sync(made)
+        target = self._top / output
         target.parent.mkdir(parents=True, exist_ok=True)
         # At any time the output is missing or complete, also if another process publishes the same
         # one, for example a node that a cluster has given up.
@@ -635,13 +653,13 @@ class _Folder:
                 busy = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
                 if error.errno not in busy or last == _PUBLISH_TRIES - 1:
                     raise
-                self.remove(item)
+                self.remove(output)
         atomic.sync(target.parent)
 
-    def remove(self, item: Item) -> None:
-        aside = self.top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+    def remove(self, output: str) -> None:
+        aside = self._half_made()
         try:
-            os.rename(self.top / item.output, aside)
+            os.rename(self._top / output, aside)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -653,73 +671,47 @@ class _Folder:
         else:
             aside.unlink()
 
-    def write_record(self, item: Item, record: Record) -> None:
-        self.write(_record_name(item.digest), json.dumps(record))
-
     def read(self, name: str) -> bytes | None:
         try:
-            return (self.top / name).read_bytes()
+            return (self._top / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, text: str) -> None:
-        path = self.top / name
+        path = self._top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_whole(path, text)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bucket:
-    """A folder of a bucket."""
+class _Bucket(_Place):
+    """A folder of a bucket. Two commands may make the same objects.
 
-    url: str
+    Attributes:
+        where: its URL.
+    """
+
+    where: str
 
     @property
-    def where(self) -> str:
-        return self.url
-
-    @property
-    def _store(self) -> Any:
-        return bucket_output.opened(self.url)
+    def _store(self) -> Bucket:
+        return bucket_output.opened(self.where)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self, say: Say) -> Iterator[None]:
         try:
             yield
         finally:
             temporary_folders.clean(cache.root(None))  # of workers that were lost
 
-    @contextlib.contextmanager
-    def alone(self, say: Say) -> Iterator[None]:
-        yield  # two commands make the same objects
-
     def token(self) -> str:
         return ""
 
-    def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
-        sizes = self._store.sizes()
+    def sizes(self) -> Callable[[str], int | None]:
+        return self._store.sizes().get
 
-        def record_of(item: Item) -> Record | None:
-            name = _record_name(item.digest)
-            record = _parsed(self.read(name)) if name in sizes else None
-            if record is None or "error" in record:
-                return record
-            same = all(
-                sizes.get(f"{record['output']}/{file}".rstrip("/")) == size
-                for file, (size, _) in record["files"].items()
-            )
-            return record if same else None
-
-        return _in_threads(record_of, items)
-
-    def stray(self, digests: set[str]) -> list[str]:
-        outputs = []
-        for name in self._store.sizes(_RECORDS):
-            digest = name.removeprefix(f"{_RECORDS}/").replace("/", "").removesuffix(".json")
-            record = None if digest in digests else _parsed(self.read(name))
-            if record is not None and "error" not in record:
-                outputs.append(record["output"])
-        return sorted(outputs)
+    def names_of_records(self) -> Iterable[str]:
+        return self._store.sizes(_RECORDS)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Path]:
@@ -729,24 +721,21 @@ class _Bucket:
         ):
             yield folder
 
-    def publish(self, item: Item, made: Path) -> None:
+    def publish(self, output: str, made: Path) -> None:
         if made.is_file():
-            self._store.put(item.output, made)
+            self._store.put(output, made)
             return
-        wanted = {
-            f"{item.output}/{path.relative_to(made).as_posix()}": path
+        files = {
+            f"{output}/{path.relative_to(made).as_posix()}": path
             for path in sorted(made.rglob("*"))
             if path.is_file()
         }
-        for name, path in wanted.items():
+        for name, path in files.items():
             self._store.put(name, path)
-        self._store.delete(sorted(self._store.sizes(item.output).keys() - wanted.keys()))
+        self._store.delete(sorted(self._store.sizes(output).keys() - files.keys()))
 
-    def remove(self, item: Item) -> None:
-        self._store.delete(sorted(self._store.sizes(item.output)))
-
-    def write_record(self, item: Item, record: Record) -> None:
-        self.write(_record_name(item.digest), json.dumps(record))
+    def remove(self, output: str) -> None:
+        self._store.delete([output, *self._store.sizes(output)])
 
     def read(self, name: str) -> bytes | None:
         content = self._store.get(name)

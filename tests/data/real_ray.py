@@ -179,7 +179,7 @@ def test_a_node_without_the_folder_is_named(tmp_path: Path, cluster: Any) -> Non
     items = [jobs.Item("0.txt", jobs.identity(tmp_path / "0.txt"), "0.up")]
     out = tmp_path / "out"
 
-    place = jobs._Folder(out, "")
+    place = jobs._Folder(str(out), "")
     jobs.run(items, upper, out, engine=engines.Threads(1), say=print)
     (out / ".jobs/records").rename(tmp_path / "records")
     engine = engines.Ray(cluster.address)

@@ -294,6 +294,23 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     assert json.loads(_text(bucket, "report.json"))["not_in_list"] == ["b.made"]
 
 
+def test_an_output_of_one_file_is_removed_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    def begin(worker: engines.Worker) -> jobs.Make:
+        def make(item: jobs.Item, path: Path) -> dict[str, Any]:
+            if item.identity == (2,):
+                raise BadExample(item.name, "is broken now")
+            path.write_text("text")
+            return {}
+
+        return make
+
+    for version in (1, 2):
+        items = [jobs.Item("a", (version,), "00/a.npy")]
+        jobs.run(items, begin, URL, engine=ONE, say=print)
+        names = [name for name in bucket.sizes() if not name.startswith(".jobs")]
+        assert names == (["00/a.npy"] if version == 1 else [])
+
+
 def _text(bucket: Bucket, name: str) -> str:
     content = bucket.get(name)
     assert content is not None
