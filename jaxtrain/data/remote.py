@@ -36,7 +36,7 @@ _CHUNK_BYTES = 2**20
 _TIMEOUTS = {"connect_timeout": "30s", "read_timeout": "60s", "timeout": "7d"}
 _RETRIES = 8  # of a request; about 30 s in total
 _BREAKS = 8  # of connections, per file
-_FIRST_WAIT_S = 1.0  # doubled with each break
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # doubled with each break
 _NAME_BYTES = 150  # file systems allow 255, and a partial file has a longer name
 _PAGE = re.compile(rb"\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -201,21 +201,18 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
         stop: ends the download when it is set.
     """
     scheme, host, inside, query = addresses.split(address)
-    store = HTTPStore.from_url(
-        f"{scheme}://{host}{inside}" + (f"?{query}" if query else ""),
-        client_options={  # type: ignore[arg-type]
-            **_TIMEOUTS,
-            "allow_http": scheme == "http",
-            "user_agent": "jaxtrain",
-        },
-        retry_config={
-            "max_retries": _RETRIES,
-            "retry_timeout": datetime.timedelta(minutes=5),
-        },
-    )
+    options: Any = {**_TIMEOUTS, "allow_http": scheme == "http", "user_agent": "jaxtrain"}
+    retries: Any = {"max_retries": _RETRIES, "retry_timeout": datetime.timedelta(minutes=5)}
+    url = f"{scheme}://{host}{inside}" + (f"?{query}" if query else "")
+    try:
+        store = HTTPStore.from_url(url, client_options=options, retry_config=retries)
+    except Exception:
+        raise InputError(f"{what} is not a valid URL: check its host and port") from None
     received, version = 0, dict[str, Any]()
     with open(path, "wb") as file:
         for breaks in range(_BREAKS + 1):
+            if breaks:
+                stop.wait(min(_FIRST_WAIT_S * 2 ** (breaks - 1), _LONGEST_WAIT_S))
             try:
                 answer = obstore.get(
                     store, "", options={"range": {"offset": received}} if received else None
@@ -248,7 +245,6 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
                 received += len(chunk)
             if received == version["size"]:
                 return
-            stop.wait(_FIRST_WAIT_S * 2**breaks)
     raise RunAgain(
         f"{what} cannot be fetched: received {received:,} of {version['size']:,} bytes, after "
         f"{_BREAKS} broken connections: check the network, and start again"

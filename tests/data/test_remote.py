@@ -279,6 +279,13 @@ def test_an_unreachable_server_is_a_temporary_failure(tmp_path: Path) -> None:
         _find("http://host.invalid/x.mp4", tmp_path)
 
 
+def test_an_invalid_host_name_is_reported(tmp_path: Path) -> None:
+    for host in ("host:99999", "[1::2::3]"):
+        with pytest.raises(InputError, match=r"--data\.path https://.* URL") as caught:
+            _find(f"https://{host}/x.mp4?{SIGNED}", tmp_path)
+        assert SECRET not in str(caught.value)
+
+
 def test_a_silent_server_is_a_temporary_failure(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
