@@ -96,7 +96,7 @@ def _arrivals(
     """Returns the arrival times of batches, in seconds.
 
     Args:
-        batches: the batches; whoever closes them ends the thread that takes them.
+        batches: the batches; closing them ends the thread that takes them.
         least: least number of batches.
         early: number of first batches that do not count.
         seconds: least time from the last of those to the end.

@@ -72,7 +72,7 @@ def cores(
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
     limits: list[float] = [all_cores]
     for folder in _cgroup_folders(groups, own):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")  # "max 100000" is no limit
+        quota, _, period = _text(folder / "cpu.max").partition(" ")  # "max 100000" is unlimited
         if quota.isdecimal() and period.strip().isdecimal() and int(period):
             limits.append(int(quota) / int(period))
         if listed := _text(folder / "cpuset.cpus.effective").strip():

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxtrain import terminal
 from jaxtrain.data import jobs
 from jaxtrain.data.engines import Ray, Threads, Worker
 from jaxtrain.data.video.index import Entry
@@ -183,6 +184,8 @@ def _encode(
     for failure in bad:
         if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
             raise jobs.Failed(failure.reason)
+    if bad:
+        terminal.say(f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}")
     windows = (None if isinstance(one, BadExample) else one.result() for one in results)
     target.save(file, windows, count)
     details = {"windows": count - len(bad), "lacking": len(bad)}

@@ -6,6 +6,7 @@ largest crop that training uses. A piece ends at a hard cut.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,8 +161,9 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     return Cut(tuple(pieces), left_out)
 
 
-def shrinking(info: Scan, settings: Settings) -> video_frames.FilterGraph:
+def shrinking(info: Scan, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:
     """Returns what shrinks a frame, turns it upright, and converts it to yuv420p, BT.709."""
+    graph = video_frames.FilterGraph()
 
     def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
         high, wide = settings.size(*_shown(frame, info))
@@ -172,7 +174,7 @@ def shrinking(info: Scan, settings: Settings) -> video_frames.FilterGraph:
         turns = _TURNS.get(info.rotation, ())
         return [("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
 
-    return video_frames.FilterGraph(filters)
+    return lambda frame: graph(frame, filters)
 
 
 def _shown(frame: VideoFrame, info: Scan) -> tuple[float, float]:

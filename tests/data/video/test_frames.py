@@ -1,5 +1,7 @@
 """Crop, resize and conversion."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data.video import packets
+from jaxtrain.data.video import frames, packets
 
 _RED, _GREEN, _BLUE, _WHITE = (220, 30, 30), (30, 200, 30), (30, 30, 220), (230, 230, 230)
 
@@ -159,3 +161,23 @@ def test_colors_at_half_resolution_are_interpolated(along: str) -> None:
     )
     wanted = picture.reshape(80, 2, 120, 2, 3).mean((1, 3))
     assert np.abs(clip[0] - wanted).mean() < 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_clip_is_freed_without_garbage_collection(tmp_path: Path, on_device: bool) -> None:
+    """Otherwise each clip fills memory that is not in a processor's cache, and is slower."""
+    path = str(sample.write(tmp_path / "a.mp4", 4, full_range=True))
+    info = packets.scan(path)
+    size: dict[str, Any] = {"frames": 1, "height": 32, "width": 48}
+    size["position"] = frames.CropPosition()
+    clip = (
+        frames.Planes(info, **size, plane_size=(40, 60)) if on_device else frames.Crop(info, **size)
+    )
+    clip.put(0, sample.decoded(path, info, [2])[0])
+    freed = weakref.ref(clip)
+    gc.disable()
+    try:
+        del clip
+        assert freed() is None
+    finally:
+        gc.enable()
