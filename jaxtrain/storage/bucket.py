@@ -80,7 +80,7 @@ class TooLarge(InputError):
     """An object has more bytes than a run of jaxtrain writes there."""
 
 
-class Found(NamedTuple):
+class Content(NamedTuple):
     """A small object.
 
     Attributes:
@@ -246,7 +246,7 @@ class Bucket:
         return _version(written)
 
     @_patient
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> Content | None:
         """Reads a small object; None if there is none.
 
         Raises:
@@ -257,7 +257,7 @@ class Bucket:
             try:
                 answer = obstore.get(self._store, name)
                 self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
-                return Found(bytes(answer.bytes()), _version(answer.meta))
+                return Content(bytes(answer.bytes()), _version(answer.meta))
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise

@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
-from jaxtrain.storage.bucket import Bucket, Found, Unavailable
+from jaxtrain.storage.bucket import Bucket, Content, Unavailable
 
 NAME = ".lease"
 EXPIRES_S = 45.0
@@ -120,17 +120,17 @@ class Lease:
     def _renew_once(self) -> None:
         if self._write(self._version):
             return
-        found = self._bucket.get(NAME)
-        if self._is_mine(found):  # the answer to an earlier write was lost
-            assert found is not None
-            self._version, self._renewed_at = found.version, time.monotonic()
-        elif found is None and time.monotonic() - self._renewed_at > self._expires_s:
+        content = self._bucket.get(NAME)
+        if self._is_mine(content):  # the answer to an earlier write was lost
+            assert content is not None
+            self._version, self._renewed_at = content.version, time.monotonic()
+        elif content is None and time.monotonic() - self._renewed_at > self._expires_s:
             self._lost = (
                 f"another run may have used {self._bucket.url} since this one last renewed its "
                 f"lease, more than {self._expires_s:g} s ago, and the lease is gone: resume"
             )
             self._say(f"warning: {self._lost}")
-        elif found is None:
+        elif content is None:
             if not self._deleted:
                 where = f"{self._bucket.url}/{NAME}"
                 self._say(f"warning: the lease {where} was deleted: written again")
@@ -138,7 +138,7 @@ class Lease:
             self._write(None)
         else:
             self._lost = (
-                f"another run has taken over {self._bucket.url} ({_holder(found)}), "
+                f"another run has taken over {self._bucket.url} ({_holder(content)}), "
                 f"because this one could not renew its lease for {self._expires_s:g} s: stop one"
                 " of them"
             )
@@ -150,20 +150,20 @@ class Lease:
         data = json.dumps(self._about | {"renewals": self._renewals}).encode()
         began = time.monotonic()
         written = self._bucket.put_if(NAME, data, version)
-        if written is None and version is None and self._is_mine(found := self._bucket.get(NAME)):
-            assert found is not None
-            written = found.version
+        if written is None and version is None and self._is_mine(content := self._bucket.get(NAME)):
+            assert content is not None
+            written = content.version
         if written is not None:
             self._version, self._renewed_at = written, began
         return written is not None
 
-    def _is_mine(self, found: Found | None) -> bool:
-        return found is not None and _parsed(found).get("run") == self._about["run"]
+    def _is_mine(self, content: Content | None) -> bool:
+        return content is not None and _parsed(content).get("run") == self._about["run"]
 
 
 def watched(
     bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
-) -> Found | None:
+) -> Content | None:
     """Returns the lease of a folder once it is clear that nothing renews it; None without one.
 
     Args:
@@ -176,22 +176,22 @@ def watched(
         InputError: the bucket does not exist.
     """
     bucket, seen, since = bucket.impatient(), None, time.monotonic()
-    while (found := bucket.get(NAME)) is not None and not _is_dead(found):
+    while (content := bucket.get(NAME)) is not None and not _is_dead(content):
         if seen is None:
-            seen, since = found, time.monotonic()
+            seen, since = content, time.monotonic()
             say(
-                f"{bucket.url} is in use by {_holder(found)}: waiting up to {expires_s:g} s to see "
+                f"{bucket.url} is in use by {_holder(content)}: waiting up to {expires_s:g} s to see "
                 "whether it is alive"
             )
-        elif found.version != seen.version:
+        elif content.version != seen.version:
             raise RunAgain(
-                f"another run is using {bucket.url} ({_holder(found)}): wait until it ends, or "
+                f"another run is using {bucket.url} ({_holder(content)}): wait until it ends, or "
                 "stop it"
             )
         elif time.monotonic() - since >= expires_s:
             break
         time.sleep(expires_s / 20)
-    return found
+    return content
 
 
 def holder(bucket: Bucket) -> str:
@@ -199,8 +199,8 @@ def holder(bucket: Bucket) -> str:
 
     A process that was killed on another machine is described as if it were alive.
     """
-    found = bucket.get(NAME)
-    return "" if found is None or _is_dead(found) else _holder(found)
+    content = bucket.get(NAME)
+    return "" if content is None or _is_dead(content) else _holder(content)
 
 
 def _this_process() -> dict[str, Any]:
@@ -225,24 +225,24 @@ def _started(pid: int) -> str:
     return ""
 
 
-def _is_dead(found: Found) -> bool:
+def _is_dead(content: Content) -> bool:
     """Whether a lease is of a process of this machine that has ended, or of this process."""
-    about, machine = _parsed(found), _machine()
+    about, machine = _parsed(content), _machine()
     pid = about.get("pid")
     if not machine or about.get("machine") != machine or type(pid) is not int or pid < 1:
         return False
     return pid == os.getpid() or _started(pid) != about.get("started")
 
 
-def _parsed(found: Found) -> dict[str, Any]:
+def _parsed(content: Content) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        about = json.loads(found.data[:10_000])
+        about = json.loads(content.data[:10_000])
         if isinstance(about, dict):
             return about
     return {}
 
 
-def _holder(found: Found) -> str:
-    about = _parsed(found)
+def _holder(content: Content) -> str:
+    about = _parsed(content)
     pid, host = str(about.get("pid", "unknown"))[:20], str(about.get("host", "unknown host"))[:60]
     return f"process {pid} on {host}"

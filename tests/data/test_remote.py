@@ -60,7 +60,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def _find(path: str, cache: Path) -> tuple[list[files.Found], list[str]]:
+def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
     said: list[str] = []
     return files.find(path, "--data.path", cache, said.append), said
 

@@ -36,7 +36,7 @@ PIECES = ".pieces"
 """Suffix of a folder with the prepared clips of one video."""
 
 
-class Found(NamedTuple):
+class VideoFile(NamedTuple):
     """A file that the user's path leads to.
 
     Attributes:
@@ -86,7 +86,7 @@ def find(
     say: Callable[[str], None],
     *,
     fetch_folders: bool = True,
-) -> list[Found]:
+) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
@@ -124,14 +124,14 @@ def find(
     return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)
 
 
-def fetched(found: Found, folder: Path, flag: str) -> Found:
+def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
     """Fetches a video that :func:`find` left in a bucket into a folder.
 
     Raises:
         InputError, RunAgain: see :func:`find`.
     """
-    path = remote.fetch([found.url], folder, flag, lambda line: None)[found.url]
-    return found._replace(path=path)
+    path = remote.fetch([video.url], folder, flag, lambda line: None)[video.url]
+    return video._replace(path=path)
 
 
 def video_of(name: str) -> str:
@@ -142,7 +142,7 @@ def video_of(name: str) -> str:
     return name.split(PIECES + "/", 1)[0]
 
 
-def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[Found], str]:
+def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], str]:
     """Returns the files at a URL, and what to do if they have no videos."""
     suffix = _suffix(url)
     if suffix in LISTS or suffix == ".json":
@@ -151,10 +151,10 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[Found], str]
             "write complete URLs into it"
         )
     if suffix in _KNOWN:
-        files = [Found(addresses.name_of(one), url=one) for one in tar_members.expand(url)]
+        files = [VideoFile(addresses.name_of(one), url=one) for one in tar_members.expand(url)]
         return files, "pass a video, or a .tar that contains videos"
     files = [
-        Found(
+        VideoFile(
             addresses.name_of(one),
             url=one,
             version=version if _suffix(one) in SUFFIXES and not fetch_folders else None,
@@ -165,13 +165,13 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[Found], str]
     return files, "pass a video, a .tar, or a folder of a bucket"
 
 
-def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Found], str]:
+def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[VideoFile], str]:
     """Returns the files at a path, and what to do if they have no videos."""
     top = expanded(path).absolute()
     suffix = top.suffix.lower()
     if os.path.isdir(top):
         files = [
-            Found(file.relative_to(top).as_posix(), str(file))
+            VideoFile(file.relative_to(top).as_posix(), str(file))
             for file in listing.files(top, say)
             if file.suffix.lower() in _KNOWN
         ]
@@ -182,14 +182,14 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Fou
             raise InputError(absent(flag, path))
         above = str(top).partition("{")[0].rpartition("/")[0] or "/"
         files = [
-            Found(Path(tar).relative_to(above).as_posix(), tar)
+            VideoFile(Path(tar).relative_to(above).as_posix(), tar)
             for tar in tar_members.expand(str(top))
         ]
         return files, "pass a pattern of .tar files that contain videos"
     if suffix in LISTS:
         return list(_listed(top, f"{flag} {path}")), "list one path per entry"
     if suffix in _KNOWN:
-        return [Found(top.name, str(top))], "add videos to it"
+        return [VideoFile(top.name, str(top))], "add videos to it"
     raise InputError(
         f"{flag} {path}: the suffix {top.suffix!r} is not that of a video, a .tar, or a list "
         f"({', '.join(sorted(LISTS))}); pass a folder, a video, or a list of videos"
@@ -200,7 +200,7 @@ def _suffix(url: str) -> str:
     return os.path.splitext(addresses.split(url).path)[1].lower()
 
 
-def _with_tar_members(file: Found, flag: str, cache_root: Path) -> Iterator[Found]:
+def _with_tar_members(file: VideoFile, flag: str, cache_root: Path) -> Iterator[VideoFile]:
     """Yields the file itself, or the videos in it if it is a tar."""
     if not file.path.lower().endswith(tar_members.SUFFIX):
         yield file
@@ -221,13 +221,13 @@ def _with_tar_members(file: Found, flag: str, cache_root: Path) -> Iterator[Foun
             )
 
 
-def _distinct(videos: Iterable[Found], flag: str, path: str) -> dict[str, Found]:
+def _distinct(videos: Iterable[VideoFile], flag: str, path: str) -> dict[str, VideoFile]:
     """Returns the files by name; if a tar has a member twice, the last one counts.
 
     Raises:
         InputError: files at two places have the same name.
     """
-    by_name: dict[str, Found] = {}
+    by_name: dict[str, VideoFile] = {}
     for video in videos:
         other = by_name.setdefault(video.name, video)
         places = [file.path or file.url for file in (other, video)]
@@ -240,7 +240,7 @@ def _distinct(videos: Iterable[Found], flag: str, path: str) -> dict[str, Found]
     return by_name
 
 
-def _listed(path: Path, where: str) -> Iterator[Found]:
+def _listed(path: Path, where: str) -> Iterator[VideoFile]:
     """Yields the files of a list.
 
     A name is relative to the list's folder if the file is in it.
@@ -254,12 +254,12 @@ def _listed(path: Path, where: str) -> Iterator[Found]:
             if addresses.is_address(one):
                 url = one.strip()
                 addresses.check(url, f"{where}:")
-                yield Found(addresses.name_of(url), url=url)
+                yield VideoFile(addresses.name_of(url), url=url)
                 continue
             file = Path(os.path.normpath(path.parent / os.path.expanduser(one)))
             inside = file.is_relative_to(path.parent)
             name = (file.relative_to(path.parent) if inside else file).as_posix()
-            yield Found(name, str(file))
+            yield VideoFile(name, str(file))
 
 
 def _entries(path: Path, where: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Entry:
 
     Attributes:
         name: path relative to the folder or list.
-        path: current absolute path, see :class:`jaxtrain.data.video.files.Found`.
+        path: current absolute path, see :class:`jaxtrain.data.video.files.VideoFile`.
         size: size of the video in bytes; -1 if there is no file.
         mtime_ns: modification time of the video file or the tar.
         info: the scan of its packets; None if it cannot be read.
@@ -104,21 +104,21 @@ def of_path(
         folder = expanded(path).is_dir()
     if folder:
         jobs.check_complete(path)
-    found = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
-    return build(found, folder_of(path, cache_root), decode_all=decode_all, say=say)
+    videos = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
+    return build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
 
 
 def build(
-    found: list[video_files.Found],
+    videos: list[video_files.VideoFile],
     folder: Path,
     *,
     decode_all: bool,
     say: Callable[[str], None],
 ) -> list[Entry]:
-    """Returns the entries of all files, in the order of ``found``; reuses unchanged cached entries.
+    """Returns the entries of all files, in their order; reuses unchanged cached entries.
 
     Args:
-        found: the files.
+        videos: the files.
         folder: the input's folder in the cache.
         decode_all: whether to decode every file that is not verified yet, to find damage inside it.
         say: prints a message.
@@ -128,7 +128,7 @@ def build(
     """
     file = folder / _NAME
     old = _load(file, say)
-    todo = sum(one.name not in old for one in found)
+    todo = sum(video.name not in old for video in videos)
     if todo > 1:
         say(f"indexing {todo:,} videos")
     reported = kept = time.monotonic()
@@ -137,17 +137,17 @@ def build(
     workers = worker_count.cores()  # threads suffice, because FFmpeg releases the GIL
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
-        def examine(one: video_files.Found) -> Entry:
-            return disks.when_readable(lambda: _examine(one, old.get(one.name), decode_all))
+        def examine(video: video_files.VideoFile) -> Entry:
+            return disks.when_readable(lambda: _examine(video, old.get(video.name), decode_all))
 
-        for entry in pool.map(examine, found):
+        for entry in pool.map(examine, videos):
             entries.append(entry)
             if time.monotonic() - reported > _REPORT_EVERY_S:
                 reported = time.monotonic()
-                say(f"indexing videos: {len(entries):,} of {len(found):,}")
+                say(f"indexing videos: {len(entries):,} of {len(videos):,}")
             if (began := time.monotonic()) - kept > pause_s:
                 # Those of a million videos take hours, which a kill would lose.
-                _save(file, (old | {one.name: one for one in entries}).values())
+                _save(file, (old | {entry.name: entry for entry in entries}).values())
                 kept = time.monotonic()
                 pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
     if {entry.name: entry for entry in entries} != old:
@@ -236,49 +236,49 @@ def check_unchanged(entry: Entry) -> None:
         raise BadExample(entry.path, f"changed during the run: {text}")
 
 
-def _examine(found: video_files.Found, old: Entry | None, decode_all: bool) -> Entry:
+def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) -> Entry:
     """Returns the entry of one file; decodes the file only if ``decode_all``."""
     try:
-        status = os.stat(found.file)
+        status = os.stat(video.file)
     except OSError as error:
-        failure = disks.unreadable(found.path, error)
+        failure = disks.unreadable(video.path, error)
         if isinstance(failure, disks.DiskAway):
             raise failure from error
-        return Entry(name=found.name, path=found.path, size=-1, mtime_ns=0, reason=failure.reason)
-    size = status.st_size if found.span is None else found.span.size
+        return Entry(name=video.name, path=video.path, size=-1, mtime_ns=0, reason=failure.reason)
+    size = status.st_size if video.span is None else video.span.size
     mtime_ns = status.st_mtime_ns
-    if old is not None and _is_same(old, found, size, mtime_ns):
-        entry = dataclasses.replace(old, path=found.path, span=found.span)
+    if old is not None and _is_same(old, video, size, mtime_ns):
+        entry = dataclasses.replace(old, path=video.path, span=video.span)
     else:
         info, reason = None, None
         try:
-            info = packets.scan(found.path, found.span)
+            info = packets.scan(video.path, video.span)
         except BadExample as bad:
             reason = bad.reason
-            if found.fetched and found.span is None:
-                remote.discard(found.path)
+            if video.fetched and video.span is None:
+                remote.discard(video.path)
                 reason += " (its copy was removed from the cache: the next start fetches it again)"
         entry = Entry(
-            name=found.name,
-            path=found.path,
+            name=video.name,
+            path=video.path,
             size=size,
             mtime_ns=mtime_ns,
             info=info,
             reason=reason,
-            span=found.span,
+            span=video.span,
         )
     if decode_all and entry.info is not None and entry.verdict is None:
-        verdict = decode.verify(found.path, entry.info, found.span)
+        verdict = decode.verify(video.path, entry.info, video.span)
         return dataclasses.replace(entry, verdict=verdict)
     return entry
 
 
-def _is_same(old: Entry, found: video_files.Found, size: int, mtime_ns: int) -> bool:
+def _is_same(old: Entry, video: video_files.VideoFile, size: int, mtime_ns: int) -> bool:
     """Returns whether a file that could be read is unchanged."""
     return (
         old.info is not None
         and (old.size, old.mtime_ns) == (size, mtime_ns)
-        and _offset(old.span) == _offset(found.span)
+        and _offset(old.span) == _offset(video.span)
     )
 
 

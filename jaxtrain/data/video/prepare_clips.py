@@ -16,7 +16,7 @@ from typing import Any
 from jaxtrain.data import cache, jobs
 from jaxtrain.data.engines import Engine, Worker
 from jaxtrain.data.video import files, frames, pieces
-from jaxtrain.data.video.files import PIECES, Found
+from jaxtrain.data.video.files import PIECES, VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, disks
@@ -56,15 +56,15 @@ def run(
         RunAgain: a bucket or a disk is unavailable.
     """
     _check_apart(source, out)
-    found = files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
-    if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, found)):
+    videos = files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
+    if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, videos)):
         raise InputError(
-            f"SOURCE {source}: none of its {len(found):,} entries exists on this machine, such as "
-            f"{found[0].path[:_SHOWN]}: is it a list of videos? With --engine ray, this "
+            f"SOURCE {source}: none of its {len(videos):,} entries exists on this machine, such as "
+            f"{videos[0].path[:_SHOWN]}: is it a list of videos? With --engine ray, this "
             "machine must see them, too"
         )
     return jobs.run(
-        map(_item, found),
+        map(_item, videos),
         functools.partial(_begin, settings),
         out,
         dataclasses.asdict(settings),
@@ -114,24 +114,24 @@ def _check_apart(source: str, out: Path | str) -> None:
         )
 
 
-def _exists(found: Found) -> bool:
+def _exists(video: VideoFile) -> bool:
     try:
-        return not found.path or os.path.lexists(found.file)
+        return not video.path or os.path.lexists(video.file)
     except ValueError:  # a NUL character
         return False
 
 
-def _item(found: Found) -> jobs.Item:
+def _item(video: VideoFile) -> jobs.Item:
     """Returns the item of a video, which its size and time identify; in a tar also its place."""
-    output = folder_of(found.name)
-    if found.version is not None:
-        return jobs.Item(found.name, found.version, output, found)
+    output = folder_of(video.name)
+    if video.version is not None:
+        return jobs.Item(video.name, video.version, output, video)
     try:
-        identity = jobs.identity(found.file)
+        identity = jobs.identity(video.file)
     except (OSError, ValueError):  # gone, or a NUL in the name: the worker reports it
         identity = ()
-    place = () if found.span is None else (found.span.offset, found.span.size)
-    return jobs.Item(found.name, (*identity, *place), output, found, source=found.file)
+    place = () if video.span is None else (video.span.offset, video.span.size)
+    return jobs.Item(video.name, (*identity, *place), output, video, source=video.file)
 
 
 def _begin(settings: Settings, worker: Worker) -> jobs.Make:
@@ -141,15 +141,15 @@ def _begin(settings: Settings, worker: Worker) -> jobs.Make:
 
 def _cut(settings: Settings, item: jobs.Item, folder: Path) -> dict[str, Any]:
     """Writes the pieces of a video; returns their numbers of frames."""
-    found = item.value
-    if found.version is not None:
-        found = files.fetched(found, folder.parent, "SOURCE")
+    video = item.value
+    if video.version is not None:
+        video = files.fetched(video, folder.parent, "SOURCE")
 
     def cut() -> pieces.Cut:
         folder.mkdir(exist_ok=True)
         for left in folder.iterdir():  # of a try that the disk of the video ended
             left.unlink()
-        return pieces.cut(found.path, found.span, folder, settings)
+        return pieces.cut(video.path, video.span, folder, settings)
 
     made = disks.when_readable(cut)
     return {

@@ -15,7 +15,7 @@ def _touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def _find(path: Path) -> list[files.Found]:
+def _find(path: Path) -> list[files.VideoFile]:
     cache = path.parent / ".cache"
     return files.find(str(path), "--data.path", cache, lambda line: None)
 

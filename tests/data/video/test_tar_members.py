@@ -49,7 +49,7 @@ def _open(path: Path | str, cache: Path, **settings: Any) -> Any:
     return config.open(MODEL, seed=0, say=lambda line: None)
 
 
-def _find(path: Path | str, cache: Path) -> list[video_files.Found]:
+def _find(path: Path | str, cache: Path) -> list[video_files.VideoFile]:
     return video_files.find(str(path), "--data.path", cache, lambda line: None)
 
 
