@@ -180,8 +180,8 @@ def watched(
         if seen is None:
             seen, since = content, time.monotonic()
             say(
-                f"{bucket.url} is in use by {_holder(content)}: waiting up to {expires_s:g} s to see "
-                "whether it is alive"
+                f"{bucket.url} is in use by {_holder(content)}: waiting up to {expires_s:g} s to "
+                "see whether it is alive"
             )
         elif content.version != seen.version:
             raise RunAgain(
