@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxtrain.data import cache
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import index as video_index
@@ -64,8 +65,8 @@ class Clips:
         """Returns a hex digest of file names, sizes, and frame counts, and of clips per file."""
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
-            return self.entries.fingerprint("fixed", self.frames, taught)
-        return self.entries.fingerprint(self._clips)
+            return cache.digest(self.entries.content, "fixed", self.frames, taught)
+        return cache.digest(self.entries.content, self._clips)
 
     @property
     def keyframes_are_far(self) -> bool:

@@ -28,7 +28,7 @@ from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket
 
-_FORMAT = 2  # version of the index; one of another version is rebuilt
+_FORMAT = 3  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
 _KEEP_EVERY_S = 60.0
 _NAME = "index.jsonl"
@@ -147,11 +147,12 @@ def build(
                 say(f"indexing videos: {len(entries):,} of {len(videos):,}")
             if (began := time.monotonic()) - kept > pause_s:
                 # Those of a million videos take hours, which a kill would lose.
-                _save(file, (old | {entry.name: entry for entry in entries}).values())
+                known = old | {entry.name: entry for entry in entries}
+                cache.write_lines(file, map(to_line, known.values()))
                 kept = time.monotonic()
                 pause_s = max(_KEEP_EVERY_S, 10 * (kept - began))
     if {entry.name: entry for entry in entries} != old:
-        _save(file, entries)
+        cache.write_lines(file, map(to_line, entries))
     return entries
 
 
@@ -286,41 +287,41 @@ def _offset(span: Span | None) -> int | None:
     return None if span is None else span.offset
 
 
-def _save(file: Path, entries: Iterable[Entry]) -> None:
-    cache.write_lines(file, map(_to_line, entries))
-
-
-def _to_line(entry: Entry) -> str:
-    fields = {"format": _FORMAT, **dataclasses.asdict(entry)}
-    fields["info"] = entry.info._asdict() if entry.info else None
-    fields["verdict"] = entry.verdict._asdict() if entry.verdict else None
-    fields["span"] = entry.span._asdict() if entry.span else None
-    return json.dumps(fields)
-
-
 def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:
     """Returns the cached entries by name; none if there is no usable index."""
     try:
-        with open(file, encoding="utf-8") as lines:
-            entries = [_from_line(line) for line in lines]
+        with open(file, "rb") as lines:
+            entries = [from_line(line) for line in lines]
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, TypeError, IndexError):
         say(f"the index {file} is damaged or has another version: rebuilding it")
         return {}
     return {entry.name: entry for entry in entries}
 
 
-def _from_line(line: str) -> Entry:
-    fields = json.loads(line)
-    if fields.pop("format") != _FORMAT:
-        raise ValueError("another format")
-    if fields["info"]:
-        keys = tuple(Keyframe(*key) for key in fields["info"].pop("keyframes"))
-        fields["info"] = Scan(**fields["info"], keyframes=keys)
-    if fields["verdict"]:
-        fields["verdict"] = FrameCheck(**fields["verdict"])
-        fields["verdict"] = fields["verdict"]._replace(missing=tuple(fields["verdict"].missing))
-    if fields["span"]:
-        fields["span"] = Span(**fields["span"])
-    return Entry(**fields)
+def to_line(entry: Entry) -> str:
+    """Returns an entry as a line of JSON, a list of its fields, without the line break."""
+    place = (entry.name, entry.path, entry.size, entry.mtime_ns)
+    return json.dumps([_FORMAT, *place, entry.info, entry.reason, entry.verdict, entry.span])
+
+
+def from_line(line: bytes) -> Entry:
+    """Returns the entry of a line.
+
+    Raises:
+        ValueError, TypeError, IndexError: it is not a line of :func:`to_line` in this version.
+    """
+    version, name, path, size, mtime_ns, info, reason, verdict, span = json.loads(line)
+    if version != _FORMAT:
+        raise ValueError("another version")
+    return Entry(
+        name=name,
+        path=path,
+        size=size,
+        mtime_ns=mtime_ns,
+        info=info and Scan._make([*info[:-1], tuple(Keyframe(*key) for key in info[-1])]),
+        reason=reason,
+        verdict=verdict and FrameCheck(tuple(verdict[0]), verdict[1]),
+        span=span and Span(*span),
+    )

@@ -1,6 +1,8 @@
-"""The files of a split as columns on disk: the same entries, in little memory."""
+"""The files of a split on disk: the same entries, in little memory."""
 
+import dataclasses
 import pickle
+import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -61,11 +63,12 @@ def test_equal_files_have_one_folder(tmp_path: Path) -> None:
     assert stored(tmp_path, changed) != stored(tmp_path, ENTRIES)
 
 
-def test_the_fingerprint_is_that_of_earlier_runs(tmp_path: Path) -> None:
-    """A resume compares it. The expected one was computed from entries in a list."""
-    expected = "f03bf534fa745e8c761e18d209c2944660c275ca60a189b6056d780ca7b31eb1"
-    assert stored(tmp_path, ENTRIES).fingerprint(8, 4, 32) == expected
-    assert stored(tmp_path, ENTRIES[::-1]).fingerprint(8, 4, 32) == expected
+def test_the_content_is_that_of_the_files_in_any_order_and_place(tmp_path: Path) -> None:
+    content = stored(tmp_path, ENTRIES).content
+    moved = [dataclasses.replace(one, path=f"/new{one.path}", mtime_ns=0) for one in ENTRIES]
+    assert stored(tmp_path, moved[::-1]).content == content
+    larger = [dataclasses.replace(ENTRIES[0], size=1), *ENTRIES[1:]]
+    assert stored(tmp_path, larger).content != content
 
 
 def clips(folder: Path, number: int, **settings: Any) -> Clips:
@@ -91,11 +94,9 @@ def test_what_a_worker_receives_does_not_grow_with_the_files(tmp_path: Path, win
     assert sizes[0] == pytest.approx(sizes[1], abs=2)  # of a number
 
 
-def test_the_order_is_found_without_reading_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_is_found_without_reading_the_files(tmp_path: Path) -> None:
     source = clips(tmp_path, 5)
-    monkeypatch.setattr(FileTable, "fingerprint", None)
+    shutil.rmtree(source.entries.folder)
     assert sampler.order_of(source, 3) == sampler.Order(len(source), 3)
     positions = [sampler.order_of(source, 3)(position) for position in range(len(source))]
     assert np.array_equal(np.sort(positions), np.arange(len(source)))

@@ -69,17 +69,17 @@ def test_a_killed_command_has_scanned_what_it_saved(
     os.utime(data / "2.mp4", ns=(1, 1))
     sample.write(data / "0.mp4", 15)
     calls.clear()
-    real = index._save
+    real = index.cache.write_lines
 
-    def save(file: Path, entries: Iterable[index.Entry]) -> None:
-        found = {entry.name: entry for entry in entries}
-        real(file, found.values())
-        if found["0.mp4"].scanned.frames == 15:
+    def save(file: Path, lines: Iterable[str]) -> None:
+        saved = list(lines)
+        real(file, saved)
+        if any(index.from_line(line.encode()).scanned.frames == 15 for line in saved):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(index, "_KEEP_EVERY_S", -1.0)
-        patched.setattr(index, "_save", save)
+        patched.setattr(index.cache, "write_lines", save)
         with pytest.raises(KeyboardInterrupt):
             _build(data)
     calls.clear()
@@ -115,7 +115,7 @@ def test_the_fingerprint_depends_on_the_content(data: Path) -> None:
     def fingerprint(folder: Path) -> str:
         entries = _build(folder).values()
         good = [entry for entry in entries if entry.info is not None]
-        return FileTable.stored(good, data.parent / "cache", print).fingerprint()
+        return FileTable.stored(good, data.parent / "cache", print).content
 
     before = fingerprint(data)
     moved = data.parent / "elsewhere" / "data"
