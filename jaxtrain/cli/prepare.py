@@ -99,7 +99,7 @@ def _clips(arguments: list[str]) -> int:
         )
     command_line.refuse_unknown(parser, rest)
     engine, part = job_flags.engine(flags), job_flags.part(flags)
-    given = {field: getattr(flags, field) for field in (one.replace("-", "_") for one in numbers)}
+    given = {field: getattr(flags, field) for field in (name.replace("-", "_") for name in numbers)}
     given = {field: value for field, value in given.items() if value is not None}
     settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **given)
 

@@ -28,12 +28,12 @@ class Rate:
     Attributes:
         examples_per_second: its rate; None if almost no batches arrived in time.
         workers: its number of workers; 0 for the main process.
-        one: examples/s of one core alone.
+        of_a_core: examples/s of one core alone.
     """
 
     examples_per_second: float | None
     workers: int
-    one: float
+    of_a_core: float
 
 
 def measure(
@@ -65,8 +65,8 @@ def measure(
         seconds: shortest time to measure.
         longest_s: longest time, including the workers' start; batches up to then count.
     """
-    one = _alone(source, seed, quarantine)
-    batch = max(1, min(rows, round(one * _BATCH_S)))
+    of_a_core = _alone(source, seed, quarantine)
+    batch = max(1, min(rows, round(of_a_core * _BATCH_S)))
     batches = pipeline.TrainingBatches(
         source,
         mesh,
@@ -84,10 +84,10 @@ def measure(
     finally:
         batches.close()
     if len(times) < 2:
-        return Rate(None, workers, one)
+        return Rate(None, workers, of_a_core)
     first = min(early, len(times) // 2)
     rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
-    return Rate(rate, workers, one)
+    return Rate(rate, workers, of_a_core)
 
 
 def _arrivals(

@@ -61,7 +61,7 @@ class BadShare:
     ) -> None:
         self._sources = sources
         self._say = say
-        self._reported = frozenset(one.path for one in sources.bad)
+        self._reported = frozenset(bad.path for bad in sources.bad)
         self._quarantine = quarantine
         self._largest = largest
         self._clock = clock
@@ -84,7 +84,7 @@ class BadShare:
         return self._complaint
 
     def _check(self) -> str | None:
-        bad = self._quarantine.found() | {one.path for one in self._sources.bad}
+        bad = self._quarantine.found() | {file.path for file in self._sources.bad}
         if new := sorted(bad - self._reported):
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")
@@ -325,7 +325,7 @@ class _Placement:
         if given != expected:
             raise InputError(f"the data yields examples {given}, but the model requires {expected}")
         return {
-            name: self._placed(part.shape, [one[name] for one in local])
+            name: self._placed(part.shape, [rows[name] for rows in local])
             for name, part in self._spec.items()
         }
 
@@ -333,19 +333,19 @@ class _Placement:
         def device_rows(where: tuple[slice, ...] | None) -> np.ndarray:
             assert where is not None, "batches are divided over all devices"
             begin, end, _ = where[0].indices(shape[0])
-            found = _rows(parts, begin - self._first, end - self._first)
-            return self._own(found[0]) if len(found) == 1 else np.concatenate(found)
+            views = _rows(parts, begin - self._first, end - self._first)
+            return self._own(views[0]) if len(views) == 1 else np.concatenate(views)
 
         return jax.make_array_from_callback(shape, self._sharding, device_rows)
 
 
 def _rows(parts: Sequence[np.ndarray], begin: int, end: int) -> list[np.ndarray]:
     """Returns rows ``begin`` to ``end`` of the concatenated parts, as views; no view is empty."""
-    found, first = [], 0
+    views, first = [], 0
     for part in parts:
-        found.append(part[max(begin - first, 0) : max(end - first, 0)])
+        views.append(part[max(begin - first, 0) : max(end - first, 0)])
         first += len(part)
-    return [view for view in found if len(view)]
+    return [view for view in views if len(view)]
 
 
 def _batch_size(spec: Spec) -> int:

@@ -94,9 +94,9 @@ class Quarantine:
     def add_all(self, bad: Iterable[BadExample], *, found: str) -> None:
         """Records the inputs that the file does not list yet, from this run or an earlier one."""
         known = _paths(self.path, 0)
-        for one in bad:
-            if one.path not in known:
-                self.add(one, found=found)
+        for example in bad:
+            if example.path not in known:
+                self.add(example, found=found)
 
     def found(self) -> frozenset[str]:
         """Returns the distinct inputs that all processes of this run have recorded."""
@@ -137,7 +137,7 @@ def _paths(path: Path, start: int) -> frozenset[str]:
         lines = path.read_bytes()[start:].split(b"\n")[:-1]
     except FileNotFoundError:
         return frozenset()
-    return frozenset(found for line in lines if (found := _path_of(line)) is not None)
+    return frozenset(name for line in lines if (name := _path_of(line)) is not None)
 
 
 def too_many(bad: int, files: int, largest: float) -> str | None:

@@ -97,8 +97,8 @@ def memory(
     Returns:
         The bytes, infinite if unknown, and whether a cgroup limits them.
     """
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)
-    free = int(found[1]) * 1024.0 if found else math.inf
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)
+    free = int(available[1]) * 1024.0 if available else math.inf
     limits = [
         left
         for folder in _cgroup_folders(groups, own)
@@ -149,7 +149,7 @@ def _cgroup_folders(groups: Path, own: Path) -> Iterator[Path]:
     # In a container, the path may be that of the host, which is not visible: its own limit is then
     # at the root.
     folder = groups if ".." in path[1] else groups / path[1].lstrip("/")
-    yield from (one for one in (folder, *folder.parents) if one.is_relative_to(groups))
+    yield from (above for above in (folder, *folder.parents) if above.is_relative_to(groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +324,7 @@ def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     spec = model.batch_spec(rows)
     spec = data.sent(spec, model) if hasattr(data, "sent") else spec
     sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
-    return sum(one for one in sizes if one >= batch_parts.MIN_SHARED_BYTES)
+    return sum(size for size in sizes if size >= batch_parts.MIN_SHARED_BYTES)
 
 
 def _free(folder: Path) -> float:

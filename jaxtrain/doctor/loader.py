@@ -215,10 +215,10 @@ def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -
     rate, workers = found.examples_per_second, counted(found.workers, "worker")
     gives = f"the loader delivers {_number(rate or 0)} examples/s with {workers} (measured)"
     if rate is None:
-        rate = found.one * max(1, min(found.workers, cores))
+        rate = found.of_a_core * max(1, min(found.workers, cores))
         gives = (
             f"almost no batches arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one "
-            f"core alone loads {_number(found.one)} examples/s, so they load at most "
+            f"core alone loads {_number(found.of_a_core)} examples/s, so they load at most "
             f"{_number(rate)}"
         )
         if found.workers > cores:

@@ -78,7 +78,7 @@ def measure_here(request: dict[str, Any], send: Send) -> None:
     if rate.examples_per_second is None:
         raise InputError(
             f"--measure-input: almost no batches arrived in {_LONGEST_S:.0f} s with {workers} "
-            f"workers on {cores} cores; one core loads {rate.one:.2g} examples/s: use a "
+            f"workers on {cores} cores; one core loads {rate.of_a_core:.2g} examples/s: use a "
             "machine with more cores, or smaller data"
         )
     send(

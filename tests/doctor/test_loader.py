@@ -78,7 +78,7 @@ def test_the_rate_of_a_slow_source_is_measured(tmp_path: Path) -> None:
     found = measured(tmp_path, Slow(0.02))
     assert found.examples_per_second is not None
     assert 10 < found.examples_per_second < 50  # less than 50 on a busy machine
-    assert 10 < found.one < 50
+    assert 10 < found.of_a_core < 50
 
 
 def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:

@@ -193,10 +193,10 @@ class Config:
 
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""
-        found: list[str] = []
+        problems: list[str] = []
         taught = _has_prepared_latents(model)
         if taught and self.windows != "fixed":
-            found.append(
+            problems.append(
                 Problem(
                     "model.teacher requires data.windows=fixed, because only fixed clips have a "
                     "teacher's latents: set --data.windows fixed, or --model.teacher None, or "
@@ -206,7 +206,7 @@ class Config:
                 )
             )
         if self.teacher is not None and not taught:
-            found.append(
+            problems.append(
                 Problem(
                     f"data.teacher={self.teacher} has no effect without model.teacher, or with "
                     "model.teacher.network: remove data.teacher, or train on prepared latents",
@@ -215,15 +215,15 @@ class Config:
                 )
             )
         if self.path is None and not self.demo:
-            found.append(
+            problems.append(
                 Problem(
                     "no data given: pass a folder or a list of videos with --data.path", "data.path"
                 )
             )
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
             if path is not None and video_files.is_absent(path):
-                found.append(Problem(video_files.absent(flag, path), flag.removeprefix("--")))
-        return found
+                problems.append(Problem(video_files.absent(flag, path), flag.removeprefix("--")))
+        return problems
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Indexes the files and splits them.
@@ -237,8 +237,8 @@ class Config:
             InputError: the path is missing or not found, or has too few files for both splits.
         """
         del seed
-        if wrong := self.problems(model):
-            raise InputError(*wrong)
+        if problems := self.problems(model):
+            raise InputError(*problems)
         root = cache.root(self.cache_dir)
         taught = _has_prepared_latents(model)
         path = str(demo_videos.prepare(root, say)) if self.path is None else self.path

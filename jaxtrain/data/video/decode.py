@@ -167,7 +167,7 @@ def read(
         DiskAway: the disk is temporarily unavailable.
     """
     positions = {number: position for position, number in enumerate(numbers)}
-    found: set[int] = set()
+    decoded: set[int] = set()
     failure = ""
     for start in _starts(info, numbers[0]):
         came: set[int] = set()
@@ -179,14 +179,14 @@ def read(
         try:
             with open_input(path, span) as container:
                 _read_from(path, container, info, numbers, start, give)
-            found = came
+            decoded = came
         except Undecodable as bad:
             failure = f": {bad.reason}"
         except av.FFmpegError as error:
             failure = f": {reason(error)}"
-        if len(found) == len(numbers):
+        if len(decoded) == len(numbers):
             return
-    lacking = next(number for number in numbers if number not in found)
+    lacking = next(number for number in numbers if number not in decoded)
     raise Undecodable(path, f"frame {lacking} of {info.frames} cannot be decoded{failure}")
 
 
@@ -224,7 +224,7 @@ def _read_from(
     first = start.frame if start else 0
     packets: list[av.Packet] = []
     stamps: list[int] = []
-    held = 0
+    size = 0
     for packet in container.demux(stream):
         if not packet.size or packet.pts is None:
             break
@@ -232,8 +232,8 @@ def _read_from(
         if not packets and not here:
             continue  # seeking is inexact in some containers
         packets.append(packet)
-        held += packet.size + _PACKET_BYTES
-        if held > _MAX_HELD_BYTES:
+        size += packet.size + _PACKET_BYTES
+        if size > _MAX_HELD_BYTES:
             raise BadExample(
                 path,
                 f"the packets between its keyframe at frame {first} and frame {numbers[-1]} take "
@@ -251,10 +251,10 @@ def _read_from(
     # may not notice that the end of a frame is damaged, but it notices that the next one's start
     # is; decoding one more frame takes 4% longer (MPEG-4, a keyframe every 8 frames).
     to_decode: list[av.Packet | None] = [*packets[: last + 2], None]
-    for one in to_decode:
-        skip = skips and one is not None and one.pts not in wanted
+    for coded in to_decode:
+        skip = skips and coded is not None and coded.pts not in wanted
         stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
-        for frame in stream.codec_context.decode(one):
+        for frame in stream.codec_context.decode(coded):
             # Frames before the keyframe may be predicted from others that were not decoded.
             if frame.is_corrupt and (start is None or frame.pts is None or frame.pts >= start.pts):
                 raise Undecodable(path, "it or a frame before it is corrupt")

@@ -186,7 +186,7 @@ def _encode(
             raise jobs.Failed(failure.reason)
     if bad:
         terminal.say(f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}")
-    windows = (None if isinstance(one, BadExample) else one.result() for one in results)
+    windows = (None if isinstance(each, BadExample) else each.result() for each in results)
     target.save(file, windows, count)
     details = {"windows": count - len(bad), "lacking": len(bad)}
     return details | ({"reason": bad[0].reason} if bad else {})

@@ -123,7 +123,7 @@ def from_the_start(
         InputError: there are no videos, or none can be used.
     """
     usable = _usable(path, flag, 1 if complete else frames, say)
-    found = []
+    clips = []
     for entry in usable:
         info = entry.scanned
         every = max(1, round(info.fps / fps)) if fps else 1
@@ -132,8 +132,8 @@ def from_the_start(
             some = taken[first : first + frames]
             some += some[-1:] * (frames - len(some))
             place = some[0] / info.frames
-            found.append(Clip(entry, place, frames, height, width, tuple(some)))
-    return found
+            clips.append(Clip(entry, place, frames, height, width, tuple(some)))
+    return clips
 
 
 def _usable(

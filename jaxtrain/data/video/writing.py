@@ -106,8 +106,8 @@ class Writer:
         stream.codec_context.colorspace = _TAG_BT709 if hd else _TAG_BT601
         stream.codec_context.color_range = ColorRange.MPEG
         self._stream = stream
-        for one in self._sound:
-            self._copies[one.index] = self._container.add_stream_from_template(one)
+        for source in self._sound:
+            self._copies[source.index] = self._container.add_stream_from_template(source)
         for packet in self._waiting:
             self.copy(packet)
         self._waiting.clear()
@@ -158,10 +158,10 @@ def writing(
 
 
 def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
-    for one in sound:
-        context = one.codec_context
+    for stream in sound:
+        context = stream.codec_context
         codec = "(unknown)" if context is None else context.name
-        names = set() if context is None else {codec, one.codec.canonical_name}
+        names = set() if context is None else {codec, stream.codec.canonical_name}
         if not names & container.supported_codecs:
             raise InputError(
                 f"{path}: {path.suffix} does not support the audio codec {codec}: choose another "
