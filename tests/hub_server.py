@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback: the endpoints that ``huggingface_hub`` uses for models.
+"""A Hugging Face Hub on loopback: the endpoints that ``huggingface_hub`` uses, also for datasets.
 
 Large files are served by another host name ("the CDN"), as on the real Hub. Requests are recorded,
 and faults can be planted.
@@ -107,7 +107,7 @@ class Hub:
     """The state of the Hub.
 
     Attributes:
-        repositories: ``ORG/MODEL`` -> repository.
+        repositories: ``ORG/MODEL`` or ``datasets/ORG/NAME`` -> repository.
         faults: planted, in order.
         requests: all so far.
         base: URL, for HF_ENDPOINT.
@@ -185,8 +185,13 @@ def answer(hub: Hub, method: str, target: str, token: str | None, body: bytes) -
     parts = urlsplit(target)
     path, query = unquote(parts.path), parse_qs(parts.query)
     name = r"/?(?P<name>[\w.-]+/[\w.-]+)"
+    dataset = r"(?P<name>datasets/[\w.-]+/[\w.-]+)"
     routes = (
         ("GET", rf"/api/models{name}(/revision/(?P<revision>.+))?", info),
+        ("GET", rf"/api/{dataset}(/revision/(?P<revision>.+))?", info),
+        ("GET", rf"/api/{dataset}/tree/(?P<revision>.+)", tree),
+        ("HEAD", rf"/{dataset}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", resolve),
+        ("GET", rf"/{dataset}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", resolve),
         ("HEAD", rf"{name}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", resolve),
         ("GET", rf"{name}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", resolve),
         ("GET", r"/cdn/(?P<oid>[0-9a-f]{64})", download),
@@ -221,7 +226,26 @@ def info(
         for one in siblings:
             content = files[one["rfilename"]]
             one |= {"size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
-    return as_json({"id": name, "sha": commit, "private": repository.private, "siblings": siblings})
+    content = {"id": name, "sha": commit, "private": repository.private, "siblings": siblings}
+    card = files.get("README.md", b"").decode().split("---\n")
+    if len(card) > 2:
+        content["cardData"] = yaml.safe_load(card[1])
+    return as_json(content)
+
+
+def tree(hub: Hub, token: str | None, body: bytes, query: Any, name: str, revision: str) -> Answer:
+    _, files = hub.at(name, revision, token)
+    return as_json(
+        [
+            {
+                "type": "file",
+                "path": path,
+                "size": len(content),
+                "oid": hashlib.sha1(content).hexdigest(),
+            }
+            for path, content in sorted(files.items())
+        ]
+    )
 
 
 def resolve(

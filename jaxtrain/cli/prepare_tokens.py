@@ -9,11 +9,9 @@ stop, repeat the command.
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line, engine_flags
-from jaxtrain.data.engine import Engine
+from jaxtrain.cli import command_line, job_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
@@ -26,26 +24,16 @@ def main(arguments: list[str]) -> int:
     """
     usage = "jaxtrain prepare tokens --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
-    engine_flags.add(parser, "up to ")
+    job_flags.add(parser)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
     flags, overrides = command_line.parse(parser, arguments)
-    engine = engine_flags.chosen(flags)
     _check_present(flags.config, overrides)
     run = config.load(flags.config, overrides)
     atomic.check_writable("--json", flags.json)
-
-    from jaxtrain.data import text
-    from jaxtrain.interop import hub
-
-    if not isinstance(run.data, text.Masked | text.Causal):
-        raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
-
-    say = terminal.say
-    model = hub.with_local_tokenizer(run.model, say)
     with command_line.resumable("parts"):
-        return _prepare(run, model, engine, flags, say)
+        return _prepare(run, flags, terminal.say)
 
 
 def _check_present(name: str, overrides: list[str]) -> None:
@@ -64,28 +52,20 @@ def _check_present(name: str, overrides: list[str]) -> None:
             raise InputError(documents.absent("--data.path", value))
 
 
-def _prepare(
-    run: config.Run,
-    model: Any,
-    engine: Engine,
-    flags: argparse.Namespace,
-    say: Callable[[str], None],
-) -> int:
-    from jaxtrain.data import cache
+def _prepare(run: config.Run, flags: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from jaxtrain.data import cache, text
+    from jaxtrain.interop import hub
 
-    say = _once(say)  # both steps find the same broken files
-    if flags.engine != "local" or flags.workers is not None:
-        # The same caches as those that `open` looks for.
-        run.data.with_tokenizer_of(model, lambda line: None).prepare(
-            model.vocab_size,
-            run.data.form,
-            say,
-            # Local processes share the text of each file; an engine has a worker for each file.
-            engine if flags.engine == "ray" else None,
-            flags.workers,
-            uploads=True,
-        )
-    sources = run.data.open(model, seed=run.seed, say=say, uploads=True)
+    if not isinstance(run.data, text.Masked | text.Causal):
+        raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
+    model = hub.with_local_tokenizer(run.model, say)
+    engine = job_flags.engine(flags) if flags.workers or flags.engine != "local" else None
+    part = job_flags.part(flags)
+    prepared = run.data.prepare(model, say, engine=engine, part=part, uploads=True)
+    if prepared is None:
+        say(f"{part} is done; the command whose part ends last, or the run, finds the examples")
+        return 0
+    sources = run.data.examples(prepared, model, say)
     say(sources.summary)
     if sources.small_training:
         say(sources.small_training)
@@ -107,15 +87,3 @@ def _prepare(
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         say(f"wrote {flags.json}")
     return 0
-
-
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Returns a function that prints each line once."""
-    said: set[str] = set()
-
-    def once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            say(line)
-
-    return once

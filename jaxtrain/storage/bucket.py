@@ -314,6 +314,36 @@ class Bucket:
             os.fsync(file.fileno())
         return pieces.digests()
 
+    @_patient
+    def read(self, name: str, start: int, stop: int, tag: str) -> Any:
+        """Returns a range of an object, as a buffer of bytes.
+
+        Args:
+            name: of the object.
+            start: first byte.
+            stop: end of the range, within the object.
+            tag: ETag that the object must have; "" for any.
+
+        Raises:
+            Unavailable, InputError: it cannot be read, or has another ETag.
+        """
+        options: Any = {"range": (start, stop)}
+        if tag:
+            options["if_match"] = tag
+        with self._explained(f"read {name}"):
+            try:
+                return obstore.get(self._store, name, options=options).bytes()
+            except obstore.exceptions.PreconditionError:
+                raise Unavailable(
+                    f"{self.url}/{name} changed while it was read: start again"
+                ) from None
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                raise Unavailable(
+                    f"{self.url}/{name} was deleted while it was read: start again"
+                ) from None
+
     def fetch(self, name: str, path: Path, most: int | None = None) -> bool:
         """Copies an object to a file, which appears complete or not at all.
 
@@ -349,28 +379,12 @@ class Bucket:
         ``_REQUEST_S``, and has the speed of a single connection.
         """
 
-        def read(start: int) -> Any:
-            options: Any = {"range": (start, min(start + _PART_BYTES, end))}
-            if tag:
-                options["if_match"] = tag
-            with self._explained(f"read {name}"):
-                try:
-                    return obstore.get(self._store, name, options=options).bytes()
-                except obstore.exceptions.PreconditionError:
-                    raise Unavailable(
-                        f"{self.url}/{name} changed while it was read: start again"
-                    ) from None
-                except FileNotFoundError as error:
-                    if _NO_BUCKET.search(str(error)):
-                        raise
-                    raise Unavailable(
-                        f"{self.url}/{name} was deleted while it was read: start again"
-                    ) from None
-
         reading: collections.deque[Future[Any]] = collections.deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
             for start in range(begin, end, _PART_BYTES):
-                reading.append(pool.submit(self._tried, functools.partial(read, start)))
+                reading.append(
+                    pool.submit(self.read, name, start, min(start + _PART_BYTES, end), tag)
+                )
                 if len(reading) == _PARTS_AT_ONCE:
                     yield reading.popleft().result()
             while reading:

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import engine_threads
 import jax
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import small_text
 
 from jaxtrain import config, main
 from jaxtrain.cli import prepare_tokens
-from jaxtrain.data import engine, jobs, worker_pool
+from jaxtrain.data import jobs
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -190,41 +189,33 @@ def test_parts_cut_what_one_process_would(videos: Path, tmp_path: Path) -> None:
     assert made["shared"] == made["alone"]
 
 
-def test_workers_share_the_text_of_one_file(
+def test_tokens_are_made_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As large files and many small ones are: by several machines that share the cache."""
+    texts = small_text.write(tmp_path / "texts", 4)
+    data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
+    assert _main("prepare", "tokens", *data, "--part", "1/2", "--workers", 1) == 0
+    assert "part 1/2 is done" in capsys.readouterr().out
+    assert not list((tmp_path / "cache/text").glob("shard-*"))
+    assert _main("prepare", "tokens", *data, "--part", "0/2", "--workers", 1) == 0
+    assert "4 text files (0 bad)" in capsys.readouterr().out
+    assert len(list((tmp_path / "cache/text").glob("shard-*"))) == 1
+
+
+def test_too_many_broken_texts_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools: list[int] = []
-    in_order = worker_pool.in_order
-
-    def record(*arguments: Any, processes: int) -> Any:
-        pools.append(processes)
-        return in_order(*arguments, processes=1)
-
-    monkeypatch.setattr(worker_pool, "in_order", record)
-    rows = [json.dumps({"text": f"Text {number} of a file."}) for number in range(40)]
-    (tmp_path / "one.jsonl").write_text("\n".join(rows))
-    data = ("--data.path", tmp_path / "one.jsonl", "--data.cache_dir", tmp_path / "cache")
-    assert _main("prepare", "tokens", "--config", "demo_mlm", *data, "--workers", 3) == 0
-    assert "MB of text in 3 processes" in capsys.readouterr().out
-    assert pools == [0, 0, 3]  # the scan and the count of words have a process for each MB
-
-
-def test_too_many_broken_texts_are_refused_before_the_tokenizer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
     texts = small_text.write(tmp_path / "texts", 2)
     (texts / "latin.txt").write_bytes(b"caf\xe9")
     (texts / "cut.jsonl").write_text('{"text": "a"}\n{"text": ')
     (texts / "empty.txt").touch()
     data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
     refusal = "3 of 5 input files are broken (60.0%), more than data.max_bad_share (10.0%): fix or"
-    for known in (False, True):  # from an earlier scan
+    for _ in range(2):
         assert _main("prepare", "tokens", *data) == 2
         printed = capsys.readouterr()
         assert refusal in printed.err
         assert printed.out.count("skipped") == printed.out.count("skipped: ") == 3
-        assert "tokeniz" not in printed.out, known
+        assert "ready in" not in printed.out
     assert _main("prepare", "tokens", *data, "--data.max_bad_share", 0.6, "--workers", 1) == 0
     assert capsys.readouterr().out.count("skipped") == 3
     run = ("--output-dir", tmp_path / "run", "--mesh.data", jax.device_count())

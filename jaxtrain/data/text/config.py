@@ -7,14 +7,16 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache
-from jaxtrain.data.source import Source, Sources
-from jaxtrain.data.text import packing, specials, splitting, windows
+from jaxtrain.data.source import Sources
+from jaxtrain.data.text import specials, tokenizer_file, windows
+from jaxtrain.data.text.layout import SPLITS, TOKEN_BYTES, Rule, Split
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Prepared, Text
-from jaxtrain.data.text.specials import Specials
+from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
 
@@ -48,75 +50,86 @@ class Masked(Text):
                 about="data.tokenizer_kind",
             )
 
-    def open(
-        self, model: Any, *, seed: int, say: Callable[[str], None], uploads: bool = False
-    ) -> Sources:
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Opens both splits; builds the token cache and the packing index if missing.
 
         Args:
-            model: provides ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
-                ``attend`` and ``init_from``.
+            model: see :meth:`examples`.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
             say: prints a line on the console.
-            uploads: see :meth:`Text.prepare`.
 
         Raises:
-            InputError: no token to predict in a split; or see :meth:`Text.prepare`.
+            InputError: see :meth:`examples` and :meth:`Text.prepare`.
         """
         del seed
-        if model.sequence_length < 3:
-            raise InputError(
-                f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
-                "token, and [SEP]"
-            )
-        prepared = self.with_tokenizer_of(model, say).prepare(
-            model.vocab_size, self.form, say, uploads=uploads
-        )
-        special = Specials.from_json(prepared.caches[0][1]["specials"])
+        self._check_length(model)
+        prepared = self.prepare(model, say)
+        assert prepared is not None
+        return self.examples(prepared, model, say)
+
+    def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
+        """Opens both splits of text that is in the cache.
+
+        Args:
+            prepared: the result of :meth:`Text.prepare`.
+            model: provides ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
+                ``attend`` and ``init_from``.
+            say: prints a line on the console.
+
+        Raises:
+            InputError: no token to predict in a split, or another padding id.
+        """
+        self._check_length(model)
+        recipe = prepared.recipe
+        special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
-        indexes = [
-            packing.pack(folder, manifest, model.sequence_length, say, prepared.bucket)
-            for folder, manifest in prepared.caches
-        ]
-        splits: dict[str, list[MaskedSource]] = {}
-        for name in splitting.SPLITS:
-            splits[name] = [
+        folder, facts = self.laid_out(prepared, Rule(model.sequence_length, special.sep), say)
+        parts: dict[Split, list[MaskedSource]] = {
+            split: [
                 MaskedSource(
-                    packed=packing.Packed(
-                        str(folder / f"{name}.tokens"),
-                        manifest["dtype"],
-                        str(packed / f"{name}.spans"),
-                    ),
-                    examples=index[name]["examples"],
+                    streams=_streams(prepared, folder, number, split, of_source[split]),
                     sequence_length=model.sequence_length,
-                    vocab_size=prepared.vocabulary,
+                    vocab_size=recipe.ids,
                     specials=special,
                     mask_fraction=model.mask_fraction,
                     random_share=self.random_share,
                     keep_share=self.keep_share,
                     with_segments=model.attend == "document",
                     fingerprint=cache.digest(
-                        manifest["splits"][name]["sha256"],
-                        manifest["tokenizer"],
-                        index["version"],
-                        model.sequence_length,
+                        of_source[split]["sha256"], recipe.key, model.sequence_length
                     ),
-                    tokenizer_path=str(prepared.tokenizer),
                 )
-                for (folder, manifest), (packed, index) in zip(
-                    prepared.caches, indexes, strict=True
-                )
-                if index[name]["examples"]
+                for number, of_source in enumerate(facts)
+                if of_source[split]["examples"]
             ]
-        for name in splitting.SPLITS:
-            self._check_unknown(name, prepared, splits[name], model, say)
-        return self.sources(prepared, splits, _summary(prepared, [index for _, index in indexes]))
+            for split in SPLITS
+        }
+        for split in SPLITS:
+            self._check_unknown(split, facts, parts[split], model, say)
+        length, sequences = model.sequence_length, _total(facts, "train", "examples")
+        return self.opened(
+            prepared,
+            parts,
+            f"{_facts(prepared, facts, length)}; "
+            f"padding {100 * _total(facts, 'train', 'padding') / (sequences * length):.2f}% "
+            f"(measured), {100 * _total(facts, 'train', 'cut') / sequences:.0f}% end inside a "
+            f"sentence, {100 * _unknown(facts, 'train'):.2f}% of the characters are unknown to the "
+            f"tokenizer, vocabulary {recipe.ids:,}",
+        )
+
+    def _check_length(self, model: Any) -> None:
+        """Raises InputError if a sequence has no space for a token."""
+        if model.sequence_length < 3:
+            raise InputError(
+                f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
+                "token, and [SEP]"
+            )
 
     def _check_unknown(
         self,
-        name: str,
-        prepared: Prepared,
+        name: Split,
+        facts: "Facts",
         sources: Sequence[MaskedSource],
         model: Any,
         say: Callable[[str], None],
@@ -126,7 +139,7 @@ class Masked(Text):
         Raises:
             InputError: no sequence of the split has a token to predict.
         """
-        unknown = _unknown(prepared, name)
+        unknown = _unknown(facts, name)
         cure = "--data.tokenizer_kind bpe trains one that loses none"
         if self.tokenizer is not None or model.init_from is not None:
             cure += ", without --data.tokenizer and --model.init_from"
@@ -154,7 +167,8 @@ class Causal(Text):
     (:class:`jaxtrain.data.text.specials.Marks`), and is otherwise unchanged, except that each line
     end of a .txt or .md file becomes one line feed. A .txt or .md file of more than 32,000
     characters is read as several documents, cut at blank lines after 16,000 characters; they are
-    split between training and validation, so a book has passages in both.
+    split between training and validation, so a book has passages in both. Documents follow each
+    other in the order of their hashes.
     """
 
     input_kind = "causal text"
@@ -173,78 +187,88 @@ class Causal(Text):
                 about="data.tokenizer_kind",
             )
 
-    def open(
-        self, model: Any, *, seed: int, say: Callable[[str], None], uploads: bool = False
-    ) -> Sources:
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Opens both splits; builds the token cache if missing.
 
-        An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
-        :meth:`jaxtrain.data.text.windows.WindowSource.example`.
-
         Args:
-            model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
+            model: see :meth:`examples`.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
             say: prints a line on the console.
-            uploads: see :meth:`Text.prepare`.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
         """
         del seed
-        prepared = self.with_tokenizer_of(model, say).prepare(
-            model.vocab_size, self.form, say, uploads=uploads
-        )
-        splits: dict[str, list[Source]] = {
-            name: [
-                windows.open_split(folder, manifest, name, model.sequence_length)
-                for folder, manifest in prepared.caches
-                if manifest["splits"][name]["tokens"]
+        prepared = self.prepare(model, say)
+        assert prepared is not None
+        return self.examples(prepared, model, say)
+
+    def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
+        """Opens both splits of text that is in the cache.
+
+        An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
+        :meth:`jaxtrain.data.text.windows.WindowSource.example`.
+
+        Args:
+            prepared: the result of :meth:`Text.prepare`.
+            model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
+            say: prints a line on the console.
+        """
+        length, recipe = model.sequence_length, prepared.recipe
+        folder, facts = self.laid_out(prepared, Rule(length, None), say)
+        parts = {
+            split: [
+                windows.WindowSource(
+                    streams=_streams(prepared, folder, number, split, of_source[split]),
+                    token_bytes=str(folder / TOKEN_BYTES),
+                    sequence_length=length,
+                    fingerprint=cache.digest(of_source[split]["sha256"], recipe.key, length),
+                )
+                for number, of_source in enumerate(facts)
+                if of_source[split]["examples"]
             ]
-            for name in splitting.SPLITS
+            for split in SPLITS
         }
-        length = model.sequence_length
-        counts = {name: sum(len(part) for part in parts) for name, parts in splits.items()}
-        return self.sources(
+        bytes_per_token = _total(facts, "train", "bytes") / _total(facts, "train", "tokens")
+        return self.opened(
             prepared,
-            splits,
-            f"{_facts(prepared, counts, length)}; "
-            f"{prepared.total('train', 'bytes') / prepared.total('train', 'tokens'):.2f} bytes per "
-            f"token (measured), vocabulary {prepared.vocabulary:,}",
+            parts,
+            f"{_facts(prepared, facts, length)}; {bytes_per_token:.2f} bytes per token (measured), "
+            f"vocabulary {recipe.ids:,}",
         )
 
 
-def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
+Facts = Sequence[Mapping[Split, Mapping[str, Any]]]
+"""Counts for each source and split: see :func:`jaxtrain.data.text.layout.lay_out`."""
+
+
+def _streams(
+    prepared: Prepared, folder: Path, number: int, split: Split, facts: Mapping[str, Any]
+) -> Streams:
+    """Returns the reader of a split of a source."""
+    prefix = str(folder / f"{number}.{split}")
+    return Streams(str(prepared.root), prefix, prepared.recipe.dtype.name, facts["examples"])
+
+
+def _total(facts: Facts, split: Split, name: str) -> int:
+    """Sums a count of a split over all sources."""
+    return sum(of_source[split][name] for of_source in facts)
+
+
+def _facts(prepared: Prepared, facts: Facts, sequence_length: int) -> str:
     """Describes each split: documents, tokens, and sequences; and the number of files."""
     parts = [
-        f"{name}: {prepared.total(name, 'documents'):,} documents, "
-        f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "
-        f"{sequence_length}"
-        for name in splitting.SPLITS
+        f"{split}: {_total(facts, split, 'documents'):,} documents, "
+        f"{_total(facts, split, 'tokens'):,} tokens, {_total(facts, split, 'examples'):,} "
+        f"sequences of {sequence_length}"
+        for split in SPLITS
     ]
-    total = sum(prepared.total(name, "documents") for name in splitting.SPLITS)
+    total = sum(_total(facts, split, "documents") for split in SPLITS)
     cut = ", long files count as several documents" if total > prepared.files else ""
     return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 
-def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
-    """Returns one line for the console; every number is counted, none is estimated."""
-    length = indexes[0]["sequence_length"]
-
-    def of_indexes(name: str, fact: str) -> int:
-        return sum(index[name][fact] for index in indexes)
-
-    examples = {name: of_indexes(name, "examples") for name in splitting.SPLITS}
-    sequences = examples["train"]
-    return (
-        f"{_facts(prepared, examples, length)}; "
-        f"padding {100 * of_indexes('train', 'padding') / (sequences * length):.2f}% (measured), "
-        f"{100 * of_indexes('train', 'cut') / sequences:.0f}% end inside a sentence, "
-        f"{100 * _unknown(prepared, 'train'):.2f}% of the characters are unknown to the tokenizer, "
-        f"vocabulary {prepared.vocabulary:,}"
-    )
-
-
-def _unknown(prepared: Prepared, split: str) -> float:
+def _unknown(facts: Facts, split: Split) -> float:
     """Returns the fraction of the characters of a split that become [UNK]."""
-    return prepared.total(split, "unknown") / prepared.total(split, "characters")
+    return _total(facts, split, "unknown") / _total(facts, split, "characters")

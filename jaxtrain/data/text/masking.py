@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from jaxtrain.data.text import packing
 from jaxtrain.data.text.specials import Specials
+from jaxtrain.data.text.streams import Streams
 
 
 def masked_count(candidates: int, mask_fraction: float) -> int:
@@ -80,8 +80,7 @@ class MaskedSource:
     """One split as masked sequences; see :class:`jaxtrain.data.source.Source`.
 
     Attributes:
-        packed: reads the sequences.
-        examples: number of examples.
+        streams: has the sequences, without [CLS] and [SEP] around them.
         sequence_length: tokens per example, including padding.
         vocab_size: number of ids of the tokenizer; all ids in examples are below it.
         specials: the tokenizer's special tokens.
@@ -92,11 +91,9 @@ class MaskedSource:
         fingerprint: digest of the token stream, the tokenizer and the packing. It excludes masking,
             which does not change any example's text, order or number, so a run may resume with
             other masking.
-        tokenizer_path: path of the tokenizer's ``tokenizer.json``.
     """
 
-    packed: packing.Packed
-    examples: int
+    streams: Streams
     sequence_length: int
     vocab_size: int
     specials: Specials
@@ -105,14 +102,13 @@ class MaskedSource:
     keep_share: float
     with_segments: bool
     fingerprint: str
-    tokenizer_path: str
 
     def __len__(self) -> int:
-        return self.examples
+        return self.streams.examples
 
     def sequence(self, index: int) -> np.ndarray:
         """Returns example ``index`` unmasked: [CLS], tokens, [SEP], and padding, int32 [S]."""
-        text = self.packed[index]
+        text = self._text(index)
         sequence_S = np.full(self.sequence_length, self.specials.pad, np.int32)
         sequence_S[0] = self.specials.cls
         sequence_S[1 : len(text) + 1] = text
@@ -123,9 +119,13 @@ class MaskedSource:
         """Returns whether any example has a token to predict; the first one almost always has."""
         special = self.specials.ids()
         return any(
-            masked_count(int((~np.isin(self.packed[index], special)).sum()), self.mask_fraction)
-            for index in range(self.examples)
+            masked_count(int((~np.isin(self._text(index), special)).sum()), self.mask_fraction)
+            for index in range(len(self))
         )
+
+    def _text(self, index: int) -> np.ndarray:
+        shard, _, _ = self.streams.place(index)
+        return self.streams.read(shard, *self.streams.span(index))
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns example ``index``, masked with ``rng``: see :func:`mask`."""

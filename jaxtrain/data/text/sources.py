@@ -1,33 +1,35 @@
 """The code that all text data sets share: from files to token caches.
 
-Files are tokenized once (:mod:`jaxtrain.data.text.tokens`). The supported files are described in
+Files are tokenized once (:mod:`jaxtrain.data.text.shards`). The supported files are described in
 :mod:`jaxtrain.data.text.documents`, the examples made of the tokens in
 :mod:`jaxtrain.data.text.config`.
 """
 
 import dataclasses
 import functools
-import glob
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxtrain.config import overrides
-from jaxtrain.data import cache, mixture, quarantine, splits
-from jaxtrain.data.engine import Engine
+from jaxtrain.data import cache, jobs, mixture, quarantine, splits
+from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
     hub_datasets,
-    splitting,
+    layout,
+    shards,
+    specials,
     stdlib_corpus,
     tokenizer,
-    tokens,
+    tokenizer_file,
     transformers_files,
     vocabulary,
 )
-from jaxtrain.data.text.held_out import HeldOut
+from jaxtrain.data.text.layout import SPLITS, Corpus, Rule, Split
+from jaxtrain.data.text.shards import Made, Recipe, Shard
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
@@ -38,29 +40,44 @@ _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.pat
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Token caches, and the files they were made from.
+    """The text of a config in the cache.
 
     Attributes:
-        caches: folder and manifest for each source of text.
-        tokenizer: path of their common ``tokenizer.json``.
-        kept: what belongs to the tokenizer if it was given, and comes from a transformers folder.
-        vocabulary: number of ids in the tokenizer.
+        corpora: the tokens of each source.
+        root: folder of the shards.
+        tokenizer: path of the ``tokenizer.json``.
+        recipe: what the tokens depend on.
         files: number of input files, good and bad.
         bad: the bad files.
         bucket: has the cache; None if it is on disk.
     """
 
-    caches: tuple[tuple[Path, dict[str, Any]], ...]
+    corpora: tuple[Corpus, ...]
+    root: Path
     tokenizer: Path
-    kept: transformers_files.Kept | None
-    vocabulary: int
+    recipe: Recipe
     files: int
     bad: tuple[BadExample, ...]
     bucket: cache.CacheBucket | None
 
-    def total(self, split: str, fact: str) -> int:
-        """Sums a count of a split, such as ``documents`` or ``bytes``, over all caches."""
-        return sum(manifest["splits"][split][fact] for _, manifest in self.caches)
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """The files of a source, in shards.
+
+    Attributes:
+        name: the flag and its value.
+        files: all files.
+        shards: those to use, each with its side; None splits its documents.
+        most: how many documents to use; None uses all.
+        fraction: of the documents in ``shards``, if it is known; else 1.
+    """
+
+    name: str
+    files: tuple[documents.File, ...]
+    shards: tuple[tuple[Shard, Split | None], ...]
+    most: int | None = None
+    fraction: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +93,7 @@ class Text:
     path: str | None = None
     """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob,
     s3://BUCKET/PATH or gs://BUCKET/PATH of a file or folder, or
-    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
-    extra hf)."""
+    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a dataset on the Hugging Face Hub."""
     more_paths: tuple[str, ...] = ()
     """More sources, each in the same form as path."""
     weights: tuple[float, ...] = ()
@@ -97,21 +113,21 @@ class Text:
     into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
     cache_dir: str | None = None
     """Folder for token caches and fetched data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare tokens keeps token caches
-    there, training fetches what is there and uploads nothing, and $JAXTRAIN_CACHE has copies."""
+    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, token caches are kept there, and
+    $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: float = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus; None uses all. Several sources share them in
-    proportion to their size, with at least two each. From a Hugging Face dataset, only the first
-    documents are fetched: this number, rounded up to a multiple of 10,000. If val_path is set, this
-    limits the training documents only. Accepts 500k, 2.5M, 1B."""
+    """Documents to use; None uses all. Those of the first files, ordered by the hashes of their
+    names, are used, chosen by their own hashes. Several sources share them in proportion to the
+    size of their files, with at least two each. If val_path is set, this limits the training
+    documents only. Accepts 500k, 2.5M, 1B."""
     train_split: float = 0.9
-    """Fraction of the documents used for training; the rest is for validation. Complete files are
-    chosen, or documents of a single file, with at least one on each side. Ignored if val_path is
-    set, or if names say what validates: valid.txt beside train.txt, or folders train and val."""
+    """Fraction of the documents used for training; the rest is for validation. The hash of a
+    document's text decides, with at least one document on each side. Ignored if val_path is set, or
+    if names say what validates: valid.txt beside train.txt, or folders train and val."""
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
@@ -174,169 +190,112 @@ class Text:
 
     def prepare(
         self,
-        vocab_size: int,
-        form: Form,
+        model: Any,
         say: Callable[[str], None],
+        *,
         engine: Engine | None = None,
-        processes: int | None = None,
+        part: jobs.Part = shards.ALL,
         uploads: bool = False,
-    ) -> Prepared:
-        """Finds and checks the files, and builds their token caches if missing.
+    ) -> Prepared | None:
+        """Finds the files, and tokenizes those that the cache does not have.
 
-        A cache in a bucket is fetched if it is there; if ``uploads``, what is missing there is
-        uploaded.
+        From a cache in a bucket, what is missing on this disk is fetched. Shards that the bucket
+        does not have are made there.
 
-        Worker processes of this machine share the text, ``processes`` or up to one per core. An
-        engine reads and tokenizes each file on any of its nodes instead, with the same results.
+        Args:
+            model: provides ``vocab_size`` and ``init_from``.
+            say: prints a line on the console.
+            engine: where shards are made; None uses the cores of this machine.
+            part: which of the missing shards to make.
+            uploads: whether a bucket gets the tokenizer and the examples, too.
+
+        Returns:
+            The tokens; None if other parts have yet to make some.
 
         Raises:
             TooManyBroken: too many bad files.
             InputError: no path, no text, or a tokenizer that does not fit.
+            RunAgain: a disk, the bucket or the Hub is full or unavailable.
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
-        root, bucket = cache.root(self.cache_dir), cache.bucket_of(self.cache_dir, uploads=uploads)
-        folder = root / "text"
-        folder.mkdir(exist_ok=True)
+        top, bucket = cache.root(self.cache_dir), cache.bucket_of(self.cache_dir, uploads=uploads)
+        root = top / "text"
+        root.mkdir(exist_ok=True)
         path = self.path
         if path is None:
-            path = str(stdlib_corpus.prepare(root, say) / "*.txt")
-        found = [
-            self._find(one, flag, folder, say, engine, processes, bucket)
-            for flag, one in self.inputs(path)
-        ]
-        everything = [file for files in found for file in files]
-        bad = tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None)
-        # Before the tokenizer and the tokens, which take hours of a large corpus. Neither skips
-        # any more files: one that cannot be read then has changed.
-        quarantine.skip(bad, len(everything), self.max_bad_share, say)
-        if skipped := sum(file.skipped for file in everything):
-            lacking = [file.name for file in everything if file.skipped]
-            say(f"skipped: {skipped:,} rows without text, in {splits.listed(lacking)}")
-        corpora = with_held_out(self.corpora(found, path, say), folder)
+            path = str(stdlib_corpus.prepare(top, say) / "*.txt")
+        sources = self._sources(path, top, say)
         tokenizer_path = vocabulary.prepare(
-            corpora,
-            vocab_size=vocab_size,
+            self._samples(sources),
+            self.text_field,
+            vocab_size=model.vocab_size,
             kind=self.tokenizer_kind,
-            form=form,
-            given=expanded(self.tokenizer) if self.tokenizer else None,
-            folder=folder,
+            form=self.form,
+            given=self._given_tokenizer(model, say),
+            folder=root,
             say=say,
             bucket=bucket,
         )
-        caches = tuple(
-            tokens.prepare(
-                corpus,
-                tokenizer_path=tokenizer_path,
-                form=form,
-                folder=folder,
-                say=say,
-                processes=processes,
-                engine=engine,
-                bucket=bucket,
-                validation=lambda: (text for corpus in corpora for text in corpus.validation()),
-            )
-            for corpus in corpora
-        )
-        manifest = caches[0][1]
-        if manifest["vocabulary"] < vocab_size:
+        recipe = _recipe(tokenizer_path, self.form, self.text_field)
+        if recipe.ids < model.vocab_size:
             say(
-                f"the tokenizer has {manifest['vocabulary']} ids and model.vocab_size is "
-                f"{vocab_size}: {vocab_size - manifest['vocabulary']} ids of the model stay unused"
+                f"the tokenizer has {recipe.ids} ids and model.vocab_size is {model.vocab_size}: "
+                f"{model.vocab_size - recipe.ids} ids of the model stay unused"
             )
+        every = [shard for source in sources for shard, _ in source.shards]
+        if not shards.prepare(every, recipe, root, say, engine=engine, part=part, bucket=bucket):
+            return None
+        made = {shard: Made.of(root / shard.folder(recipe), recipe.dtype) for shard in every}
+        bad = _bad(sources, made)
+        total = sum(len(source.files) for source in sources)
+        quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
+        skipped = Counter[str]()
+        for one in made.values():
+            skipped.update(one.skipped)
+        if skipped:
+            names = splits.listed([*skipped])
+            say(f"skipped: {skipped.total():,} rows without text, in {names}")
         return Prepared(
-            caches=caches,
-            tokenizer=caches[0][0] / tokenizer.NAME,
-            kept=transformers_files.beside(tokenizer_path),
-            vocabulary=manifest["vocabulary"],
-            files=len(everything),
-            bad=bad,
+            corpora=tuple(self._corpus(source, made, bad) for source in sources),
+            root=root,
+            tokenizer=tokenizer_path,
+            recipe=recipe,
+            files=total,
+            bad=tuple(bad.values()),
             bucket=bucket,
         )
 
-    def inputs(self, path: str) -> list[tuple[str, str]]:
-        """Returns flag and path of each source of text; that for validation is last.
+    def laid_out(
+        self, prepared: Prepared, rule: Rule, say: Callable[[str], None]
+    ) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
+        """Finds the examples: see :func:`jaxtrain.data.text.layout.lay_out`."""
+        return layout.lay_out(
+            prepared.corpora, rule, prepared.recipe, prepared.root, say, prepared.bucket
+        )
 
-        Args:
-            path: :attr:`path`, or that of the demonstration corpus.
-        """
-        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
-        return named if self.val_path is None else [*named, ("--data.val_path", self.val_path)]
-
-    def corpora(
-        self, found: list[list[documents.Scanned]], path: str, say: Callable[[str], None]
-    ) -> list[tokens.Corpus]:
-        """Selects and splits the documents.
-
-        Args:
-            found: the files of each of :meth:`inputs`.
-            path: see :meth:`inputs`.
-            say: prints a line on the console.
-
-        Raises:
-            InputError: no usable text in one of the inputs.
-        """
-        named = self.inputs(path)
-        good = [_good(files, *where) for files, where in zip(found, named, strict=True)]
-        val = good.pop() if self.val_path is not None else []
-        validates = {file.sha256 for file in val}
-        chosen = [
-            self._choose(files, flag, where, say)
-            for files, (flag, where) in zip(good, named, strict=False)
-        ]
-        validates |= {file.sha256 for one in chosen for file, side in one.items() if side == "val"}
-        chosen = [
-            _without(one, validates, f"{flag} {where}", say)
-            for one, (flag, where) in zip(chosen, named, strict=False)
-        ]
-        quotas = self._quotas([sum(file.documents for file in one) for one in chosen], say)
-        made = [
-            self._corpus(one, where, quota)
-            for one, (_, where), quota in zip(chosen, named, quotas, strict=False)
-        ]
-        if self.val_path is not None:
-            counts = [file.documents for file in val]
-            split = splitting.of_sides(counts, [splitting.VAL] * len(val), None)
-            field = self._field(self.val_path)
-            made.append(tokens.Corpus(files=val, split=split, text_field=field))
-        return made
-
-    def sources(
-        self, prepared: Prepared, parts: Mapping[str, Sequence[Source]], summary: str
+    def opened(
+        self, prepared: Prepared, parts: Mapping[Split, Sequence[Source]], summary: str
     ) -> Sources:
         """Combines the sources of examples into the result of ``open``.
 
         Args:
             prepared: the result of :meth:`prepare`.
-            parts: for each split, one source of examples per cache with text for it.
+            parts: for each split, one source of examples for each source of text that has some.
             summary: one line for the console.
         """
+        content = prepared.recipe.tokenizer
+        kept = transformers_files.beside(prepared.tokenizer)
         return Sources(
             train=mixture.combine(parts["train"], self.weights),
             val=mixture.combine(parts["val"], ()),
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,
-            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()}
-            | (
-                {transformers_files.NAME: prepared.kept.to_json().encode()} if prepared.kept else {}
-            ),
-            decode=functools.partial(tokenizer.decode, prepared.tokenizer),
+            files_to_keep={tokenizer.NAME: content.encode()}
+            | ({transformers_files.NAME: kept.to_json().encode()} if kept else {}),
+            decode=functools.partial(tokenizer.decode, content),
         )
-
-    def with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":
-        """Returns the config with the tokenizer that ``model.init_from`` was trained with."""
-        if self.tokenizer is not None or model.init_from is None:
-            return self
-        source = expanded(model.init_from)
-        if not source.is_dir():
-            raise InputError(
-                f"model.init_from {source} is not a folder with a {tokenizer.NAME}: pass the "
-                "model's tokenizer with --data.tokenizer"
-            )
-        path = tokenizer.beside(source)
-        say(f"tokenizer of model.init_from: {path}")
-        return dataclasses.replace(self, tokenizer=str(path))
 
     def for_resume(self, checkpoint: Path) -> "Text":
         """Returns the config for a resume: with the checkpoint's tokenizer unless another is set.
@@ -348,154 +307,150 @@ class Text:
             return self
         return dataclasses.replace(self, tokenizer=str(path))
 
-    def _find(
-        self,
-        path: str,
-        flag: str,
-        folder: Path,
-        say: Callable[[str], None],
-        engine: Engine | None,
-        processes: int | None,
-        bucket: cache.CacheBucket | None,
-    ) -> list[documents.Scanned]:
-        if not hub_datasets.is_named(path):
-            return documents.scan(
-                path, self.text_field, folder, flag, say, engine, processes, bucket
+    def _given_tokenizer(self, model: Any, say: Callable[[str], None]) -> Path | None:
+        """Returns the given ``tokenizer.json``, or that which ``model.init_from`` has."""
+        if self.tokenizer is not None:
+            return expanded(self.tokenizer)
+        if model.init_from is None:
+            return None
+        source = expanded(model.init_from)
+        if not source.is_dir():
+            raise InputError(
+                f"model.init_from {source} is not a folder with a {tokenizer.NAME}: pass the "
+                "model's tokenizer with --data.tokenizer"
             )
-        most = self.max_examples if flag != "--data.val_path" else None
-        fetched, parts = hub_datasets.fetch(
-            path, flag, folder.parent / "hf", self.text_field, most, say
-        )
-        pattern = str(Path(glob.escape(str(fetched)), hub_datasets.PARTS))
-        return documents.scan(
-            pattern, hub_datasets.FIELD, folder, flag, say, engine, processes, bucket
-        )[:parts]
+        path = tokenizer.beside(source)
+        say(f"tokenizer of model.init_from: {path}")
+        return path
 
-    def _field(self, path: str) -> str | None:
-        return hub_datasets.FIELD if hub_datasets.is_named(path) else self.text_field
+    def _sources(self, path: str, top: Path, say: Callable[[str], None]) -> list[_Source]:
+        """Finds the files of each source; that for validation is last."""
+        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
+        sources = []
+        for flag, where in named:
+            files = documents.find(where, flag, top, say)
+            sides = self._sides(files, f"{flag} {where}", say)
+            used = tuple(
+                (shard, side)
+                for side in sorted(set(sides.values()), key=str)
+                for shard in shards.plan([file for file in sides if sides[file] == side])
+            )
+            sources.append(_Source(f"{flag} {where}", tuple(files), used))
+        if self.max_examples is not None:
+            sources = self._limited(sources, top / "text", say)
+        if self.val_path is not None:
+            files = documents.find(self.val_path, "--data.val_path", top, say)
+            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files))
+            sources.append(_Source(f"--data.val_path {self.val_path}", tuple(files), val))
+        return sources
 
-    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> Sequence[int | None]:
-        """Returns how many documents to use of each source, in proportion to their size."""
-        if self.max_examples is None:
-            return [None] * len(counts)
-        most = min(self.max_examples, sum(counts))
-        least = 1 if self.val_path else 2
-        quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
-        say(
-            f"data.max_examples is {overrides.readable(self.max_examples)}: using "
-            f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
-        )
-        return list(quotas)
-
-    def _choose(
-        self,
-        files: list[documents.Scanned],
-        flag: str,
-        path: str,
-        say: Callable[[str], None],
-    ) -> dict[documents.Scanned, splits.Side | None]:
-        """Returns the files of a source that are used, and the side of each.
-
-        None splits the file by document.
+    def _sides(
+        self, files: Sequence[documents.File], name: str, say: Callable[[str], None]
+    ) -> dict[documents.File, Split | None]:
+        """Returns the files of a source that are used, and the side of each; None is split.
 
         Args:
-            files: the good files.
-            flag, path: of the source.
+            files: all files.
+            name: of the source, for messages.
             say: prints which files validate, and which are not used.
         """
         names = [file.name for file in files]
-        said = None if hub_datasets.is_named(path) else splits.by_name(names)
-        sides = said or ["train"] * len(files)
-        if said is not None and ("val" not in said or self.val_path is not None):
-            sides = ["train" if side == "train" else "test" for side in said]
-        if said is not None:
-            splits.report(f"{flag} {path}", names, sides, say)
-        used: dict[documents.Scanned, splits.Side | None] = {
-            file: side for file, side in zip(files, sides, strict=True) if side in ("train", "val")
+        is_hub = files[0].path.startswith(hub_datasets.FILE)
+        by_name = None if is_hub else splits.by_name(names)
+        if by_name is None:
+            side: Split | None = None if self.val_path is None else "train"
+            return dict.fromkeys(files, side)
+        if "val" not in by_name or self.val_path is not None:
+            by_name = ["train" if side == "train" else "test" for side in by_name]
+        splits.report(name, names, by_name, say)
+        used: dict[documents.File, Split | None] = {
+            file: side
+            for file, side in zip(files, by_name, strict=True)
+            if side in ("train", "val")
         }
-        if self.val_path is not None or "val" in used.values():
-            return used
-        first: dict[str, str] = {}
-        groups = [first.setdefault(file.sha256, file.name) for file in used]
-        if hub_datasets.is_named(path) or len(set(groups)) == 1:
-            # The parts of a fetched dataset count as one file.
+        if self.val_path is None and "val" not in by_name:
             return dict.fromkeys(used)
-        trains = splits.by_hash(groups, [file.documents for file in used], self.train_split)
-        sides = ["train" if here else "val" for here in trains]
-        splits.report(f"{flag} {path}", [file.name for file in used], sides, say)
-        return dict(zip(used, sides, strict=True))
+        return used
+
+    def _limited(
+        self, sources: Sequence[_Source], folder: Path, say: Callable[[str], None]
+    ) -> list[_Source]:
+        """Limits the documents of the sources, in proportion to the size of their files."""
+        assert self.max_examples is not None
+        sizes = [sum(shard.size for shard, _ in source.shards) for source in sources]
+        least = 1 if self.val_path else 2
+        limited = []
+        quotas = mixture.shared_out(self.max_examples, sizes)
+        for source, quota in zip(sources, quotas, strict=True):
+            most, used, fraction = max(least, quota), list[tuple[Shard, Split | None]](), 1.0
+            sides = sorted({side for _, side in source.shards}, key=str)
+            for side in sides:
+                of_side = [shard for shard, its_side in source.shards if its_side == side]
+                count, share = vocabulary.first_shards(of_side, most, self.text_field, folder, say)
+                fraction = fraction if side == "val" else share
+                used += [(shard, side) for shard in of_side[:count]]
+            limited.append(
+                dataclasses.replace(source, shards=tuple(used), most=most, fraction=fraction)
+            )
+        return limited
+
+    def _samples(self, sources: Sequence[_Source]) -> list[vocabulary.Sample]:
+        """Returns the text that a tokenizer is trained on."""
+        samples = []
+        for source in sources:
+            training = [(shard, side is None) for shard, side in source.shards if side != "val"]
+            if training:
+                split = self.train_split if training[0][1] else 1.0
+                below = layout.limit(split * source.fraction)
+                samples.append(vocabulary.Sample(tuple(training), below))
+        return samples
 
     def _corpus(
         self,
-        chosen: Mapping[documents.Scanned, splits.Side | None],
-        path: str,
-        quota: int | None,
-    ) -> tokens.Corpus:
-        files, counts = list(chosen), [file.documents for file in chosen]
-        if None in chosen.values():
-            split = splitting.by_document(
-                counts,
-                path if hub_datasets.is_named(path) else files[0].name,
-                train_split=self.train_split,
-                max_examples=quota,
+        source: _Source,
+        made: Mapping[Shard, Made],
+        bad: Mapping[documents.File, BadExample],
+    ) -> Corpus:
+        """Returns the tokens of a source, without shards of files that are bad elsewhere.
+
+        Raises:
+            InputError: none of the files can be read.
+        """
+        if all(file in bad for file in source.files):
+            first = source.files[0]
+            raise InputError(
+                f"{source.name}: none of the {len(source.files)} files can be read; the first is "
+                f"{bad[first]}"
             )
-        else:
-            sides = [splitting.SPLITS.index(side) for side in chosen.values() if side]
-            split = splitting.of_sides(counts, sides, quota)
-        return tokens.Corpus(files=files, split=split, text_field=self._field(path))
+        used = tuple(
+            (made[shard], side)
+            for shard, side in source.shards
+            if len(shard.sections) > 1 or shard.sections[0].file not in bad
+        )
+        return Corpus(source.name, used, self.train_split, source.most)
 
 
-def with_held_out(corpora: list[tokens.Corpus], folder: Path) -> list[tokens.Corpus]:
-    """Returns the corpora such that no document for training equals one for validation.
-
-    Args:
-        corpora: of all sources.
-        folder: for the hashes of the documents for validation.
-    """
-    val = [corpus for corpus in corpora if corpus.split.kept[splitting.VAL]]
-    key = cache.digest([corpus.key() for corpus in val])
-    held_out = HeldOut(folder / f"held-out-{key[:20]}.npy")
-    return [
-        dataclasses.replace(corpus, held_out=held_out)
-        if corpus.split.kept[splitting.TRAIN]
-        else corpus
-        for corpus in corpora
-    ]
+def _recipe(path: Path, form: Form, text_field: str | None) -> Recipe:
+    """Returns what the tokens depend on, for a ``tokenizer.json``."""
+    read = tokenizer_file.read(path)
+    marks = (
+        specials.marks(read, path).before
+        if form == "exact"
+        else (specials.find(read, str(path)).sep,)
+    )
+    ids = 1 + max(read.get_vocab().values())
+    content = path.read_text(encoding="utf-8")
+    return Recipe(content, str(path), form, marks, ids, text_field)
 
 
-def _without(
-    chosen: Mapping[documents.Scanned, splits.Side | None],
-    validates: Collection[str],
-    source: str,
-    say: Callable[[str], None],
-) -> dict[documents.Scanned, splits.Side | None]:
-    """Removes from the files for training those whose SHA-256 is in ``validates``.
-
-    Raises:
-        InputError: no file is left.
-    """
-    rest = {
-        file: side for file, side in chosen.items() if side == "val" or file.sha256 not in validates
+def _bad(
+    sources: Sequence[_Source], made: Mapping[Shard, Made]
+) -> dict[documents.File, BadExample]:
+    """Returns the broken files; one that is divided is broken if any part is."""
+    return {
+        section.file: BadExample(section.file.path, made[shard].bad[section.file.name])
+        for source in sources
+        for shard, _ in source.shards
+        for section in shard.sections
+        if section.file.name in made[shard].bad
     }
-    twice = [file for file in chosen if file not in rest]
-    if twice:
-        say(
-            f"{source}: {len(twice):,} of {len(chosen):,} files are not trained on, because equal "
-            f"files validate: {splits.listed([file.name for file in twice])}"
-        )
-    if set(rest.values()) <= {"val"}:
-        raise InputError(
-            f"{source}: no text is left for training, because all of it validates; pass other "
-            "text with --data.path or --data.val_path"
-        )
-    return rest
-
-
-def _good(found: list[documents.Scanned], flag: str, path: str) -> list[documents.Scanned]:
-    good = [file for file in found if file.reason is None]
-    if not good:
-        raise InputError(
-            f"{flag} {path}: none of the {len(found)} files can be read; the first is "
-            f"{found[0].path}: {found[0].reason}"
-        )
-    return good

@@ -313,15 +313,15 @@ def check_travels(source: Path) -> None:
         )
 
 
-def decode(path: Path, ids: Sequence[int]) -> str:
-    """Decodes ids with a ``tokenizer.json``; special tokens are written out."""
-    with tokenizer_file.explained(str(path)):
-        return str(_read(path).decode(list(ids), skip_special_tokens=False))
+def decode(content: str, ids: Sequence[int]) -> str:
+    """Decodes ids with the content of a ``tokenizer.json``; special tokens are written out."""
+    with tokenizer_file.explained(NAME):
+        return str(_parsed(content).decode(list(ids), skip_special_tokens=False))
 
 
-@functools.cache
-def _read(path: Path) -> tokenizers.Tokenizer:
-    return tokenizer_file.read(path)
+@functools.lru_cache(maxsize=1)
+def _parsed(content: str) -> tokenizers.Tokenizer:
+    return tokenizer_file.parsed(content, NAME)
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:

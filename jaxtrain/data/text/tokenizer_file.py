@@ -31,11 +31,24 @@ def read(path: Path) -> tokenizers.Tokenizer:
         ) from error
     except ValueError as error:
         raise InputError(f"{path}: not a tokenizer.json: {first_line(error)}") from error
-    with explained(f"{path}: not a tokenizer.json"):
+    return parsed(content, str(path))
+
+
+def parsed(content: str, name: str) -> tokenizers.Tokenizer:
+    """Does the same with the content of a file.
+
+    Args:
+        content: the JSON.
+        name: of the file, for messages.
+
+    Raises:
+        InputError: it is not a tokenizer.
+    """
+    with explained(f"{name}: not a tokenizer.json"):
         # Not from_file(), which takes only paths in UTF-8.
         tokenizer = tokenizers.Tokenizer.from_str(content)
     if not tokenizer.get_vocab():
-        raise InputError(f"{path}: not a tokenizer.json: its vocabulary is empty")
+        raise InputError(f"{name}: not a tokenizer.json: its vocabulary is empty")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -1,28 +1,47 @@
 """Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache
 from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text.shards import Shard, digest
 from jaxtrain.data.text.specials import Form
-from jaxtrain.data.text.splitting import TRAIN
-from jaxtrain.data.text.tokens import Corpus
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import disks
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.telemetry.progress_bar import Say
 
+MOST_CHARACTERS = 128_000_000
+"""Text to train on, which takes half a minute; more changes little."""
+_MOST_SHARDS = 256  # that the text comes from
+_BYTES_PER_DOCUMENT = 4096  # typical, of web pages
 _VERSION = 4  # changes with any rule that affects training
-MOST_CHARACTERS = 256_000_000
-"""Text to train on; more changes little."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Text to train on.
+
+    Attributes:
+        shards: each with whether its documents are split, so that some validate.
+        below: only documents with a digest below this train.
+    """
+
+    shards: tuple[tuple[Shard, bool], ...]
+    below: int
 
 
 def prepare(
-    corpora: Sequence[Corpus],
+    samples: Sequence[Sample],
+    text_field: str | None,
     *,
     vocab_size: int,
     kind: tokenizer.Kind,
-    form: Form = "sentences",
+    form: Form,
     given: Path | None,
     folder: Path,
     say: Say,
@@ -31,8 +50,8 @@ def prepare(
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
     Args:
-        corpora: all sources. Training uses their training documents, evenly spread, in proportion
-            to their sizes, at most 256 million characters.
+        samples: the training documents of all sources.
+        text_field: see :meth:`jaxtrain.data.text.documents.Section.read`.
         vocab_size: entries to train, or the limit for a given tokenizer.
         kind: kind of tokenizer to train.
         form: which parts of the text tokens must represent; a given tokenizer is checked for it.
@@ -48,29 +67,109 @@ def prepare(
         tokenizer.load(given, vocab_size, form)
         return given
     tokenizer.check_size_for(kind, vocab_size)
-    # With other validation text, the tokenizer is the same.
-    training = [corpus.for_training() for corpus in corpora if corpus.split.kept[TRAIN]]
 
     def build(work: Path) -> dict[str, Any]:
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
-        trained = tokenizer.train(_documents(training), vocab_size, kind)
+        trained = tokenizer.train(_documents(samples, text_field), vocab_size, kind)
         # Not with save(), which takes only paths in UTF-8.
         write_whole(work / tokenizer.NAME, trained.to_str(pretty=True))
         return {"version": _VERSION}
 
-    key = cache.digest(_VERSION, [corpus.key() for corpus in training], vocab_size, kind)
-    target = folder / f"vocabulary-{key[:20]}"
+    text = [([(shard.key(), split) for shard, split in one.shards], one.below) for one in samples]
+    target = (
+        folder / f"vocabulary-{cache.digest(_VERSION, text, text_field, vocab_size, kind)[:20]}"
+    )
     cache.make_folder(target, build, say, bucket=bucket)
     return target / tokenizer.NAME
 
 
-def _documents(corpora: Sequence[Corpus]) -> Iterator[str]:
-    """Yields documents to train on, evenly spread, up to the limit of characters."""
-    fraction = min(1.0, MOST_CHARACTERS / sum(corpus.characters() for corpus in corpora))
-    rank = 0
-    for corpus in corpora:
-        for _, side, document in corpus.read():
-            if side == TRAIN:
-                rank += 1
-                if int(rank * fraction) > int((rank - 1) * fraction):
+def first_shards(
+    shards: Sequence[Shard], most: int, text_field: str | None, folder: Path, say: Say
+) -> tuple[int, float]:
+    """Chooses how many shards to use for a number of documents.
+
+    Their documents are counted, once, if the text is much more than so many documents may have.
+
+    Args:
+        shards: all shards, in the order in which they are used.
+        most: number of documents.
+        text_field: see :func:`prepare`.
+        folder: folder of the caches.
+        say: prints a line on the console.
+
+    Returns:
+        How many of the shards to use, and which fraction of their documents; 1 if it is unknown.
+    """
+    if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
+        return len(shards), 1.0
+
+    def build(work: Path) -> dict[str, Any]:
+        say(f"looking for {most:,} documents")
+        documents = 0
+        for number, shard in enumerate(shards, 1):
+            documents += sum(1 for _ in _read(shard, text_field, []))
+            if documents >= most:
+                return {"shards": number, "documents": documents}
+        return {"shards": len(shards), "documents": documents}
+
+    key = cache.digest(_VERSION, [shard.key() for shard in shards], most, text_field)
+    counted = cache.make_folder(folder / f"first-{key[:20]}", build, say)
+    return counted["shards"], min(1.0, most / max(1, counted["documents"]))
+
+
+def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[str]:
+    """Yields the documents to train on: the first ones of each of evenly spread shards.
+
+    At most one document of a source that is split may validate only because no other one does: the
+    one with the greatest digest, or all but the one with the least. Those wait until it is known.
+    """
+    everything = [shard for sample in samples for shard, _ in sample.shards]
+    step = max(1, -(-len(everything) // _MOST_SHARDS))
+    bad = list[BadExample]()
+    total = sum(shard.size for shard in everything[::step])
+    number = 0
+    for sample in samples:
+        least = greatest = (0, "")
+        some_validate = some_train = False
+        for shard, is_split in sample.shards:
+            number += 1
+            if (number - 1) % step:
+                continue
+            characters = 0
+            for document in _read(shard, text_field, bad):
+                key = digest(document.encode())
+                if key >= sample.below:
+                    some_validate = True
+                    least = min(least, (key, document)) if least[1] else (key, document)
+                    continue
+                if is_split and key >= greatest[0]:
+                    (key, document), greatest = greatest, (key, document)
+                if document:
+                    some_train = True
+                    characters += len(document)
                     yield document
+                if characters >= MOST_CHARACTERS * shard.size / max(1, total):
+                    break
+        if some_validate and greatest[1]:
+            yield greatest[1]
+        elif not some_train and (alone := greatest[1] or least[1]):
+            yield alone
+        elif bad and not some_train:
+            raise InputError(
+                f"no text to train a tokenizer on can be read: the first of {len(bad):,} broken "
+                f"files is {bad[0]}"
+            )
+
+
+def _read(shard: Shard, text_field: str | None, bad: list[BadExample]) -> Iterator[str]:
+    """Yields the documents of a shard; adds broken files, which tokenizing lists, to ``bad``."""
+    for section in shard.sections:
+        try:
+            yield from section.read(text_field, Counter())
+        except BadExample as error:
+            bad.append(error)
+        except OSError as error:
+            failure = disks.unreadable(section.file.path, error)
+            if isinstance(failure, disks.DiskAway):
+                raise failure from error
+            bad.append(failure)

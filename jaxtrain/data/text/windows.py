@@ -1,25 +1,22 @@
-"""Windows: cuts a token stream into examples of one length, for causal language models.
+"""Windows: cuts token streams into examples of one length, for causal language models.
 
-Example i predicts the tokens ``[i*S + 1, i*S + S]`` of the stream, each from the earlier tokens in
+Example i of a stream predicts its tokens ``[i*S + 1, i*S + S]``, each from the earlier tokens in
 ``[i*S, i*S + S - 1]``. Consecutive windows overlap by one token, so each token but the stream's
-first (a <|bos|>) is predicted exactly once. The last window may be short.
+first (a <|bos|>) is predicted exactly once. The last window of a stream may be short.
 
 Shapes: S is the sequence length, V the number of ids of the tokenizer.
 """
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import cache
-from jaxtrain.data.number_file import NumberFile, numbers_of
-from jaxtrain.data.text import tokenizer, tokens
+from jaxtrain.data.number_file import numbers_of
+from jaxtrain.data.text.streams import Streams
 
 IGNORED = -1  # target of positions without a prediction
-_VERSION = 1  # of the cutting rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,25 +26,19 @@ class WindowSource:
     Cheap to pickle: opens the files at first use.
 
     Attributes:
-        stream: path of the split's token stream.
-        dtype: dtype of its ids.
-        length: number of tokens in the stream.
-        token_bytes: path of the table of byte counts per id, int32.
+        streams: has the tokens.
+        token_bytes: path of the table of byte counts per id, int32 [V].
         sequence_length: S.
-        fingerprint: digest of the token stream, the tokenizer, S and the cutting rule.
-        tokenizer_path: path of the tokenizer's ``tokenizer.json``.
+        fingerprint: digest of the token streams, the tokenizer, S and the cutting rule.
     """
 
-    stream: str
-    dtype: str
-    length: int
+    streams: Streams
     token_bytes: str
     sequence_length: int
     fingerprint: str
-    tokenizer_path: str
 
     def __len__(self) -> int:
-        return count(self.length, self.sequence_length)
+        return self.streams.examples
 
     def example(self, index: int, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
         """Returns example ``index``; ``rng`` is not used.
@@ -62,11 +53,10 @@ class WindowSource:
             DiskAway, BadExample: it cannot be read, now or at all.
         """
         del rng
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        start, size = index * self.sequence_length, self.sequence_length
-        stop = min(start + size + 1, self.length)
-        window = self._stream.read(start, stop).astype(np.int32)
+        size = self.sequence_length
+        shard, number, length = self.streams.place(index)
+        start = number * size
+        window = self.streams.read(shard, start, min(start + size + 1, length)).astype(np.int32)
         tokens_S, bytes_S = np.zeros(size, np.int32), np.zeros(size, np.int32)
         targets_S = np.full(size, IGNORED, np.int32)
         targets = window[1:]
@@ -74,10 +64,6 @@ class WindowSource:
         targets_S[: len(targets)] = targets
         bytes_S[: len(targets)] = self._bytes_V[targets]
         return {"tokens": tokens_S, "targets": targets_S, "target_bytes": bytes_S}
-
-    @functools.cached_property
-    def _stream(self) -> NumberFile:
-        return NumberFile(self.stream, self.dtype)
 
     @functools.cached_property
     def _bytes_V(self) -> np.ndarray:
@@ -94,19 +80,3 @@ class WindowSource:
 def count(length: int, sequence_length: int) -> int:
     """Returns how many windows a stream has: each token but the first is a target once."""
     return -(-max(length - 1, 0) // sequence_length)
-
-
-def open_split(
-    folder: Path, manifest: dict[str, Any], split: str, sequence_length: int
-) -> WindowSource:
-    """Returns a split of an exact token cache (:mod:`jaxtrain.data.text.tokens`) as windows."""
-    facts = manifest["splits"][split]
-    return WindowSource(
-        stream=str(folder / f"{split}.tokens"),
-        dtype=manifest["dtype"],
-        length=facts["tokens"],
-        token_bytes=str(folder / tokens.TOKEN_BYTES),
-        sequence_length=sequence_length,
-        fingerprint=cache.digest(facts["sha256"], manifest["tokenizer"], _VERSION, sequence_length),
-        tokenizer_path=str(folder / tokenizer.NAME),
-    )

@@ -14,9 +14,10 @@ import text_memory
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from jaxtrain.data import text; from jaxtrain.data.text import tokenizer, tokens
+from jaxtrain.data import text; from jaxtrain.data.text import shards, tokenizer, vocabulary
 from small_text import Model
-tokens._PIECE_CHARACTERS = 100_000
+shards._CHUNK_CHARACTERS, shards.GROUP_BYTES, shards.LARGE_BYTES = 100_000, 2**20, 2**20
+vocabulary.MOST_CHARACTERS = 10**6
 tokenizer._MOST_COUNTED, tokenizer._MOST_LEARNED = 2000, 1000
 config = text.Masked(path=sys.argv[1], batch_size=2, cache_dir=sys.argv[2])
 sources = config.open(Model(vocab_size=1000), seed=0, say=lambda line: None)

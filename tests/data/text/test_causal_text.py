@@ -55,7 +55,10 @@ def examples(source: Source) -> list[dict[str, np.ndarray]]:
 
 
 def stream(source: Source) -> list[int]:
-    """The token stream, rebuilt from windows, including the first token that none predicts."""
+    """The token stream, rebuilt from windows, including the first token that none predicts.
+
+    The text is one shard, so it has one stream.
+    """
     found = examples(source)
     targets = np.concatenate([example["targets"] for example in found])
     return [int(found[0]["tokens"][0]), *targets[targets >= 0].tolist()]
@@ -164,7 +167,7 @@ def test_the_same_tokenizer_and_tokens_every_time(
     assert isinstance(one.train, WindowSource)
     assert isinstance(two.train, WindowSource)
     assert one.files_to_keep == two.files_to_keep
-    assert Path(one.train.stream).read_bytes() == Path(two.train.stream).read_bytes()
+    assert stream(one.train) == stream(two.train)
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:
@@ -209,7 +212,6 @@ def test_prepare_tokens_builds_the_cache_of_a_run(
     said: list[str] = []
     config = Causal(path=str(folder), batch_size=2, cache_dir=str(cache))
     got = config.open(dataclasses.replace(MODEL, sequence_length=16), seed=0, say=said.append)
-    (line,) = said  # nothing is tokenized
-    assert line.endswith("1 of 6 files validate: 0.txt")
+    assert not said  # nothing is tokenized
     wanted = {"examples": len(got.train), "fingerprint": got.train.fingerprint}
     assert content["train"] == wanted

@@ -1,11 +1,9 @@
-import errno
 import importlib.util
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +11,7 @@ import pytest
 from peak_memory import peak_mib
 
 from jaxtrain.data.text import documents
-from jaxtrain.data.text.documents import SECTION_CHARACTERS, find, read, scan
+from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Section
 from jaxtrain.errors import BadExample, InputError
 
 
@@ -30,6 +28,16 @@ def rows(path: Path, *values: object) -> Path:
 def parquet(path: Path, **columns: list) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
+
+
+def read(path: Path, text_field: str | None, skipped: Counter[str] | None = None) -> Iterator[str]:
+    size = path.stat().st_size
+    section = Section(File(str(path), path.name, size, ""), 0, size)
+    return section.read(text_field, Counter() if skipped is None else skipped)
+
+
+def find(pattern: str, say: Callable[[str], None] = print) -> list[File]:
+    return documents.find(pattern, "--data.path", Path("unused"), say)
 
 
 def reason(path: Path, text_field: str | None = None) -> str:
@@ -56,7 +64,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
 
     def names(pattern: str) -> list[str]:
         said.clear()
-        return [name for _, name, *_ in find(str(tmp_path / pattern), "--data.path", said.append)]
+        return [file.name for file in find(str(tmp_path / pattern), said.append)]
 
     said: list[str] = []
     assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
@@ -119,8 +127,8 @@ def test_parquet_without_pyarrow_names_the_extra(
     write(tmp_path / "a.txt", "one")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"b\.parquet requires .* pip install -e '\.\[parquet\]'"):
-        find(str(tmp_path), "--data.path", print)
-    assert find(str(tmp_path / "a.txt"), "--data.path", print)
+        find(str(tmp_path))
+    assert find(str(tmp_path / "a.txt"))
 
 
 def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -131,8 +139,6 @@ def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
         skipped: Counter[str] = Counter()
         assert list(read(path, field, skipped)) == ["one", "two"]
         assert skipped == {"rows": 2}
-    (scanned,) = scan(str(path), None, tmp_path, "--data.path", lambda line: None)
-    assert (scanned.documents, scanned.skipped, scanned.reason) == (2, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -178,135 +184,47 @@ def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "broken parquet" in reason(write(tmp_path / "m.parquet", b""))
 
 
-def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "in"
-    write(folder / "a.txt", "one")
-    write(folder / "b.txt", b"\xff")
-    write(folder / "c.txt", " \n")
-    rows(folder / "d.jsonl", {"text": "four"}, {"text": "fünf"})
-    (folder / "e.txt").symlink_to(tmp_path / "gone.txt")
-    opened: list[str] = []
-
-    def watched(path: Path, *more: Any) -> object:
-        opened.append(path.name)
-        return read(path, *more)
-
-    monkeypatch.setattr(documents, "read", watched)
-
-    def run() -> list[documents.Scanned]:
-        opened.clear()
-        return scan(str(folder), None, tmp_path, "--data.path", lambda text: None)
-
-    first = run()
-    assert [file.documents for file in first] == [1, 0, 0, 2, 0]
-    assert [file.characters for file in first] == [3, 0, 0, 8, 0]
-    assert [file.text_bytes for file in first] == [3, 0, 0, 9, 0]
-    reasons = [file.reason for file in first]
-    assert [text is None for text in reasons] == [True, False, False, True, False]
-    assert "not UTF-8" in str(reasons[1])
-    assert reasons[2] == "no text in it"
-    assert "No such file" in str(reasons[4])
-    assert run() == first
-    assert opened == []
-    os.utime(folder / "a.txt", ns=(1, 1))
-    assert run()[0].sha256 == first[0].sha256
-    assert opened == ["a.txt"]
-    write(folder / "a.txt", "two")
-    assert run()[0].sha256 != first[0].sha256
-
-
-def test_a_path_in_the_home_folder_has_one_record(
+def test_a_file_changes_with_its_content_and_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record of a path that begins with ~ does not depend on the working directory."""
-    write(tmp_path / "home/texts/a.txt", "A text.")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        monkeypatch.chdir(tmp_path / folder)
-        for path in ("~/texts", str(tmp_path / "home/texts")):
-            scan(path, None, tmp_path / "cache", "--data.path", print)
-    assert len(list((tmp_path / "cache").glob("scan-*.jsonl"))) == 1
-
-
-def test_files_that_could_not_be_read_are_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file may be unchanged, but its disk or its permissions may not."""
     write(tmp_path / "in/a.txt", "one")
-    write(tmp_path / "in/b.txt", "two")
-
-    def denied(path: Path, *more: Any) -> object:
-        if path.name == "b.txt":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return read(path, *more)
-
-    def run() -> list[str | None]:
-        found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
-        return [file.reason for file in found]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(documents, "read", denied)
-        assert run() == [None, "Permission denied"]
-    assert run() == [None, None]
-
-
-def test_saving_the_record_takes_a_small_part_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of a million files takes longer than the pause after which it is saved again."""
-    for number in range(300):
-        write(tmp_path / f"in/{number}.txt", "text")
-    clock, saved = [0.0], list[int]()
-    real = documents.cache.write_lines
-
-    def saving(path: Path, lines: Iterable[str]) -> None:
-        kept = list(lines)
-        saved.append(len(kept))
-        clock[0] += 12.0
-        real(path, kept)
-
-    def read_in_a_second(path: Path, *more: Any) -> object:
-        clock[0] += 1.0
-        return read(path, *more)
-
-    monkeypatch.setattr(documents.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(documents.cache, "write_lines", saving)
-    monkeypatch.setattr(documents, "read", read_in_a_second)
-    found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
-    assert len(found) == 300
-    assert saved == [11, 132, 253, 300]
-
-
-def test_a_scan_of_another_version_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "in/a.txt", b"\xff")
-    pattern, said = str(tmp_path / "in"), list[str]()
-    for version, lines in ((documents._VERSION, 1), (documents._VERSION, 1), (-1, 2)):
-        monkeypatch.setattr(documents, "_VERSION", version)
-        scan(pattern, None, tmp_path, "--data.path", said.append)
-        assert len(said) == lines
+    (tmp_path / "in/b.txt").symlink_to(tmp_path / "gone.txt")
+    first, gone = find(str(tmp_path / "in"))
+    assert (first.size, gone.size) == (3, 0)
+    assert not first.changed()
+    os.utime(first.path, ns=(1, 1))
+    assert first.changed()
+    second, _ = find(str(tmp_path / "in"))
+    assert second != first
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    third, _ = find(str(tmp_path / "in"))
+    assert third != second
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find("~/in") == [third, gone]
 
 
 READS = """
 import sys
+from collections import Counter
 from pathlib import Path
-from jaxtrain.data.text import documents
+from jaxtrain.data.text.documents import File, Section
 from jaxtrain.errors import BadExample
+path = Path(sys.argv[1])
+size = path.stat().st_size
 try:
-    print(sum(1 for _ in documents.read(Path(sys.argv[1]), None)))
+    section = Section(File(str(path), path.name, size, ""), 0, size)
+    print(sum(1 for _ in section.read(None, Counter())))
 except BadExample as bad:
     print(bad.reason)
 """
 
 
 def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LONGEST_BYTES", 30)
+    monkeypatch.setattr(documents, "LONGEST_LINE", 30)
     line = '{"text": "' + "x" * 17 + '"}\n'
     assert len(line) == 30
     assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
-    assert "line 2 has 31 bytes or more" in reason(write(tmp_path / "d.jsonl", line + " " + line))
+    assert "line 2 has more than 30 bytes" in reason(write(tmp_path / "d.jsonl", line + " " + line))
 
 
 def test_an_endless_line_is_not_read_completely(tmp_path: Path) -> None:
@@ -322,5 +240,22 @@ def test_devices_and_pipes_are_bad_files(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.txt", "c.parquet"):
         (tmp_path / name).symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "d.txt")
-    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
-    assert [one.reason for one in found] == ["not a regular file"] * 4
+    for path in sorted(tmp_path.iterdir()):
+        assert reason(path) == "not a regular file"
+
+
+def test_damaged_parquet_files_are_bad(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
+    with pq.ParquetFile(path) as file:
+        start = file.metadata.row_group(0).column(0).dictionary_page_offset
+    intact = path.read_bytes()
+    reasons = set()
+    for at in range(start, start + 16):
+        for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
+            path.write_bytes(intact[:at] + bytes([value]) + intact[at + 1 :])
+            try:
+                list(read(path, None))
+            except BadExample as bad:
+                reasons.add(bad.reason)
+    assert reasons
+    assert all(one.startswith("broken parquet: ") for one in reasons)

@@ -1,30 +1,18 @@
-"""Hugging Face datasets without the package; tests/interop/hf_datasets.py uses the real one."""
+"""Hugging Face datasets without a Hub; tests/interop/hub_datasets.py has one."""
 
 import errno
-import json
 import os
 import socket
-import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import huggingface_hub.errors as refusals
 import pytest
 
 from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import InputError, RunAgain
-
-
-@pytest.mark.parametrize("spec", ["hf:some/name", "hf:."])
-def test_the_message_about_a_missing_package_gives_the_extra(
-    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"--data.path hf:.* -m pip install -e '.*\[hf\]'"):
-        hub_datasets.fetch(spec, "--data.path", tmp_path, None, None, lambda line: None)
 
 
 def test_dataset_names_are_distinguished_from_paths() -> None:
@@ -33,86 +21,33 @@ def test_dataset_names_are_distinguished_from_paths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "own"),
+    ("file", "pattern", "wanted"),
     [
-        ("hf://datasets/org/name@abc/data/train.parquet", True),
-        ("hf://datasets/squad@abc/train.json", True),
-        ("hf://datasets/org/name@other/train.json", False),
-        ("hf://datasets/org/name@abc/../../mine/private@abc/a.json", False),
-        ("/home/me/key.txt", False),
-        ("https://example.com/a.json", False),
-        ("zip://a.json::/home/me/a.zip", False),
-        ("zip://hf://datasets/org/name@abc/a.json::/home/me/a.zip", False),
+        ("data/train-00000.parquet", "data/train-*", True),
+        ("data/train-00000.parquet", "./data/train-?????.parquet", True),
+        ("data/en/train.parquet", "data/*", False),
+        ("data/en/train.parquet", "data/**", True),
+        ("data/en/train.parquet", "**/train.parquet", True),
+        ("train.parquet", "**/train.parquet", True),
+        ("data/en/train.parquet", "**/*.parquet", True),
+        ("data/en/train.parquet", "data/**/train.parquet", True),
+        ("data/en/train.parquet", "data/**train.parquet", False),
+        ("data/train.parquet", "data/**train.parquet", True),
+        ("data/train.parquet", "data/[st]*.parquet", True),
+        ("data/train.parquet", "train.parquet", False),
+        ("data/train.parquet", "", False),
     ],
 )
-def test_a_dataset_on_the_hub_has_only_files_of_its_commit(file: str, own: bool) -> None:
-    if own:
-        hub_datasets.check_own("hf:org/name", [file], None, "abc")
-        return
-    with pytest.raises(InputError, match="which is not one of its own files: pass another"):
-        hub_datasets.check_own("hf:org/name", [file], None, "abc")
+def test_patterns_of_a_card_match_like_globs(file: str, pattern: str, wanted: bool) -> None:
+    assert hub_datasets._matches(file, pattern) == wanted
 
 
-class Rows:
-    """A streamed dataset of the Hub: one row at a time, starting at any row."""
-
-    def __init__(self, count: int, breaks: Exception | None = None) -> None:
-        self.at, self.count, self.breaks = 0, count, breaks
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        while self.at < self.count:
-            self.at += 1
-            yield {"text": f"Document {self.at}"}
-        if self.breaks is not None:
-            raise self.breaks
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Simulates a dataset on the Hub at a commit."""
-    monkeypatch.setattr(hub_datasets, "_PART_DOCUMENTS", 10)
-
-    def serve(rows: Rows, commit: str = "abc") -> None:
-        monkeypatch.setattr(hub_datasets, "_opened", lambda named, revision: rows)
-        monkeypatch.setattr(hub_datasets, "_revision", lambda named, say: named.revision or commit)
-
-    return serve
-
-
-def fetch(
-    spec: str, root: Path, most: int | None, said: list[str] | None = None
-) -> tuple[Path, int]:
-    lines = [] if said is None else said
-    return hub_datasets.fetch(spec, "--data.path", root, None, most, lines.append)
-
-
-def test_a_fetched_dataset_is_used_although_the_hub_has_a_newer_one(
-    tmp_path: Path, serve: Any
-) -> None:
-    """A resumed run finds its data again, without asking the Hub."""
-    serve(Rows(35))
-    first = fetch("hf:some/name", tmp_path, 15)
-    assert first[1] == 2
-    serve(Rows(35), "def")
-    said: list[str] = []
-    assert fetch("hf:some/name", tmp_path, 15, said) == first
-    assert said == [
-        "--data.path hf:some/name: uses revision abc, already fetched to "
-        f"{first[0]}; for another one, write hf:some/name@REVISION"
-    ]
-    more = fetch("hf:some/name", tmp_path, None)  # the first does not have all of them
-    assert (more[0] != first[0], more[1]) == (True, 4)
-    serve(Rows(35))
-    other = fetch("hf:some/name@ghi", tmp_path, 15)
-    assert other[0] not in (first[0], more[0])
-    assert json.loads((other[0] / "progress.json").read_text())["revision"] == "ghi"
-    assert "some_name_ghi" in other[0].name
+@pytest.mark.parametrize("described", [None, 7, [None], [7], {"train": 7}, [{"split": []}], [[]]])
+def test_a_card_of_another_form_names_no_file(described: Any) -> None:
+    patterns = dict(hub_datasets._data_files(described))
+    assert not any(
+        hub_datasets._matches("a.txt", one) for of_split in patterns.values() for one in of_split
+    )
 
 
 def answer(status: int) -> Exception:
@@ -161,25 +96,21 @@ def of_library(name: str) -> Exception:
     ],
 )
 def test_only_network_errors_are_reported_as_such(
-    error: Exception, kind: type[Exception], message: str, tmp_path: Path, serve: Any
+    error: Exception,
+    kind: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    serve(Rows(15, error))
-    with pytest.raises(kind, match=message) as raised:
-        fetch("hf:some/name", tmp_path, None)
-    assert ("cannot be reached" in message) == ("cannot be reached" in str(raised.value))
-    serve(rows := Rows(15))
-    rows.at = 15
-    assert fetch("hf:some/name", tmp_path, None)[1] == 2  # resumes after the first part
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
 
-
-def test_a_full_disk_is_reported(
-    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(Rows(15))
-
-    def full(path: Path, texts: list[str]) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(hub_datasets, "_write_part", full)
-    with pytest.raises(RunAgain, match=r"cannot write .*part-000000.parquet \(No space left"):
-        fetch("hf:some/name", tmp_path, None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fails)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
+    for ask in (
+        lambda: hub_datasets.find("hf:some/name", "--data.path", tmp_path, print),
+        lambda: hub_datasets.fetched("hf://datasets/some/name@abc/data/a.txt"),
+    ):
+        with pytest.raises(kind, match=message) as raised:
+            ask()
+        assert ("cannot be reached" in message) == ("cannot be reached" in str(raised.value))

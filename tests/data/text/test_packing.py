@@ -1,10 +1,7 @@
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from jaxtrain.data.text.packing import Packed, span_blocks
+from jaxtrain.data.text.packing import span_blocks
 from jaxtrain.data.text.specials import SEP
 
 
@@ -65,15 +62,3 @@ def test_short_documents_share_a_sequence() -> None:
     ends = np.array([2, 4, 8], np.uint64)
     assert find_spans(tokens, ends, 20, SEP).tolist() == [[0, 8]]
     assert find_spans(tokens, ends, 7, SEP).tolist() == [[0, 4], [5, 8]]
-
-
-def test_packed_reads_by_number_and_is_cheap_to_pickle(tmp_path: Path) -> None:
-    tokens, ends = stream(0, 10)
-    spans = find_spans(tokens, ends, 32, SEP)
-    tokens.tofile(tmp_path / "tokens")
-    spans.tofile(tmp_path / "spans")
-    packed = Packed(str(tmp_path / "tokens"), "uint16", str(tmp_path / "spans"))
-    assert (packed[3] == tokens[int(spans[3, 0]) : int(spans[3, 1])]).all()
-    data = pickle.dumps(packed)  # after its first use
-    assert len(data) < 1000
-    assert (pickle.loads(data)[3] == packed[3]).all()

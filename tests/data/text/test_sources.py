@@ -1,10 +1,10 @@
 """Several sources of text, given tokenizers, and documents inside a sequence."""
 
 import dataclasses
+import itertools
 import json
 import pickle
 import random
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +14,11 @@ from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import (
-    Causal,
-    Masked,
-    documents,
-    hub_datasets,
-    specials,
-    splitting,
-    tokenizer,
-)
+from jaxtrain.data.text import Causal, Masked, specials, vocabulary
+from jaxtrain.data.text import shards as text_shards
 from jaxtrain.data.text.masking import MaskedSource
-from jaxtrain.data.text.sources import Prepared
+from jaxtrain.data.text.sources import Text
+from jaxtrain.data.text.windows import WindowSource
 from jaxtrain.errors import InputError
 
 
@@ -57,8 +51,7 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     first, second = got.train.parts
     assert isinstance(first, MaskedSource)
     assert isinstance(second, MaskedSource)
-    assert first.tokenizer_path == second.tokenizer_path
-    words = tokenizers.Tokenizer.from_file(first.tokenizer_path)
+    words = tokenizers.Tokenizer.from_str(got.files_to_keep["tokenizer.json"].decode())
     for part, letters in ((first, "aeinorst"), (second, "bcdfghjk")):
         text = words.decode(sequences(part)[0].tolist())
         assert set(text) <= {*letters, " ", "."}, text
@@ -84,7 +77,7 @@ def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path)
         max_examples=6,
     )
     summary = config.open(Model(), seed=0, say=said.append).summary
-    assert any("data.max_examples is 6: using 6 of 12 documents" in line for line in said)
+    assert "data.max_examples: using 6 documents" in said
     assert "train: 4 documents" in summary
     assert "val: 2 documents" in summary
     said.clear()
@@ -92,30 +85,9 @@ def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path)
         config, max_examples=2
     )  # one training and one validation document per source
     summary = small.open(Model(), seed=0, say=said.append).summary
-    assert any("data.max_examples is 2: using 4 of 12 documents" in line for line in said)
+    assert "data.max_examples: using 4 documents" in said
     assert "train: 2 documents" in summary
     assert "val: 2 documents" in summary
-
-
-def test_a_fetched_dataset_is_split_by_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if the last part has few documents, and other files are beside the parts."""
-    folder = tmp_path / "[hf]"
-    folder.mkdir()
-    for number, count in enumerate((30, 30, 1, 30)):
-        texts = [f"Document {number} {row} has words." for row in range(count)]
-        hub_datasets._write_part(folder / f"part-{number:06d}.parquet", texts)
-    (folder / "progress.json").write_text("{}")
-    monkeypatch.setattr(hub_datasets, "fetch", lambda *_: (folder, 3))
-    said: list[str] = []
-    config = Masked(path="hf:some/name", batch_size=2, cache_dir=str(tmp_path))
-    sources = config.open(Model(), seed=0, say=said.append)
-    assert sources.files == 3
-    train, val = (int(n) for n in re.findall(r"(\d+) documents", sources.summary))
-    assert train + val == 61
-    assert 45 < train < 60
-    assert not any("skipped" in line for line in said)
 
 
 def test_padding_is_measured_and_below_one_percent(folder: Path, tmp_path: Path) -> None:
@@ -170,7 +142,7 @@ def test_the_padding_ids_of_tokenizer_and_model_must_be_equal(folder: Path, tmp_
 def test_other_kinds_of_tokenizer(kind: str, folder: Path, tmp_path: Path) -> None:
     got = opened(folder, tmp_path, Model(vocab_size=400), tokenizer_kind=kind)
     assert isinstance(got.train, MaskedSource)
-    words = tokenizers.Tokenizer.from_file(got.train.tokenizer_path)
+    words = tokenizers.Tokenizer.from_str(got.files_to_keep["tokenizer.json"].decode())
     text = words.decode(sequences(got.train)[0].tolist())
     assert len(text.split()) > 5
 
@@ -185,8 +157,9 @@ def test_segments_number_the_documents_of_a_sequence(tmp_path: Path) -> None:
     source = config.open(Model(attend="document"), seed=0, say=silent).train
     assert isinstance(source, MaskedSource)
     assert source.fingerprint == plain.fingerprint
-    sequence = source.sequence(0)
-    segments = source.example(0, np.random.default_rng(0))["segments"]
+    index = max(range(len(source)), key=lambda at: int((source.sequence(at) == 3).sum()))
+    sequence = source.sequence(index)
+    segments = source.example(index, np.random.default_rng(0))["segments"]
     assert segments.dtype == np.int32
     number, wanted = 1, []
     for token in sequence:
@@ -209,27 +182,32 @@ def test_what_a_worker_receives_does_not_grow_with_the_files(
     assert sizes[0] == pytest.approx(sizes[1], abs=10)  # of numbers
 
 
-def _config(path: str, **fields: object) -> Masked:
-    return Masked(path=path, batch_size=4, **fields)  # type: ignore[arg-type]
+def _config(path: str, **fields: object) -> Causal:
+    cache = Path(path).parent / "cache"
+    cache.mkdir(exist_ok=True)
+    return Causal(path=path, batch_size=4, cache_dir=str(cache), **fields)  # type: ignore[arg-type]
 
 
-def _corpora(config: Masked) -> tuple[set[str], set[str], list[str]]:
-    """Returns the names of the files that train and that validate, and the printed lines."""
+def _documents(config: Text) -> tuple[list[str], list[str], list[str]]:
+    """Returns the documents that train and that validate, and the printed lines."""
     lines: list[str] = []
-    path = config.path
-    assert path is not None
-    root = Path(path).parent / "cache"
-    root.mkdir(exist_ok=True)
-    scanned = [
-        documents.scan(where, None, root, flag, lines.append) for flag, where in config.inputs(path)
-    ]
-    sides: tuple[set[str], set[str]] = (set(), set())
-    for corpus in config.corpora(scanned, path, lines.append):
-        for number, file in enumerate(corpus.files):
-            for block in corpus.split.of_file(number):
-                for side in set(block.tolist()) - {splitting.SKIPPED}:
-                    sides[side].add(file.name)
-    return *sides, lines
+    sources = config.open(Model(vocab_size=300), seed=0, say=lines.append)
+    sides = []
+    for source in (sources.train, sources.val):
+        texts = []
+        for part in source.parts if isinstance(source, Mixture) else (source,):
+            assert isinstance(part, WindowSource)
+            ids: list[int] = []
+            for index in range(len(part)):
+                example = part.example(index)
+                if part.streams.place(index)[1] == 0:  # the first token of a shard is no target
+                    ids.append(int(example["tokens"][0]))
+                ids += example["targets"][example["targets"] >= 0].tolist()
+            starts = [at for at, token in enumerate(ids) if token == 0]
+            for start, stop in itertools.pairwise([*starts, len(ids)]):
+                texts.append(sources.decode(ids[start + 1 : stop]))
+        sides.append(texts)
+    return sides[0], sides[1], lines
 
 
 def _texts(folder: Path, **texts: str) -> str:
@@ -241,87 +219,101 @@ def _texts(folder: Path, **texts: str) -> str:
 
 
 def test_named_splits_train_on_train_only(tmp_path: Path) -> None:
-    folder = _texts(tmp_path / "d", train_txt="a", valid_txt="b", test_txt="c")
-    train, val, lines = _corpora(_config(folder))
-    assert (train, val) == ({"train.txt"}, {"valid.txt"})
+    folder = _texts(tmp_path / "d", train_txt="aa", valid_txt="bb", test_txt="cc")
+    train, val, lines = _documents(_config(folder))
+    assert (train, val) == (["aa"], ["bb"])
     assert any("1 of 3 files validate: valid.txt" in line for line in lines)
     assert any("1 of 3 files are not used" in line and "test.txt" in line for line in lines)
     # Without text for validation, a part of the text for training validates, never the test set.
-    folder = _texts(tmp_path / "e", train_jsonl='{"text": "a"}\n' * 4, test_jsonl='{"text": "c"}')
-    train, val, _ = _corpora(_config(folder))
-    assert train == val == {"train.jsonl"}
+    rows = [json.dumps({"text": f"text {number}"}) for number in range(20)]
+    folder = _texts(tmp_path / "e", train_jsonl="\n".join(rows), test_jsonl='{"text": "cc"}')
+    train, val, _ = _documents(_config(folder))
+    assert sorted(train + val) == sorted(f"text {number}" for number in range(20))
+    assert train
+    assert val
 
 
 def test_what_validates_is_not_trained_on(tmp_path: Path) -> None:
-    folder = _texts(tmp_path / "d", train_txt="a", valid_txt="b", test_txt="c", more__x_txt="b")
-    train, val, lines = _corpora(_config(folder, val_path=f"{folder}/valid.txt"))
-    assert (train, val) == ({"train.txt"}, {"valid.txt"})
-    other = _texts(tmp_path / "o", x_txt="1", y_txt="2", z_txt="b")
-    train, val, lines = _corpora(_config(other, val_path=f"{folder}/valid.txt"))
-    assert (train, val) == ({"x.txt", "y.txt"}, {"valid.txt"})
-    assert any("1 of 3 files are not trained on" in line and "z.txt" in line for line in lines)
+    folder = _texts(tmp_path / "d", train_txt="aa", valid_txt="bb", test_txt="cc", more__x_txt="bb")
+    train, val, lines = _documents(_config(folder, val_path=f"{folder}/valid.txt"))
+    assert (train, val) == (["aa"], ["bb"])
+    other = _texts(tmp_path / "o", x_txt="11", y_txt="22", z_txt="bb")
+    train, val, lines = _documents(_config(other, val_path=f"{folder}/valid.txt"))
+    assert (sorted(train), val) == (["11", "22"], ["bb"])
+    assert "1 documents are not trained on, because equal documents validate" in lines
     with pytest.raises(InputError, match="no text is left for training"):
-        _corpora(_config(folder, val_path=folder))
+        _documents(_config(folder, val_path=folder))
     # The same files in two sources: what validates in one does not train in the other.
     texts = {f"{number}_txt": f"text {number}" for number in range(40)}
     config = _config(
         _texts(tmp_path / "first", **texts), more_paths=(_texts(tmp_path / "second", **texts),)
     )
-    train, val, lines = _corpora(config)
-    assert train | val == {name.replace("_", ".") for name in texts}
-    assert not train & val
+    train, val, lines = _documents(config)
+    assert {*train, *val} == set(texts.values())
+    assert not {*train} & {*val}
 
 
-def test_equal_files_are_on_one_side(tmp_path: Path) -> None:
-    texts = {f"{number}_txt": f"text {number // 2}" for number in range(60)}
-    _, val, _ = _corpora(_config(_texts(tmp_path / "d", **texts)))
+def test_another_val_path_trains_the_same_tokenizer_and_tokenizes_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a sample of the text is trained on."""
+    folder = write(tmp_path / "in", files=6)
+    write(tmp_path / "val", files=2)
+    (tmp_path / "large.txt").write_text("Other words here. " * 5000)
+    for most in (vocabulary.MOST_CHARACTERS, 3000):
+        monkeypatch.setattr(vocabulary, "MOST_CHARACTERS", most)
+        config = _config(str(folder))
+        kept, shards = [], set()
+        for val_path in (tmp_path / "val", tmp_path / "large.txt", folder / "3.txt"):
+            got = dataclasses.replace(config, val_path=str(val_path))
+            kept.append(got.open(Model(vocab_size=300), seed=0, say=silent).files_to_keep)
+            made = {path.name for path in (tmp_path / "cache/text").glob("shard-*")}
+            assert not shards or len(made - shards) <= 1  # of the text for validation
+            shards = made
+        assert kept[0] == kept[1] == kept[2]
+
+
+@pytest.mark.parametrize("train_split", [0.0, 0.5, 1.0])
+def test_a_tokenizer_is_not_trained_on_a_document_that_validates(
+    tmp_path: Path, train_split: float
+) -> None:
+    """Each document has a letter of its own, which a tokenizer learns from repetitions."""
+    letters = "абвгдежз"
+    rows = [json.dumps({"text": f"{letter * 8} {letter * 8}"}) for letter in letters]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(rows))
+    config = _config(str(path), train_split=train_split)
+    train, val, _ = _documents(config)
+    assert train
     assert val
-    for number in range(0, 60, 2):
-        assert len({f"{number}.txt", f"{number + 1}.txt"} & val) in (0, 2)
+    sources = config.open(Model(vocab_size=300), seed=0, say=silent)
+    words = tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
+    for texts, learned in ((train, True), (val, False)):
+        for text in texts:
+            tokens = words.encode(text[:8], add_special_tokens=False).tokens
+            assert (len(tokens) < 8) == learned
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_documents_that_validate_are_not_trained_on(tmp_path: Path, processes: int) -> None:
-    """Also inside of larger files, and in the other sources; with the same tokenizer."""
-    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
-    rows = [f"{a} {b} {c}" for a in words for b in words for c in words][:600]
-
-    def jsonl(path: Path, texts: list[str]) -> str:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        return str(path)
-
-    val = jsonl(tmp_path / "val" / "a.jsonl", rows[:100])
-    train = jsonl(tmp_path / "train" / "b.jsonl", [*rows[90:400], rows[5], rows[5]])
-    more = jsonl(tmp_path / "more" / "c.jsonl", [*rows[400:], *rows[:20]])
-    lines: list[str] = []
-
-    def prepared(**fields: object) -> Prepared:
-        fields = {"cache_dir": str(tmp_path / "cache"), "more_paths": (more,)} | fields
-        config = Causal(path=train, batch_size=4, **fields)  # type: ignore[arg-type]
-        return config.prepare(290, "exact", lines.append, processes=processes)
-
-    def documents_of(made: Prepared, split: str) -> list[str]:
-        texts = []
-        for folder, manifest in made.caches:
-            ids = np.fromfile(folder / f"{split}.tokens", manifest["dtype"])
-            (mark,) = manifest["specials"]["before"]
-            starts = np.flatnonzero(ids == mark)
-            for document in np.split(ids, starts)[1:]:
-                texts.append(tokenizer.decode(made.tokenizer, document[1:].tolist()))
-        return texts
-
-    made = prepared(val_path=val)
-    assert sorted(documents_of(made, "val")) == sorted(rows[:100])
-    assert sorted(documents_of(made, "train")) == sorted(rows[100:])
-    assert "12 documents are not trained on, because equal documents validate" in lines
-    assert "20 documents are not trained on, because equal documents validate" in lines
-    # Of a single file, documents are split by their numbers; equal ones are not on both sides.
-    made = prepared(more_paths=())
-    assert not set(documents_of(made, "train")) & set(documents_of(made, "val"))
-    other = prepared(val_path=jsonl(tmp_path / "other.jsonl", rows[500:]))
-    assert made.tokenizer != other.tokenizer  # other text for training
-    assert prepared(val_path=val).tokenizer.read_bytes() == other.tokenizer.read_bytes()
+def test_max_examples_tokenizes_only_as_many_shards_as_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(30):
+        rows = [json.dumps({"text": f"text {number} {row} " * 9}) for row in range(40)]
+        (folder / f"{number}.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(text_shards, "GROUP_BYTES", 20_000)
+    monkeypatch.setattr(vocabulary, "_BYTES_PER_DOCUMENT", 100)
+    train, val, lines = _documents(_config(str(folder), max_examples=100))
+    assert len(train) + len(val) == 100
+    assert "looking for 100 documents" in lines
+    few = len(list((tmp_path / "cache/text").glob("shard-*")))
+    again = _documents(_config(str(folder), max_examples=100))
+    assert again[:2] == (train, val)
+    assert "looking for 100 documents" not in again[2]
+    everything = _documents(_config(str(folder)))
+    assert len(everything[0]) + len(everything[1]) == 1200
+    assert few < len(list((tmp_path / "cache/text").glob("shard-*"))) / 3
 
 
 def _random(alphabet: str, *, word: int, words: int = 400) -> str:
@@ -352,7 +344,8 @@ def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
     config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path), tokenizer_kind=kind)  # type: ignore[arg-type]
     sources = config.open(Model(vocab_size=300), seed=0, say=said.append)
     words = tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
-    manifest = json.loads(next(tmp_path.glob("text/tokens-*/manifest.json")).read_text())
+    manifest = json.loads(next(tmp_path.glob("text/layout-*/manifest.json")).read_text())
+    (facts,) = manifest["sources"]
     total = unknown = 0
     for text in documents:
         encoded = words.encode(text, add_special_tokens=False)
@@ -360,11 +353,10 @@ def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
         unknown += sum(end - start for token_id, (start, end) in spans if token_id == 1)
         total += len(text)
     counted = {
-        fact: sum(split[fact] for split in manifest["splits"].values())
-        for fact in ("characters", "unknown")
+        fact: sum(split[fact] for split in facts.values()) for fact in ("characters", "unknown")
     }
     assert counted == {"characters": total, "unknown": unknown}
-    train = manifest["splits"]["train"]
+    train = facts["train"]
     share = train["unknown"] / train["characters"]
     assert f"{100 * share:.2f}% of the characters are unknown to the tokenizer" in sources.summary
     warned = [line for line in said if "--data.tokenizer_kind bpe trains one that" in line]

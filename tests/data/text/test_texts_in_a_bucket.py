@@ -1,27 +1,30 @@
-"""Text in a bucket in memory, one file of which is on the disk at a time."""
+"""Text in a bucket, and a cache of tokens in another."""
 
 import dataclasses
+import functools
 import json
-import os
 import random
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import engine_threads
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from obstore.store import MemoryStore
+from obstore.store import LocalStore
+from small_text import Model, silent
 
-from jaxtrain.data import engine
-from jaxtrain.data.text import config as text_config
-from jaxtrain.data.text import documents
+from jaxtrain.data import engines, jobs
+from jaxtrain.data.text import Masked, documents, shards
+from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.models import mlm
 from jaxtrain.storage import bucket_output
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"
 CACHE = "s3://bucket/cache"
+HERE = engines.Threads(1)
 
 
 @pytest.fixture
@@ -43,246 +46,129 @@ def texts(tmp_path: Path) -> Path:
 @pytest.fixture
 def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """The same files in s3://texts/corpus, and an empty bucket for the cache."""
-    buckets = {
-        url: Bucket(url, MemoryStore()) for url in ("s3://texts", CACHE, "s3://bucket/other")
-    }
-    monkeypatch.setattr(bucket_output, "opened", buckets.__getitem__)
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
+
+    @functools.cache
+    def opened(url: str) -> Bucket:
+        folder = tmp_path / "buckets" / url.partition("://")[2]
+        return Bucket(url, LocalStore(folder, mkdir=True), waits_s=())
+
+    monkeypatch.setattr(bucket_output, "opened", opened)
+    monkeypatch.setattr(shards, "Processes", engines.Threads)  # which see the same buckets
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     for path in texts.rglob("*.*"):
-        buckets["s3://texts"].put(f"corpus/{path.relative_to(texts)}", path)
-    return buckets["s3://texts"]
+        opened("s3://texts").put(f"corpus/{path.relative_to(texts)}", path)
+    return opened("s3://texts")
 
 
-def _prepare(path: object, cache_dir: object, **more: Any) -> tuple[Any, list[str]]:
-    said: list[str] = []
-    data = text_config.Masked(
-        path=str(path), batch_size=2, cache_dir=str(cache_dir), max_bad_share=0.3
-    )
-    return data.prepare(60, "sentences", said.append, **{"uploads": True, **more}), said
+def _prepared(path: object, cache_dir: object, said: list[str] | None = None) -> Prepared:
+    lines = [] if said is None else said
+    data = Masked(path=str(path), batch_size=2, cache_dir=str(cache_dir), max_bad_share=0.3)
+    prepared = data.prepare(Model(vocab_size=60), lines.append, engine=HERE)
+    assert prepared is not None
+    return prepared
 
 
-def _tokens(prepared: Any) -> dict[str, bytes]:
-    ((folder, _),) = prepared.caches
-    return {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.name not in ("manifest.json", "progress.json")  # have seconds
-    }
-
-
-def _fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Records each download, and the other temporary files at that time."""
-    real, found = Bucket.download, []
-
-    def download(self: Bucket, name: str, path: Path, *rest: Any, **more: Any) -> Any:
-        if "scratch" in path.parts:
-            top = path.parents[1]
-            found.append((name, [one.name for one in top.glob("*/*")]))
-        return real(self, name, path, *rest, **more)
-
-    monkeypatch.setattr(Bucket, "download", download)
-    return found
+def _tokens(prepared: Prepared) -> list[tuple[bytes, ...]]:
+    ((made, _),) = prepared.corpora[0].shards
+    return [(made.folder / name).read_bytes() for name in ("tokens", "ends", "documents.npy")]
 
 
 def test_tokens_are_those_of_local_files(
     texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local, _ = _prepare(texts, tmp_path / "local")
-    fetches = _fetches(monkeypatch)
-    found, said = _prepare(URL, CACHE)
-    assert _tokens(found) == _tokens(local)
-    assert found.files == local.files == 4
-    ((path, reason),) = ((one.path, one.reason) for one in found.bad)
+    monkeypatch.setattr(documents, "_OBJECT_BYTES", 64)
+    local = _prepared(texts, tmp_path / "local")
+    said: list[str] = []
+    remote = _prepared(URL, tmp_path / "remote", said)
+    assert _tokens(remote) == _tokens(local)
+    assert remote.files == local.files == 4
+    ((path, reason),) = ((bad.path, bad.reason) for bad in remote.bad)
     assert (path, "not UTF-8" in reason) == (f"{URL}/broken.txt", True)
     assert any("skipped 1 of 5 files, which are of other kinds: 1 .rst" in line for line in said)
-    names = {"corpus/1.txt", "corpus/2.jsonl", "corpus/sub/3.txt", "corpus/broken.txt"}
-    assert {name for name, _ in fetches} == names
-    assert not [left for _, left in fetches if left]
-    assert not [path for path in (tmp_path / "first/scratch").rglob("*") if path.is_file()]
-
-    # Another machine needs only the results.
-    fetches.clear()
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    again, said = _prepare(URL, CACHE)
-    assert not fetches
-    assert _tokens(again) == _tokens(local)
-    assert not any("scanning" in line for line in said)
-
-    one, _ = _prepare(f"{URL}/2.jsonl", tmp_path / "one")
-    assert _tokens(one) == _tokens(_prepare(texts / "2.jsonl", tmp_path / "local_one")[0])
+    (file,) = documents.find(f"{URL}/2.jsonl", "--data.path", tmp_path, silent)
+    section = documents.Section(file, 0, file.size)
+    (here,) = documents.find(str(texts / "2.jsonl"), "--data.path", tmp_path, silent)
+    same = documents.Section(here, 0, here.size)
+    assert list(section.read(None, Counter())) == list(same.read(None, Counter()))
 
 
-def test_an_engine_gives_the_same(texts: Path, stored: Bucket, tmp_path: Path) -> None:
-    local, _ = _prepare(texts, tmp_path / "local")
-    found, _ = _prepare(URL, tmp_path / "engine", engine=engine.Local(2))
-    assert _tokens(found) == _tokens(local)
-
-
-def test_a_changed_object_is_read_again(
-    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_parquet_file_in_a_bucket_is_read_in_parts(
+    stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _prepare(URL, tmp_path / "cache")
+    rows = [f"row {number} " * 50 for number in range(300)]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", row_group_size=20)
+    stored.put("corpus/a.parquet", tmp_path / "a.parquet")
+    monkeypatch.setattr(documents, "_OBJECT_BYTES", 256)
+    (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
+    size, half = file.size, file.size // 2
+    parts = [documents.Section(file, 0, half), documents.Section(file, half, size)]
+    read = [list(part.read(None, Counter())) for part in parts]
+    assert all(read)
+    assert [row for part in read for row in part] == rows
+
+
+def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: Path) -> None:
+    _prepared(URL, tmp_path / "cache")
     stored.put("corpus/1.txt", b"Other words. " * 40)
     (texts / "1.txt").write_bytes(b"Other words. " * 40)
-    found, said = _prepare(URL, tmp_path / "cache")
-    assert any("scanning 1 text files" in line for line in said)
-    assert _tokens(found) == _tokens(_prepare(texts, tmp_path / "local")[0])
-    stored.put("corpus/sub/3.txt", b"More words. " * 40)
-    real = documents.scan
-
-    def scan(*arguments: Any, **more: Any) -> Any:
-        files = real(*arguments, **more)
-        stored.put("corpus/sub/3.txt", b"More other words. " * 40)
-        return files
-
-    monkeypatch.setattr(documents, "scan", scan)
-    with pytest.raises(InputError, match=r"corpus/sub/3.txt changed while it was being read"):
-        _prepare(URL, tmp_path / "cache")
+    again = _prepared(URL, tmp_path / "cache")
+    assert _tokens(again) == _tokens(_prepared(texts, tmp_path / "local"))
+    files = documents.find(URL, "--data.path", tmp_path, silent)
+    stored.put("corpus/1.txt", b"More words. " * 40)
+    with pytest.raises(Unavailable, match=r"corpus/1.txt changed while it was read: start again"):
+        list(documents.Section(files[0], 0, files[0].size).read(None, Counter()))
 
 
-def _cached() -> Bucket:
-    return bucket_output.opened(CACHE)
-
-
-def test_training_fetches_and_uploads_nothing(
+def test_another_machine_fetches_what_the_bucket_has(
     texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = mlm.Config.tiny()
-    model = dataclasses.replace(model, vocab_size=60)
-    data = text_config.Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
-    silent = list[str]().append
-    data.open(model, seed=0, say=silent)
-    assert not _cached().sizes()
+    """Of a run that makes what is missing, too; a complete copy needs no bucket."""
+    data = Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
+    model = Model(vocab_size=60)
+    first = data.open(model, seed=0, say=silent)
+    made = {path: path.stat().st_ino for path in (tmp_path / "buckets/bucket").rglob("*.npy")}
+    assert len(made) == 1
+    prepared = data.prepare(model, silent, uploads=True)
+    assert prepared is not None
+    data.examples(prepared, model, silent)
+    assert {path: path.stat().st_ino for path in made} == made
+    names = [path.name for path in (tmp_path / "buckets/bucket/cache/text").iterdir()]
+    assert {name.partition("-")[0] for name in names} == {".jobs", "vocabulary", "shard", "layout"}
 
     def away(self: Bucket, *_: Any, **__: Any) -> None:
         raise Unavailable(f"{self.url}: cannot be reached")
 
-    with monkeypatch.context() as patched:
-        for method in ("put", "get", "download", "about", "versions", "delete"):
-            patched.setattr(Bucket, method, away)
-        first = data.open(model, seed=0, say=silent)
-        with pytest.raises(Unavailable):
-            data.open(model, seed=0, say=silent, uploads=True)
-    data.open(model, seed=0, say=silent, uploads=True)
-    kinds = {name.split("/")[1].partition("-")[0] for name in _cached().sizes()}
-    assert kinds == {"scan", "vocabulary", "tokens", "packed"}
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    monkeypatch.setattr(shards, "_make", None)  # makes nothing again
     said: list[str] = []
     again = data.open(model, seed=0, say=said.append)
     assert again.train.fingerprint == first.train.fingerprint
     assert sum("fetching" in line for line in said) == 3
-    assert not any("tokenizing" in line or "scanning" in line for line in said)
+    examples = [of.train.example(0, np.random.default_rng(0))["tokens"] for of in (first, again)]
+    assert (examples[0] == examples[1]).all()
+    for method in ("put", "get", "download", "about", "versions", "delete", "read"):
+        monkeypatch.setattr(Bucket, method, away)
+    assert data.open(model, seed=0, say=silent).train.fingerprint == first.train.fingerprint
 
 
-def test_a_failed_upload_of_the_scan_record_is_repeated(
-    texts: Path, stored: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Bucket.put
-
-    def refused(self: Bucket, name: str, data: Any) -> None:
-        if "scan-" in name:
-            raise Unavailable(f"{self.url}: cannot write {name} (QuotaExceeded)")
-        real(self, name, data)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Bucket, "put", refused)
-        with pytest.raises(RunAgain, match="cannot write text/scan-"):
-            _prepare(texts, CACHE)
-    _prepare(texts, CACHE)
-    (name,) = (name for name in _cached().sizes() if "scan-" in name)
-    before = _cached().get(name)
-    # One of the same size.
-    path = texts / "1.txt"
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    with monkeypatch.context() as patched:
-        patched.setattr(Bucket, "put", refused)
-        with pytest.raises(RunAgain, match="cannot write text/scan-"):
-            _prepare(texts, CACHE)
-    _prepare(texts, CACHE)
-    after = _cached().get(name)
-    assert before
-    assert after
-    assert len(before.data) == len(after.data)
-    assert before.data != after.data
-
-
-def _changed_record(change: Callable[[dict[str, Any]], object]) -> None:
-    """Replaces each line of the scan record in the bucket."""
-    (name,) = (name for name in _cached().sizes() if "scan-" in name)
-    found = _cached().get(name)
-    assert found
-    lines = [json.loads(line) for line in found.data.splitlines()]
-    changed = [json.dumps(change(line) or line) for line in lines]
-    _cached().put(name, "".join(f"{line}\n" for line in changed).encode())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"documents": 2**40},
-        {"documents": 1.0},
-        {"documents": "1"},
-        {"documents": True},
-        {"documents": -1, "characters": -1, "text_bytes": -1},
-        {"characters": 0},
-        {"text_bytes": 2**30},
-        {"sha256": "../" * 20},
-        {"sha256": 7},
-        {"reason": 7},
-        {"reason": "not text"},  # with documents
-        {"documents": 0},  # without a reason
-        {"unread": True},
-        {"unread": 0},
-        {"name": None},
-        {"path": ["a"]},
-        {"path": "/etc/passwd"},
-        {"more": 1},
-        {"big": "x" * 2**17},
-    ],
-)
-def test_a_scan_record_from_a_bucket_is_not_trusted(
-    texts: Path,
-    stored: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, Any],
-) -> None:
-    expected, _ = _prepare(URL, CACHE)
-    _changed_record(lambda line: line.update(change if line["documents"] else {}))
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    found, said = _prepare(URL, CACHE)
-    assert any("scanning 3 text files" in line for line in said)
-    assert _tokens(found) == _tokens(expected)
-
-
-def test_a_scan_record_leads_to_no_other_file(
+def test_parts_make_a_cache_in_a_bucket(
     texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has lines for a file of the machine, one of which would be valid for its own folder."""
-    secret = tmp_path / "secret.txt"
-    secret.write_text("Secret words. " * 50)
-    expected, _ = _prepare(URL, CACHE)
-    (scanned,) = documents.scan(str(secret), None, tmp_path, "--data.path", print)
-    added = dataclasses.asdict(scanned)
-    _changed_record(
-        lambda line: {**line, "path": str(secret)} if "1.txt" in line["path"] else added
-    )
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    found, _ = _prepare(URL, CACHE)
-    assert (found.files, _tokens(found)) == (expected.files, _tokens(expected))
-
-
-def test_a_scan_record_that_is_too_large_is_not_fetched(
-    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, _ = _prepare(URL, CACHE)
-    monkeypatch.setattr(documents, "_LARGEST_RECORD", 99)
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    found, said = _prepare(URL, CACHE)
-    assert any("instead of at most 99" in line and "it is ignored" in line for line in said)
-    assert any("scanning 4 text files" in line for line in said)
-    assert _tokens(found) == _tokens(expected)
+    monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
+    data = Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
+    done = []
+    for index in range(2):
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"machine-{index}"))
+        part = jobs.Part(index, 2)
+        done.append(data.prepare(Model(vocab_size=60), silent, engine=HERE, part=part))
+    assert done[0] is None
+    assert done[1] is not None
+    alone = dataclasses.replace(data, cache_dir=str(tmp_path / "alone"))
+    local = alone.prepare(Model(vocab_size=60), silent, engine=HERE)
+    assert local is not None
+    sha256s = [[made.sha256 for made, _ in one.corpora[0].shards] for one in (done[1], local)]
+    assert sha256s[0] == sha256s[1]
+    assert len(sha256s[0]) > 1
 
 
 def test_a_bucket_that_fails_ends_the_command(
@@ -292,13 +178,12 @@ def test_a_bucket_that_fails_ends_the_command(
         raise Unavailable(f"{self.url}: cannot read {name} (503 Slow Down)")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Bucket, "download", busy)
-        with pytest.raises(RunAgain, match=r"cannot read corpus/1.txt \(503"):
-            _prepare(URL, tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("text/*"))
+        patched.setattr(Bucket, "read", busy)
+        with pytest.raises(RunAgain, match=r"cannot read corpus/\S+ \(503"):
+            _prepared(URL, tmp_path / "cache")
     for url, words in (
         ("s3://texts/nothing", r"--data.path s3://texts/nothing: no such file or folder in the"),
         ("https://host/a.txt", r"--data.path https://host/a.txt: use a local folder, s3://"),
     ):
         with pytest.raises(InputError, match=words):
-            _prepare(url, tmp_path / "cache")
+            _prepared(url, tmp_path / "cache")

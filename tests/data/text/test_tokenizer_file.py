@@ -121,9 +121,9 @@ def test_a_regex_that_never_ends_is_reported_in_one_line(
     words = tokenizer_file.read(path)
     with pytest.raises(InputError, match=r"fails on the text: Onig: .*retry-limit-in-match over"):
         tokenizer_file.ids(words, "a" * 40)
-    chunk = encoding.Chunk([(0, "a" * 40)], 1)
+    encoder = encoding.Encoder(path.read_text(), "sentences", (0,), str(path))
     with pytest.raises(InputError, match=r"fails on a document: Onig: .*retry-limit"):
-        encoding.encode(chunk, str(path), "uint16", "sentences", 0)
+        encoder(["a" * 40])
 
 
 def test_entries_outside_the_byte_alphabet_stand_for_themselves(tmp_path: Path) -> None:

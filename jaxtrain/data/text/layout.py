@@ -1,0 +1,304 @@
+"""Lays out examples in shards: which documents train and validate, and where each example begins.
+
+A document trains if its digest is below a limit, otherwise it validates; of files whose names or
+paths say what validates, all documents do. ``data.max_examples`` takes the documents with the
+smallest digests of each side of each shard. So each side is a range of the sorted documents of a
+shard, with holes: a document is not trained on if an equal one validates, here or in another
+source.
+
+The tokens of a side without its holes are the *stream* of a shard. Examples do not cross streams.
+A folder of the cache has, for each source and split,
+
+* ``SOURCE.SPLIT.shards``: see :data:`jaxtrain.data.text.streams.SHARD`.
+* ``SOURCE.SPLIT.runs``: uint64 [runs, 2], where the stream continues after each hole: the position
+  in the stream, and that in the tokens of the shard.
+* ``SOURCE.SPLIT.spans``: uint64 [examples, 2], start and end in the stream of each packed sequence.
+
+For windows, it also has ``token_bytes``: how many bytes of text each id stands for, int32.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxtrain.data import cache, mixture
+from jaxtrain.data.text import byte_level, packing, tokenizer_file, windows
+from jaxtrain.data.text.shards import (
+    BYTES,
+    CHARACTERS,
+    COLUMNS,
+    DIGEST,
+    ENDS,
+    TOKENS,
+    UNKNOWN,
+    Made,
+    Recipe,
+)
+from jaxtrain.data.text.streams import SHARD
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry.progress_bar import Say
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, Split] = ("train", "val")
+TOKEN_BYTES = "token_bytes"
+_VERSION = 1  # of the files, and of the rules for documents, packing, and windows
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A source of text.
+
+    Attributes:
+        name: for messages.
+        shards: its shards, each with its side; None splits its documents by their digests.
+        train_split: fraction of the documents for training, where they are split.
+        most: how many documents to use; None uses all.
+    """
+
+    name: str
+    shards: tuple[tuple[Made, Split | None], ...]
+    train_split: float
+    most: int | None
+
+    def key(self) -> list[Any]:
+        """Returns JSON values that change with the documents of a split."""
+        shards = [(made.folder.name, made.sha256, side) for made, side in self.shards]
+        return [shards, self.train_split, self.most]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What an example is.
+
+    Attributes:
+        sequence_length: of an example.
+        sep: id of [SEP], for packed sequences; None is for windows.
+    """
+
+    sequence_length: int
+    sep: int | None
+
+
+def lay_out(
+    corpora: Sequence[Corpus],
+    rule: Rule,
+    recipe: Recipe,
+    root: Path,
+    say: Say,
+    bucket: cache.CacheBucket | None = None,
+) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
+    """Finds the examples of all sources, unless the cache has them.
+
+    Args:
+        corpora: the sources.
+        rule: what an example is.
+        recipe: of the shards.
+        root: their folder.
+        say: prints a line on the console.
+        bucket: has the cache that ``root`` is a copy of.
+
+    Returns:
+        The folder, and counts for each source and split: ``documents``, ``tokens``, ``bytes``,
+        ``characters`` and how many of these are ``unknown``, ``examples``, and of packed ones
+        ``padding`` (positions) and ``cut`` (examples that end inside a sentence); and ``sha256``,
+        a digest of the text.
+
+    Raises:
+        InputError: a source has a single document, or there is no text for a split.
+    """
+
+    def build(work: Path) -> dict[str, Any]:
+        limits = [_limits(corpus) for corpus in corpora]
+        validating = [
+            made.documents[slice(*of_shard["val"]), DIGEST]
+            for corpus, of_corpus in zip(corpora, limits, strict=True)
+            for (made, _), of_shard in zip(corpus.shards, of_corpus, strict=True)
+        ]
+        held_out = np.unique(np.concatenate([np.empty(0, np.uint64), *validating]))
+        sources, skipped = [], 0
+        for number, (corpus, of_corpus) in enumerate(zip(corpora, limits, strict=True)):
+            facts = {}
+            for split in SPLITS:
+                with _Writer(work / f"{number}.{split}", rule) as writer:
+                    for (made, _), of_shard in zip(corpus.shards, of_corpus, strict=True):
+                        omitted = held_out if split == "train" else held_out[:0]
+                        writer.add(made, *of_shard[split], omitted)
+                    facts[split] = writer.facts()
+                skipped += writer.skipped
+                if writer.skipped and not facts[split]["documents"]:
+                    raise InputError(
+                        f"{corpus.name}: no text is left for training, because all of it "
+                        "validates; pass other text with --data.path or --data.val_path"
+                    )
+            sources.append(facts)
+        if any(corpus.most is not None for corpus in corpora):
+            used = sum(facts[split]["documents"] for facts in sources for split in SPLITS)
+            say(f"data.max_examples: using {used:,} documents")
+        if skipped:
+            say(f"{skipped:,} documents are not trained on, because equal documents validate")
+        for split in SPLITS:
+            if not any(facts[split]["examples"] for facts in sources):
+                raise InputError(f"no text to tokenize in the {split} split: add more text")
+        if rule.sep is None:
+            tokenizer = tokenizer_file.parsed(recipe.tokenizer, recipe.name)
+            (work / TOKEN_BYTES).write_bytes(byte_level.lengths(tokenizer).tobytes())
+        return {"sources": sources}
+
+    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], dataclasses.astuple(rule))
+    folder = root / f"layout-{key[:24]}"
+    return folder, cache.make_folder(folder, build, say, bucket=bucket)["sources"]
+
+
+def _limits(corpus: Corpus) -> list[dict[Split, tuple[int, int]]]:
+    """Returns the documents of each side of each shard, as a range of their numbers."""
+    counts = [len(made.documents) for made, _ in corpus.shards]
+    by_document = any(side is None for _, side in corpus.shards)
+    edge = _edge(corpus, sum(counts)) if by_document else 0
+    edges = [
+        int(np.searchsorted(made.documents[:, DIGEST], np.uint64(edge)))
+        if side is None
+        else count * (side == "train")
+        for count, (made, side) in zip(counts, corpus.shards, strict=True)
+    ]
+    train, val = edges, [count - edge for count, edge in zip(counts, edges, strict=True)]
+    if corpus.most is not None and corpus.most < sum(counts):
+        keep_val = round(corpus.most * sum(val) / sum(counts))
+        if sum(train) and sum(val):
+            keep_val = min(max(keep_val, 1), corpus.most - 1, sum(val))
+        keep_train = min(corpus.most - keep_val, sum(train))
+        train = mixture.shared_out(keep_train, train) if keep_train else [0] * len(train)
+        val = mixture.shared_out(keep_val, val) if keep_val else [0] * len(val)
+    return [
+        {"train": (0, of_train), "val": (edge, edge + of_val)}
+        for of_train, edge, of_val in zip(train, edges, val, strict=True)
+    ]
+
+
+def _edge(corpus: Corpus, count: int) -> int:
+    """Returns the least digest of a document that validates; each side has at least one.
+
+    Raises:
+        InputError: there are no two different documents.
+    """
+    digests = [made.documents[:, DIGEST] for made, _ in corpus.shards if len(made.documents)]
+    least = min((int(of_shard[0]) for of_shard in digests), default=0)
+    greatest = max((int(of_shard[-1]) for of_shard in digests), default=0)
+    if least == greatest:
+        documents = "1 document" if count == 1 else f"{count:,} documents, which are all equal"
+        raise InputError(
+            f"{corpus.name} has {documents}, but training and validation need one each: add more "
+            "text, or set --data.val_path"
+        )
+    return max(min(limit(corpus.train_split), greatest), least + 1)
+
+
+def limit(train_split: float) -> int:
+    """Returns the number that the digests of documents for training are below."""
+    return int(train_split * 2**64)
+
+
+class _Writer:
+    """Writes the files of a split of a source.
+
+    Args:
+        prefix: of their paths.
+        rule: what an example is.
+
+    Attributes:
+        skipped: number of documents that are not trained on because equal ones validate.
+    """
+
+    def __init__(self, prefix: Path, rule: Rule) -> None:
+        self._rule = rule
+        self.skipped = self._written = 0
+        self._counts, self._content = Counter[str](), hashlib.sha256()
+        with contextlib.ExitStack() as stack:
+            self._shards, self._runs, self._spans = (
+                stack.enter_context(open(f"{prefix}.{name}", "wb"))
+                for name in ("shards", "runs", "spans")
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, made: Made, begin: int, end: int, omitted: np.ndarray) -> None:
+        """Adds a range of the documents of a shard.
+
+        Args:
+            made: the shard.
+            begin, end: the range.
+            omitted: sorted digests of documents to omit.
+        """
+        documents = made.documents[begin:end]
+        before = made.documents[begin - 1] if begin else np.zeros(len(COLUMNS), np.uint64)
+        keep = ~_contained(documents[:, DIGEST], omitted)
+        self.skipped += len(keep) - int(keep.sum())
+        if not keep.any():
+            return
+        edges = np.flatnonzero(np.diff(keep.astype(np.int8), prepend=0, append=0))
+        firsts, lasts = edges[::2], edges[1::2] - 1
+        table = np.concatenate([before[None], documents])
+        starts, stops = table[firsts], table[lasts + 1]  # of runs of documents without holes
+        lengths = stops[:, TOKENS] - starts[:, TOKENS]
+        positions = np.cumsum(lengths, dtype=np.uint64) - lengths
+        length = int(lengths.sum())
+        if self._rule.sep is None:
+            examples = windows.count(length, self._rule.sequence_length)
+        else:
+            tokens, ends = made.tokens(), made.ends()
+            runs = list(zip(starts, stops, positions, strict=True))
+            packed = packing.pack(
+                _joined([tokens[int(a[TOKENS]) : int(b[TOKENS])] for a, b, _ in runs]),
+                _joined([ends[int(a[ENDS]) : int(b[ENDS])] - a[TOKENS] + at for a, b, at in runs]),
+                self._rule.sequence_length,
+                self._rule.sep,
+                self._spans,
+            )
+            self._counts.update(padding=packed.padding, cut=packed.cut)
+            examples = packed.examples
+        if not examples:
+            return
+        content = np.stack([positions, starts[:, TOKENS]], 1).tobytes()
+        self._runs.write(content)
+        sums = documents[keep].sum(0)
+        self._counts.update(
+            documents=int(keep.sum()),
+            tokens=length,
+            examples=examples,
+            bytes=int(sums[BYTES]),
+            characters=int(sums[CHARACTERS]),
+            unknown=int(sums[UNKNOWN]),
+        )
+        name, examples = made.folder.name.encode(), self._counts["examples"]
+        row = (name, length, self._written, len(firsts), examples)
+        self._shards.write(np.array(row, SHARD).tobytes())
+        self._written += len(firsts)
+        self._content.update(made.sha256.encode() + content + length.to_bytes(8))
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the counts and the digest, see :func:`lay_out`."""
+        names = ("documents", "tokens", "examples", "bytes", "characters", "unknown")
+        counts = {name: self._counts[name] for name in (*names, "padding", "cut")}
+        return {**counts, "sha256": self._content.hexdigest()}
+
+
+def _contained(digests: np.ndarray, in_these: np.ndarray) -> np.ndarray:
+    """Returns which digests are among sorted ones."""
+    if not len(in_these):
+        return np.zeros(len(digests), bool)
+    at = np.minimum(np.searchsorted(in_these, digests), len(in_these) - 1)
+    return in_these[at] == digests
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,401 @@
+"""Shards: the tokens of a corpus in pieces that are made, and kept in the cache, independently.
+
+Files are grouped by the bits of the hashes of their names: a group of more than 128 MB is divided
+by the next bit. So groups depend on nothing but the names and sizes, and a file that is added
+changes one group, or divides it. A file above 256 MB is divided into ranges of its bytes. Each
+group and each range is a shard, a folder of the cache whose name is a digest of its files and of
+all that its tokens depend on. Shards are made by :mod:`jaxtrain.data.jobs`.
+
+A shard has all documents of its files, whichever side of a split they are on, sorted by their
+digests. Their side follows from the digest (:mod:`jaxtrain.data.text.layout`), so each split by
+document is one range of the shard, and another split tokenizes nothing again.
+
+* ``tokens``: the ids as uint16, or as uint32 for more than 65,536 ids. Their contents depend on the
+  form (:data:`jaxtrain.data.text.specials.Form`): sentences, with a [SEP] after each document, or
+  every byte, with a <|bos|> before each document.
+* ``ends``: uint64, the position after each sentence; empty in the exact form.
+* ``documents.npy``: uint64 [documents, 6], see :data:`COLUMNS`.
+* ``manifest.json``: number of documents, digest, broken files, and number of rows without text.
+"""
+
+import array
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data import cache, jobs, worker_count
+from jaxtrain.data.engines import Engine, Processes, Worker
+from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text.encoding import Encoded, Encoder
+from jaxtrain.data.text.specials import Form
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import disks
+from jaxtrain.storage.atomic import write_whole
+from jaxtrain.telemetry.progress_bar import Say
+
+COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
+"""Of a document: first 8 bytes of the SHA-256 of its text; positions after its last token and its
+last sentence; its size in bytes of UTF-8 and in characters; how many of these become [UNK]."""
+GROUP_BYTES = 2**27
+LARGE_BYTES = 2**28  # of a file that is divided
+ALL = jobs.Part()
+_VERSION = 1  # of the files and all rules that determine their contents: change it with those
+_CHUNK_CHARACTERS = 1 << 20  # encoded together
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What tokens depend on besides the text.
+
+    Attributes:
+        tokenizer: content of the ``tokenizer.json``.
+        name: its path, for messages.
+        form: which parts of the documents to keep.
+        marks: special tokens between documents.
+        ids: number of ids.
+        text_field: see :meth:`jaxtrain.data.text.documents.Section.read`.
+    """
+
+    tokenizer: str
+    name: str
+    form: Form
+    marks: tuple[int, ...]
+    ids: int
+    text_field: str | None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the ids."""
+        return np.dtype(np.uint16 if self.ids <= 2**16 else np.uint32)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A digest of all but the name."""
+        content = hashlib.sha256(self.tokenizer.encode()).hexdigest()
+        return cache.digest(_VERSION, content, self.form, self.marks, self.text_field)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Files, or a part of a large one, that are tokenized together.
+
+    Attributes:
+        sections: what to read.
+    """
+
+    sections: tuple[Section, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of bytes to read."""
+        return sum(section.stop - section.start for section in self.sections)
+
+    @property
+    def name(self) -> str:
+        """Describes it for messages."""
+        first, *more = self.sections
+        if more:
+            return f"{first.file.path} and {len(more):,} more files"
+        part = f" from byte {first.start:,}" if first.start else ""
+        return f"{first.file.path}{part}"
+
+    def key(self) -> list[Any]:
+        """Returns JSON values that change with the text."""
+        return [
+            (one.file.name, one.file.size, one.file.version, one.start, one.stop)
+            for one in self.sections
+        ]
+
+    def folder(self, recipe: Recipe) -> str:
+        """Returns the name of its folder in the cache."""
+        return f"shard-{cache.digest(recipe.key, self.key())[:24]}"
+
+
+def plan(files: Sequence[File]) -> list[Shard]:
+    """Divides files into shards, ordered by the hashes of the files' names."""
+    hashes = {file: hashlib.sha256(os.fsencode(file.name)).digest() for file in files}
+    ordered = sorted(files, key=lambda file: hashes[file])
+    made = [(hashes[file], _ranges(file)) for file in ordered if file.size > LARGE_BYTES]
+    small = [file for file in ordered if file.size <= LARGE_BYTES]
+    for group in _divided(small, hashes, 0):
+        shard = Shard(tuple(Section(file, 0, file.size) for file in group))
+        made.append((hashes[group[0]], [shard]))
+    return [shard for _, shards in sorted(made, key=lambda item: item[0]) for shard in shards]
+
+
+def _ranges(file: File) -> list[Shard]:
+    starts = range(0, file.size, GROUP_BYTES)
+    return [Shard((Section(file, at, min(at + GROUP_BYTES, file.size)),)) for at in starts]
+
+
+def _divided(files: list[File], hashes: dict[File, bytes], bit: int) -> Iterator[list[File]]:
+    if len(files) > 1 and sum(file.size for file in files) > GROUP_BYTES and bit < 256:
+        sides: tuple[list[File], list[File]] = [], []
+        for file in files:
+            sides[hashes[file][bit // 8] >> (7 - bit % 8) & 1].append(file)
+        for side in sides:
+            yield from _divided(side, hashes, bit + 1)
+    elif files:
+        yield files
+
+
+def digest(text: bytes) -> int:
+    """Returns the digest of a document, which decides its side of a split."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+def prepare(
+    shards: Sequence[Shard],
+    recipe: Recipe,
+    folder: Path,
+    say: Say,
+    *,
+    engine: Engine | None = None,
+    part: jobs.Part = ALL,
+    bucket: cache.CacheBucket | None = None,
+) -> bool:
+    """Makes the shards that are missing in the cache.
+
+    Args:
+        shards: all of a command, in any order.
+        recipe: what tokens depend on.
+        folder: of the shards.
+        say: prints a line on the console.
+        engine: where the work runs; None uses the cores of this machine.
+        part: which shards to make.
+        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
+
+    Returns:
+        Whether all are in ``folder``; without it, other parts have yet to make some.
+
+    Raises:
+        InputError: a worker was killed, a file changes meanwhile, or a lossy tokenizer.
+        RunAgain: the disk is full or cannot be read now; finished shards are kept.
+    """
+    every = {shard.folder(recipe): shard for shard in shards}
+    missing = [name for name in every if cache.read_manifest(folder / name) is None]
+    if not missing:
+        return True
+    items = [jobs.Item(f"{shard.name} ({name})", (), name, shard) for name, shard in every.items()]
+    outcome = jobs.run(
+        items,
+        functools.partial(_begin, recipe, len(missing) < worker_count.cores()),
+        folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
+        engine=engine or Processes(min(worker_count.cores(), len(missing))),
+        say=say,
+        part=part,
+        doing="tokenizing",
+        things="parts of the text",
+    )
+    if outcome.failed:
+        name, reason = next(iter(outcome.failed.items()))
+        raise InputError(f"{name.rpartition(' (')[0]}: {reason}")
+    here = [_is_here(folder / name, bucket, say) for name in missing]  # fetches all that exist
+    return all(here)
+
+
+def _is_here(folder: Path, bucket: cache.CacheBucket | None, say: Say) -> bool:
+    """Returns whether a shard is complete, after fetching it from a bucket."""
+
+    def absent(work: Path) -> dict[str, Any]:
+        raise _Absent
+
+    if bucket is None:
+        return cache.read_manifest(folder) is not None
+    try:
+        cache.make_folder(folder, absent, say, bucket=bucket)
+    except _Absent:
+        return False
+    return True
+
+
+class _Absent(Exception):
+    """A bucket does not have a shard."""
+
+
+def _begin(recipe: Recipe, few: bool, worker: Worker) -> jobs.Make:
+    if few:  # fewer shards than cores: the library's threads use the others
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    encoder = Encoder(recipe.tokenizer, recipe.form, recipe.marks, recipe.name)
+    return functools.partial(_make, recipe, encoder)
+
+
+def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> dict[str, Any]:
+    """Makes the folder of a shard."""
+    folder.mkdir()
+    skipped, bad = dict[str, int](), dict[str, str]()
+    with _Writer(folder, recipe.dtype) as writer:
+        for section in item.value.sections:
+            before = writer.mark()
+
+            def read(section: Section = section, before: _Mark = before) -> int:
+                writer.reset(before)  # of an attempt that an outage of the disk ended
+                rows = Counter[str]()
+                try:
+                    for texts in _chunks(section.read(recipe.text_field, rows)):
+                        writer.add(texts, encoder(texts))
+                except OSError as error:
+                    raise disks.unreadable(section.file.path, error) from error
+                return rows["rows"]
+
+            try:
+                rows = disks.when_readable(read)
+            except BadExample as error:
+                writer.reset(before)
+                bad[section.file.name] = error.reason
+                continue
+            if section.file.changed():
+                raise InputError(
+                    f"{section.file.path} changed while it was being read: start again"
+                )
+            if rows:
+                skipped[section.file.name] = rows
+            if writer.mark() == before and section.is_complete:
+                bad[section.file.name] = "no text in it"
+        sha256, count = writer.finish()
+    manifest = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    write_whole(folder / cache.MANIFEST, json.dumps(manifest | {"files": files}, indent=1))
+    return {"documents": count}
+
+
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    chunk, characters = list[str](), 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+_Mark = tuple[int, int, int]
+
+
+class _Writer:
+    """Writes documents in the order of reading, then sorts them. Memory holds few of their tokens.
+
+    Args:
+        folder: of the shard.
+        dtype: of the ids.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype) -> None:
+        self._folder, self._dtype = folder, dtype
+        # The columns of each document, with numbers of tokens and ends instead of positions.
+        self._rows, self._ends = array.array("Q"), array.array("I")
+        self._file = open(folder / "unsorted", "w+b")  # noqa: SIM115 - __exit__
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def mark(self) -> _Mark:
+        """Returns the present state, for :meth:`reset`."""
+        return self._file.tell(), len(self._rows), len(self._ends)
+
+    def reset(self, mark: _Mark) -> None:
+        """Drops what was added after a mark."""
+        self._file.seek(mark[0])
+        self._file.truncate()
+        del self._rows[mark[1] :], self._ends[mark[2] :]
+
+    def add(self, texts: list[str], encoded: list[Encoded]) -> None:
+        """Adds documents; those without tokens are omitted."""
+        for text, document in zip(texts, encoded, strict=True):
+            if not document.ids:
+                continue
+            data = text.encode()
+            counts = len(document.ids), len(document.ends), len(data), len(text), document.unknown
+            self._rows.extend((digest(data), *counts))
+            self._ends.extend(document.ends)
+            ids = np.frombuffer(document.ids, np.uint32)
+            self._file.write(ids.astype(self._dtype).tobytes())
+
+    def finish(self) -> tuple[str, int]:
+        """Writes the files of the shard; returns their digest and the number of documents."""
+        self._file.flush()
+        rows = np.frombuffer(self._rows, np.uint64).reshape(-1, len(COLUMNS))
+        order = np.argsort(rows[:, DIGEST], kind="stable")
+        tokens = _mapped(Path(self._file.name), self._dtype)
+        token_starts, end_starts = (
+            np.cumsum(rows[:, column], dtype=np.uint64) - rows[:, column]
+            for column in (TOKENS, ENDS)
+        )
+        content = hashlib.sha256()
+        ends = np.frombuffer(self._ends, np.uint32)
+        position = np.uint64(0)
+        tokens_path, ends_path = self._folder / "tokens", self._folder / "ends"
+        with open(tokens_path, "wb") as tokens_file, open(ends_path, "wb") as ends_file:
+            for number in order.tolist():
+                start, count = int(token_starts[number]), int(rows[number, TOKENS])
+                data = tokens[start : start + count].tobytes()
+                content.update(data)
+                tokens_file.write(data)
+                if sentences := int(rows[number, ENDS]):
+                    start = int(end_starts[number])
+                    ends_file.write((ends[start : start + sentences] + position).tobytes())
+                position += np.uint64(count)
+        rows = rows[order]
+        for column in (TOKENS, ENDS):
+            rows[:, column] = np.cumsum(rows[:, column], dtype=np.uint64)
+        content.update(rows.tobytes())
+        np.save(self._folder / "documents.npy", rows)
+        del tokens
+        os.unlink(self._file.name)
+        return content.hexdigest(), len(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A shard in the cache.
+
+    Attributes:
+        folder: its folder.
+        sha256: digest of its content.
+        bad: name -> reason of each broken file; none of its documents is in the shard.
+        skipped: name -> number of rows without text, of files that have such.
+        dtype: dtype of the ids.
+    """
+
+    folder: Path
+    sha256: str
+    bad: dict[str, str]
+    skipped: dict[str, int]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, folder: Path, dtype: np.dtype) -> "Made":
+        """Opens a shard that is complete."""
+        manifest = cache.read_manifest(folder)
+        assert manifest is not None
+        return cls(folder, manifest["sha256"], manifest["bad"], manifest["skipped"], dtype)
+
+    @property
+    def documents(self) -> np.ndarray:
+        """The documents: uint64 [documents, 6], mapped."""
+        return np.asarray(np.load(self.folder / "documents.npy", mmap_mode="r"))
+
+    def tokens(self) -> np.ndarray:
+        """Maps the ids."""
+        return _mapped(self.folder / "tokens", self.dtype)
+
+    def ends(self) -> np.ndarray:
+        """Maps the ends of sentences."""
+        return _mapped(self.folder / "ends", np.dtype(np.uint64))
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)

@@ -1,0 +1,97 @@
+"""Reads the examples of a split: ranges of the streams of shards.
+
+:mod:`jaxtrain.data.text.layout` describes the files.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data.number_file import NumberFile, numbers_of
+
+SHARD = np.dtype(
+    [("folder", "S40"), ("tokens", "u8"), ("run", "u8"), ("runs", "u8"), ("examples", "u8")]
+)
+"""A shard with examples: path of its folder relative to the cache's, length of its stream, its
+first run, number of runs, and the number of examples in it and in all shards before it."""
+_OPEN_FILES = 64  # of a process; a corpus may have thousands of shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """The streams of a split of a source.
+
+    Cheap to pickle: opens the files at first use.
+
+    Attributes:
+        folder: of the shards.
+        prefix: of the paths of the split's own files.
+        dtype: dtype of the ids.
+        examples: number of examples.
+    """
+
+    folder: str
+    prefix: str
+    dtype: str
+    examples: int
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """Returns the shard of an example, its number there, and the length of the stream.
+
+        Raises:
+            IndexError: there is no such example.
+            DiskAway, BadExample: it cannot be read, now or at all.
+        """
+        if not 0 <= index < self.examples:
+            raise IndexError(f"example {index} of {self.examples}")
+        table = self._table
+        shard = int(np.searchsorted(table["examples"], index, "right"))
+        before = int(table["examples"][shard - 1]) if shard else 0
+        return shard, index - before, int(table["tokens"][shard])
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Returns where a packed example begins and ends in its shard's stream.
+
+        Raises:
+            DiskAway, BadExample: see :meth:`place`.
+        """
+        start, stop = _file(f"{self.prefix}.spans", "uint64").read(2 * index, 2 * index + 2)
+        return int(start), int(stop)
+
+    def read(self, shard: int, start: int, stop: int) -> np.ndarray:
+        """Returns the ids from ``start`` to ``stop`` of a shard's stream.
+
+        Raises:
+            DiskAway, BadExample: see :meth:`place`.
+        """
+        row = self._table[shard]
+        first, count = int(row["run"]), int(row["runs"])
+        runs = _file(f"{self.prefix}.runs", "uint64").read(2 * first, 2 * (first + count))
+        positions, begins = runs.reshape(-1, 2).astype(np.int64).T
+        ids = _file(f"{self.folder}/{row['folder'].decode()}/tokens", self.dtype)
+        parts = []
+        run = int(np.searchsorted(positions, start, "right")) - 1
+        while start < stop:
+            end = min(stop, int(positions[run + 1])) if run + 1 < count else stop
+            shift = int(begins[run] - positions[run])
+            parts.append(ids.read(start + shift, end + shift))
+            start, run = end, run + 1
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
+
+    @functools.cached_property
+    def _table(self) -> np.ndarray:
+        return numbers_of(f"{self.prefix}.shards", SHARD)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the fields without what has been read."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@functools.lru_cache(_OPEN_FILES)
+def _file(path: str, dtype: str) -> NumberFile:
+    return NumberFile(path, dtype)

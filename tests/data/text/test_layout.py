@@ -1,0 +1,183 @@
+"""Which documents train and validate, and that examples cover them, with and without holes."""
+
+import dataclasses
+import itertools
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from small_text import silent
+
+from jaxtrain.data import engines
+from jaxtrain.data.text import byte_level, documents, layout, shards, specials, tokenizer, windows
+from jaxtrain.data.text.layout import Corpus, Rule, Split
+from jaxtrain.data.text.shards import Made, Recipe
+from jaxtrain.data.text.streams import Streams
+from jaxtrain.errors import InputError
+
+TRAINED = byte_level.train(["a few words"], 300)
+RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300, None)
+WINDOWS = Rule(7, None)
+TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for n in range(300)]
+
+
+def made(
+    root: Path, name: str, texts: list[str], group_bytes: int = 2**27, recipe: Recipe = RECIPE
+) -> list[Made]:
+    """The shards of some texts."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    for number in range(0, len(texts), 10):
+        rows = "\n".join(json.dumps({"text": text}) for text in texts[number : number + 10])
+        (folder / f"{number}.jsonl").write_text(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "GROUP_BYTES", group_bytes)
+        plan = shards.plan(documents.find(str(folder), "", root, silent))
+    assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
+    return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
+
+
+def corpus(
+    parts: list[Made], side: Split | None = None, train_split: float = 0.9, most: int | None = None
+) -> Corpus:
+    return Corpus("--data.path x", tuple((one, side) for one in parts), train_split, most)
+
+
+def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> list[str]:
+    """The documents of a split, from its windows, in order."""
+    folder, facts = layout.lay_out(corpora, WINDOWS, RECIPE, root, silent)
+    totals = facts[number][split]
+    streams = Streams(str(root), str(folder / f"{number}.{split}"), "uint16", totals["examples"])
+    source = windows.WindowSource(
+        streams=streams,
+        token_bytes=str(folder / layout.TOKEN_BYTES),
+        sequence_length=WINDOWS.sequence_length,
+        fingerprint="",
+    )
+    ids: list[int] = []
+    for index in range(totals["examples"]):
+        example = source.example(index)
+        if streams.place(index)[1] == 0:  # the first token of a stream is no target
+            ids.append(int(example["tokens"][0]))
+        targets = example["targets"][example["targets"] >= 0].tolist()
+        assert example["tokens"][0] == ids[-1]
+        ids += targets
+    starts = [at for at, token in enumerate(ids) if token == 0]
+    texts = [
+        TRAINED.decode(ids[start + 1 : stop])
+        for start, stop in itertools.pairwise([*starts, len(ids)])
+    ]
+    assert totals["documents"] == len(texts)
+    assert totals["bytes"] == sum(len(text.encode()) for text in texts)
+    assert totals["tokens"] == len(ids)
+    return texts
+
+
+@pytest.mark.parametrize("group_bytes", [2**27, 2000])
+def test_each_document_is_on_the_side_that_its_digest_says(
+    tmp_path: Path, group_bytes: int
+) -> None:
+    parts = made(tmp_path, "in", TEXTS, group_bytes)
+    assert (len(parts) > 3) == (group_bytes == 2000)
+    one = corpus(parts, train_split=0.8)
+    train, val = (read_back(tmp_path, [one], 0, split) for split in layout.SPLITS)
+    assert sorted(train + val) == sorted(TEXTS)
+    limit = int(0.8 * 2**64)
+    assert all(shards.digest(text.encode()) < limit for text in train)
+    assert all(shards.digest(text.encode()) >= limit for text in val)
+    assert 30 < len(val) < 90
+    more = corpus(made(tmp_path, "more", [*TEXTS[:150], "new"]), train_split=0.8)
+    assert set(read_back(tmp_path, [more], 0, "val")) <= {*val, "new"}
+
+
+@pytest.mark.parametrize("group_bytes", [2**27, 2000])
+def test_no_document_that_validates_is_trained_on(tmp_path: Path, group_bytes: int) -> None:
+    """Whatever its source; equal documents for training stay. No token is made again."""
+    here = {0: [*TEXTS, TEXTS[7], TEXTS[7]], 1: [*TEXTS[:50], "b"]}
+    first = corpus(made(tmp_path, "a", here[0], group_bytes), "train")
+    second = corpus(made(tmp_path, "b", here[1]), "train")
+    before = {path.stat().st_ino for path in tmp_path.glob("shard-*/*")}
+    for validating in ([TEXTS[n] for n in range(5, 290, 3)], TEXTS[40:60], ["none"], TEXTS[50:]):
+        last = corpus(made(tmp_path, f"val-{len(validating)}", validating), "val")
+        corpora = [first, second, last]
+        assert sorted(read_back(tmp_path, corpora, 2, "val")) == sorted(validating)
+        for number, texts in here.items():
+            expected = Counter(text for text in texts if text not in validating)
+            assert Counter(read_back(tmp_path, corpora, number, "train")) == expected
+            assert not read_back(tmp_path, corpora, number, "val")
+    assert before <= {path.stat().st_ino for path in tmp_path.glob("shard-*/*")}
+    everything = corpus(made(tmp_path, "all", [*TEXTS, "b"]), "val")
+    with pytest.raises(InputError, match=r"--data.path x: no text is left for training"):
+        layout.lay_out([first, everything], WINDOWS, RECIPE, tmp_path, silent)
+
+
+def test_a_document_that_validates_by_its_digest_does_not_train_elsewhere(tmp_path: Path) -> None:
+    split = corpus(made(tmp_path, "a", TEXTS), train_split=0.7)
+    other = corpus(made(tmp_path, "b", TEXTS[:100]), "train")
+    val = read_back(tmp_path, [split, other], 0, "val")
+    assert set(read_back(tmp_path, [split, other], 1, "train")) == set(TEXTS[:100]) - set(val)
+
+
+@pytest.mark.parametrize("texts", [["a", "b"], ["a", "b", "b", "c"], TEXTS[:3]])
+@pytest.mark.parametrize("train_split", [0.0, 0.5, 1.0])
+def test_each_side_has_a_document(tmp_path: Path, texts: list[str], train_split: float) -> None:
+    one = corpus(made(tmp_path, "in", texts), train_split=train_split)
+    train, val = (read_back(tmp_path, [one], 0, split) for split in layout.SPLITS)
+    assert train
+    assert val
+    assert not set(train) & set(val)
+    assert sorted(train + val) == sorted(texts)
+
+
+def test_a_single_document_cannot_be_split(tmp_path: Path) -> None:
+    for name, texts, words in (("a", ["a"], "has 1 document,"), ("b", ["a"] * 3, "3 documents, w")):
+        with pytest.raises(InputError, match=f"{words}.*--data.val_path"):
+            read_back(tmp_path, [corpus(made(tmp_path, name, texts))], 0, "val")
+
+
+@pytest.mark.parametrize("group_bytes", [2**27, 2000])
+@pytest.mark.parametrize("most", [2, 3, 10, 100, 299, 300, 10**6])
+def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: int) -> None:
+    full = corpus(made(tmp_path, "in", TEXTS, group_bytes))
+    few = dataclasses.replace(full, most=most)
+    kept = {}
+    for split in layout.SPLITS:
+        everything = read_back(tmp_path, [full], 0, split)
+        kept[split] = read_back(tmp_path, [few], 0, split)
+        assert kept[split]
+        assert set(kept[split]) <= set(everything)
+        assert abs(len(kept[split]) - len(everything) * min(1, most / 300)) <= 1
+    assert sum(map(len, kept.values())) == min(most, 300)
+
+
+@pytest.mark.parametrize("group_bytes", [2**27, 2000])
+def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes: int) -> None:
+    """As if the documents that validate had never been there."""
+    trained = tokenizer.train(TEXTS, 60).to_str()
+    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60, None)
+    parts = made(tmp_path, "in", TEXTS, group_bytes, recipe)
+    validating = corpus(made(tmp_path, "val", TEXTS[::4], recipe=recipe), "val")
+    rule = Rule(12, specials.SEP)
+    folder, facts = layout.lay_out(
+        [corpus(parts, "train"), validating], rule, recipe, tmp_path, silent
+    )
+    without = [text for text in TEXTS if text not in TEXTS[::4]]
+    alone = corpus(made(tmp_path, "alone", without, recipe=recipe), "train")
+    other, same = layout.lay_out([alone, validating], rule, recipe, tmp_path, silent)
+    train = facts[0]["train"]
+    if group_bytes == 2000:  # examples do not cross shards
+        assert train["documents"] == len(without)
+        assert train["padding"] > same[0]["train"]["padding"]
+        return
+    names = ("documents", "tokens", "examples", "bytes", "padding", "cut", "characters")
+    assert {name: train[name] for name in names} == {n: same[0]["train"][n] for n in names}
+    assert train["examples"] > 100
+    sequences = []
+    for where in (folder, other):
+        streams = Streams(str(tmp_path), str(where / "0.train"), "uint16", train["examples"])
+        sequences.append(
+            [streams.read(0, *streams.span(n)).tolist() for n in range(train["examples"])]
+        )
+    assert sequences[0] == sequences[1]

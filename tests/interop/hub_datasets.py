@@ -1,0 +1,241 @@
+"""Datasets on the Hugging Face Hub: the real client against a server on loopback.
+
+Run by name, because the URL of the server must be known before the client is imported:
+``python -m pytest tests/interop/hub_datasets.py``.
+"""
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+_OPEN = contextlib.ExitStack()
+atexit.register(_OPEN.close)
+assert "huggingface_hub" not in sys.modules, "run this file alone"
+
+import hub_server  # noqa: E402
+
+HUB = _OPEN.enter_context(hub_server.serving())
+os.environ |= {
+    "HF_ENDPOINT": HUB.base,
+    "HF_HOME": _OPEN.enter_context(tempfile.TemporaryDirectory()),
+    "HF_HUB_DISABLE_XET": "1",  # the server has only HTTP transfers
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+import huggingface_hub.constants  # noqa: E402
+import pyarrow  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+import pytest  # noqa: E402
+from hub_server import READER, Fault  # noqa: E402
+from small_text import Model  # noqa: E402
+
+from jaxtrain import main  # noqa: E402
+from jaxtrain.data.text import Masked, documents  # noqa: E402
+from jaxtrain.errors import InputError, RunAgain  # noqa: E402
+
+NAME = "org/name"
+TEXTS = [f"Document number {number} has some words in it." for number in range(100)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty Hub, an empty cache, and no login."""
+    HUB.reset()
+    # The workers' client reads the environment, and this one has read it.
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+
+def lines(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def parquet(texts: list[str]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), file)
+    return file.getvalue()
+
+
+def card(text: str) -> bytes:
+    return f"---\nlicense: mit\n{text}---\n# Card\n".encode()
+
+
+def add(files: dict[str, bytes], **fields: bool) -> hub_server.Repository:
+    return HUB.add(f"datasets/{NAME}", {"README.md": card(""), **files}, **fields)
+
+
+def find(spec: str, root: Path, said: list[str] | None = None) -> list[documents.File]:
+    return documents.find(spec, "--data.path", root, [].append if said is None else said.append)
+
+
+def names(spec: str, root: Path) -> list[str]:
+    return [file.name for file in find(spec, root)]
+
+
+def summary(root: Path, path: str = f"hf:{NAME}", **fields: object) -> str:
+    config = Masked(path=path, batch_size=2, cache_dir=str(root), **fields)  # type: ignore[arg-type]
+    return config.open(Model(), seed=0, say=lambda line: None).summary
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_a_run_reads_the_files_of_a_dataset_at_its_commit(tmp_path: Path, kind: str) -> None:
+    write = {"jsonl": lines, "parquet": parquet, "txt": lambda texts: "\n".join(texts).encode()}
+    repository = add(
+        {
+            f"data/train-00000-of-00002.{kind}": write[kind](TEXTS[:50]),
+            f"data/train-00001-of-00002.{kind}": write[kind](TEXTS[50:]),
+            f"data/test-00000-of-00001.{kind}": write[kind](TEXTS[:7]),
+            "data/train-notes.csv": b"a,b",
+            "load.py": b"raise SystemExit('run')",
+        }
+    )
+    first = summary(tmp_path / "cache")
+    assert "2 text files (0 bad)" in first
+    counted = sum(map(int, re.findall(r"(\d+) documents", first)))
+    assert counted == (2 if kind == "txt" else 100)
+    assert len(HUB.seen("GET", "resolve.*train-0000")) == 2
+    assert not HUB.seen("GET", "resolve.*(load.py|csv|test-)")
+    # It changes on the Hub; a resumed run finds the same commit, without asking the Hub.
+    before = repository.refs["main"]
+    repository.commit({f"data/train-00000-of-00002.{kind}": write[kind](TEXTS[:20])})
+    HUB.requests.clear()
+    said: list[str] = []
+    files = find(f"hf:{NAME}", tmp_path / "cache", said)
+    assert all(f"@{before}/" in file.path for file in files)
+    assert not HUB.requests
+    assert said == [
+        f"--data.path hf:{NAME}: uses commit {before[:12]}, as before; for another one, write "
+        f"hf:{NAME}@REVISION"
+    ]
+    assert summary(tmp_path / "cache") == first
+    assert not HUB.requests
+    newer = find(f"hf:{NAME}@main", tmp_path / "cache")
+    assert all(f"@{repository.refs['main']}/" in file.path for file in newer)
+    assert [file == other for file, other in zip(files, newer, strict=True)] == [False, False]
+    assert [one.version == two.version for one, two in zip(files, newer, strict=True)] == [
+        False,
+        True,
+    ]
+
+
+def test_the_card_says_which_files_belong_to_a_split(tmp_path: Path) -> None:
+    """As the library datasets reads it: configurations, a default, patterns, and lists."""
+    described = """\
+configs:
+- config_name: en
+  data_files:
+  - split: train
+    path: en/*.jsonl
+  - split: validation
+    path: [en/val/a.jsonl, "en/val/b.*"]
+- config_name: de
+  default: true
+  data_files:
+  - {split: train, path: "de/**"}
+- config_name: all
+  data_files: "**/*.jsonl"
+- config_name: other
+  data_dir: de
+  data_files: "*.jsonl"
+"""
+    places = ("en/1.jsonl", "en/2.jsonl", "en/val/a.jsonl", "en/val/b.jsonl", "de/x/y/3.jsonl")
+    add({"README.md": card(described), "de/0.jsonl": b"", **dict.fromkeys(places, lines(["a"]))})
+    for spec, expected in (
+        ("", ["de/0.jsonl", "de/x/y/3.jsonl"]),
+        (":en", ["en/1.jsonl", "en/2.jsonl"]),
+        (":en:validation", ["en/val/a.jsonl", "en/val/b.jsonl"]),
+        (":all", sorted([*places, "de/0.jsonl"])),
+        (":other", ["de/0.jsonl"]),
+    ):
+        assert names(f"hf:{NAME}{spec}", tmp_path) == expected
+    with pytest.raises(InputError, match="no split test, only train, validation: write hf:"):
+        names(f"hf:{NAME}:en:test", tmp_path)
+    with pytest.raises(InputError, match=r"no configuration fr: .* one of en, de, all, other"):
+        names(f"hf:{NAME}:fr", tmp_path)
+    without_default = described.replace("  default: true\n", "")
+    HUB.repositories[f"datasets/{NAME}"].commit({"README.md": card(without_default)})
+    with pytest.raises(InputError, match="several configurations: write hf:org/name:CONFIG"):
+        names(f"hf:{NAME}@main", tmp_path)
+
+
+def test_without_a_card_names_say_which_files_belong_to_a_split(tmp_path: Path) -> None:
+    files = {f"{split}/a.jsonl": lines(["a"]) for split in ("train", "validation", "test")}
+    add({**files, ".hidden/train.jsonl": lines(["a"])})
+    for split in ("train", "validation", "test"):
+        assert names(f"hf:{NAME}::{split}", tmp_path) == [f"{split}/a.jsonl"]
+    with pytest.raises(InputError, match="no split nope, only train, validation, test: write hf:"):
+        names(f"hf:{NAME}::nope", tmp_path)
+    add({"a.txt": b"a", "b.txt": b"b"})
+    assert names(f"hf:{NAME}@main", tmp_path) == ["a.txt", "b.txt"]
+    with pytest.raises(InputError, match="no split test, only train"):
+        names(f"hf:{NAME}@main::test", tmp_path)
+    with pytest.raises(InputError, match="write hf:NAME, hf:NAME:CONFIG, or"):
+        names("hf:a:b:c:d", tmp_path)
+
+
+def test_only_without_such_files_the_conversion_to_parquet_is_read(tmp_path: Path) -> None:
+    repository = add({"data/train.csv": b"text\na"})
+    with pytest.raises(InputError, match=r"no .parquet, .jsonl, .txt files, and the Hub has not"):
+        names(f"hf:{NAME}", tmp_path)
+    files = {
+        "default/train/0000.parquet": parquet(TEXTS[:60]),
+        "default/train/0001.parquet": parquet(TEXTS[60:]),
+        "default/partial-validation/0000.parquet": bytes(1_500_000_000 // 1000),
+        "default/test/0000.parquet": parquet(TEXTS[:3]),
+    }
+    repository.commits["converted"] = files
+    repository.refs["refs/convert/parquet"] = "converted"
+    assert names(f"hf:{NAME}", tmp_path) == [
+        "default/train/0000.parquet",
+        "default/train/0001.parquet",
+    ]
+    assert "2 text files" in summary(tmp_path / "cache")
+    with pytest.raises(InputError, match=r"only the first 0.0 GB of the split validation .*1 file"):
+        names(f"hf:{NAME}::validation", tmp_path)
+    with pytest.raises(InputError, match="no split nope, only partial-validation, test, train"):
+        names(f"hf:{NAME}::nope", tmp_path)
+    files["en/train/0000.parquet"] = parquet(["a"])
+    assert names(f"hf:{NAME}:en", tmp_path) == ["en/train/0000.parquet"]
+    with pytest.raises(InputError, match="no split train; configurations: default, en"):
+        names(f"hf:{NAME}:fr", tmp_path)
+
+
+def test_private_and_gated_datasets_need_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add({"train.jsonl": lines(TEXTS)}, private=True)
+    with pytest.raises(InputError, match=r"hf:org/name: no such dataset .* run hf auth login"):
+        names(f"hf:{NAME}", tmp_path)
+    with pytest.raises(InputError, match="hf:org/gone: no such dataset on the Hub"):
+        names("hf:org/gone", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_TOKEN", READER)
+        assert names(f"hf:{NAME}", tmp_path) == ["train.jsonl"]
+        with pytest.raises(InputError, match="no such revision; use a branch, tag, or commit"):
+            names(f"hf:{NAME}@nope", tmp_path)
+    add({"train.jsonl": lines(TEXTS)}, gated=True)
+    with pytest.raises(InputError, match="access to this dataset is restricted: request it on"):
+        summary(tmp_path / "cache")
+
+
+def test_a_hub_that_fails_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add({"train.jsonl": lines(TEXTS)})
+    HUB.faults.append(Fault("/api/datasets", status=503, times=99))
+    with pytest.raises(RunAgain, match=f"hf:{NAME}: {HUB.base} cannot be reached"):
+        names(f"hf:{NAME}", tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    arguments = ["prepare", "tokens", "--config", "demo_mlm", "--data.path", "hf:some/name"]
+    assert main.main([*arguments, "--data.cache_dir", str(tmp_path)]) == 75
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0
+    assert "hf:some/name: http://127.0.0.1:9 cannot be reached" in error
+    assert "on a connected machine, run" in error
