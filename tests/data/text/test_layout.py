@@ -59,7 +59,7 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
     ids: list[int] = []
     for index in range(totals["examples"]):
         example = source.example(index)
-        if streams.place(index)[1] == 0:  # the first token of a stream is no target
+        if streams.place(index)[1] == 0:  # the first token of a stream is not predicted
             ids.append(int(example["tokens"][0]))
         targets = example["targets"][example["targets"] >= 0].tolist()
         assert example["tokens"][0] == ids[-1]

@@ -200,7 +200,7 @@ def _documents(config: Text) -> tuple[list[str], list[str], list[str]]:
             ids: list[int] = []
             for index in range(len(part)):
                 example = part.example(index)
-                if part.streams.place(index)[1] == 0:  # the first token of a shard is no target
+                if part.streams.place(index)[1] == 0:  # the first token of a shard is not predicted
                     ids.append(int(example["tokens"][0]))
                 ids += example["targets"][example["targets"] >= 0].tolist()
             starts = [at for at, token in enumerate(ids) if token == 0]
