@@ -108,9 +108,21 @@ def prepare(source: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
     return run("prepare", "clips", source, out, *SIZE, *flags)
 
 
-def run(*arguments: object) -> subprocess.Popen[str]:
+SMALL_GROUPS = """
+import sys
+from jaxtrain import main
+from jaxtrain.data.text import shards
+shards.GROUP_BYTES = 10_000
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def run(*arguments: object, small_groups: bool = False) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxtrain", *map(str, arguments)],
+        [
+            *(sys.executable, *(("-c", SMALL_GROUPS) if small_groups else ("-m", "jaxtrain"))),
+            *map(str, arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -258,72 +270,35 @@ def test_an_autoscaler_starts_the_first_node(short: Path, tmp_path: Path) -> Non
     assert records(tmp_path / "out") == SHORT + 1
 
 
-@pytest.mark.timeout(300)
-def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
-    """Files with other words; one is broken, and one is longer than a piece of work."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(12):
-        words = [f"word{number * 7 + n % (50 + number)}" for n in range(3000)]
-        (texts / f"{number:02}.txt").write_text(" ".join(words) + ".\n\n")
-    (texts / "05.txt").write_text("A long file of one line. " * 60_000)
-    (texts / "broken.txt").write_bytes(b"\xff\xfe")
-    made = {}
-    for name, flags in (
-        ("alone", ()),
-        ("cluster", ("--engine", "ray", "--ray-address", cluster.address)),
-    ):
-        root = tmp_path / name
-        data = ("--data.path", texts, "--data.cache_dir", root, "--model.vocab_size", 400)
-        said = output(run("prepare", "tokens", "--config", "demo_mlm", *data, *flags))
-        assert "broken.txt" in said
-        (folder,) = (root / "text").glob("tokens-????????????????????")
-        made[name] = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in ("manifest.json", "progress.json")
-        }
-    assert made["cluster"] == made["alone"]
-    assert len(made["alone"]["train.tokens"]) > 10_000
-
-
-def _tokenized(root: Path) -> int:
-    """The number of files whose tokens are in the streams, or wait for those before them."""
-    work = next(root.glob("text/tokens-*.building"), root)
-    try:
-        appended = json.loads((work / "progress.json").read_text())["documents"]
-    except OSError:
-        appended = 0
-    return int(appended) + len(list(work.glob("parts/[0-9]*")))
+def shards(root: Path) -> int:
+    return len(list(root.glob("text/**/shard-*")))
 
 
 @pytest.mark.timeout(500)
-def test_a_node_is_killed_while_it_tokenizes(tmp_path: Path, cluster: Any) -> None:
-    """Each file is one document, so that progress counts files."""
-    texts, files_ = tmp_path / "texts", 60
+def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
+    """A node is killed meanwhile. Each file is a shard; one is broken."""
+    texts, count = tmp_path / "texts", 40
     texts.mkdir()
-    for number in range(files_):
+    for number in range(count):
         words = [f"word{number * 7 + n % (50 + number)}" for n in range(100_000)]
         (texts / f"{number:02}.jsonl").write_text(json.dumps({"text": ". ".join(words)}) + "\n")
+    (texts / "broken.txt").write_bytes(b"\xff\xfe")
     made = {}
-    for name in ("alone", "cluster"):
+    for name, flags in (("alone", ()), ("cluster", on(cluster))):
         root = tmp_path / name
         data = ("--data.path", texts, "--data.cache_dir", root, "--model.vocab_size", 400)
-        flags = on(cluster) if name == "cluster" else ()
-        process = run("prepare", "tokens", "--config", "demo_mlm", *data, *flags)
-        if name == "cluster":
-            kill_a_node(cluster, functools.partial(_tokenized, root), 4, files_)
-        said = output(process)
-        assert "train: " in said
-        (folder,) = (root / "text").glob("tokens-????????????????????")
+        data += ("--data.max_bad_share", 0.1)
+        process = run("prepare", "tokens", "--config", "demo_mlm", *data, *flags, small_groups=True)
+        if flags:
+            kill_a_node(cluster, functools.partial(shards, root), 4, count)
+        text = output(process)
+        assert "broken.txt" in text
         made[name] = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file() and path.name not in ("manifest.json", "progress.json")
+            path.relative_to(root).as_posix(): path.read_bytes()
+            for path in root.glob("text/**/shard-*/*")
         }
-        facts = json.loads((folder / "manifest.json").read_text())["splits"]
-        assert sum(of_split["documents"] for of_split in facts.values()) == files_
     assert made["cluster"] == made["alone"]
+    assert len({Path(name).parent for name in made["alone"]}) == count + 1
 
 
 def latents(root: Path) -> int:

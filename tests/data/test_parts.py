@@ -62,10 +62,23 @@ def latents(inputs: Path, out: Path) -> list[object]:
     return ["prepare", "latents", *data, "--data.cache_dir", out, *teacher]
 
 
+def tokens(inputs: Path, out: Path) -> list[object]:
+    data = ("--data.path", inputs / "texts", "--data.cache_dir", out, "--model.vocab_size", 400)
+    return ["prepare", "tokens", "--config", "demo_mlm", *data, "--workers", 1]
+
+
 def encode(inputs: Path, out: Path) -> list[object]:
     return ["encode", inputs / "weights.safetensors", inputs / "videos", out, "--workers", 1]
 
 
+# Each text is a shard.
+SMALL_GROUPS = """
+import sys
+from jaxtrain import main
+from jaxtrain.data.text import shards
+shards.GROUP_BYTES = 10_000
+sys.exit(main.main(sys.argv[1:]))
+"""
 Command = Callable[[Path, Path], list[object]]
 
 
@@ -74,7 +87,7 @@ def start(command: list[object], index: int | None = None) -> subprocess.Popen[s
     if array:
         array |= {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": str(PARTS)}
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxtrain", *map(str, command)],
+        [sys.executable, "-c", SMALL_GROUPS, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -98,7 +111,7 @@ def made(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", [clips, latents, encode])
+@pytest.mark.parametrize("command", [clips, latents, tokens, encode])
 def test_an_array_of_tasks_makes_what_one_process_makes(
     command: Command, inputs: Path, tmp_path: Path
 ) -> None:
