@@ -21,6 +21,9 @@ from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
 from program import TINY_MLM, environment, losses, write_corpus
 
+from jaxtrain.data import jobs
+from jaxtrain.errors import InputError
+
 PROGRAMS = {
     "slurmctld": "slurm-wlm",
     "slurmd": "slurm-wlm",
@@ -277,54 +280,56 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
 
 
 def _prepared(out: Path) -> dict[str, bytes]:
-    found = (path for path in sorted(out.rglob("*")) if path.is_file())
+    """The clips, their records, and the report."""
     return {
         path.relative_to(out).as_posix(): path.read_bytes()
-        for path in found
-        if path.name not in (".lock", "claims", "token")
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and (".jobs" not in path.parts or "records" in path.parts)
     }
 
 
 @pytest.mark.timeout(300)
-def test_tasks_of_srun_share_the_preparation_and_one_is_killed(slurm: Slurm) -> None:
+def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
     directory = slurm.directory
     videos = directory / "videos"
     first = sample_videos.write(videos / "0.mp4", sample_videos.busy(200, height=192, width=256))
     for number in range(1, 24):
         shutil.copy(first, videos / f"{number}.mp4")
-    (videos / "broken.mp4").write_bytes(first.read_bytes()[:5000])
     size = ("--height", "96", "--width", "128", "--frames", "24", "--min-side", "16", "--workers")
     command = (sys.executable, "-m", "jaxtrain.main", "prepare", "clips", str(videos))
     slurm.run(*command, str(directory / "alone"), *size, "1")
+    alone = _prepared(directory / "alone")
 
-    def start(out: Path) -> subprocess.Popen[str]:
-        tasks = ("srun", "--ntasks", "2", "--nodes", "2", "--label")
-        return subprocess.Popen(
-            slurm.hosts[0].command(*tasks, *command, str(out), *size, "1"),
-            cwd=directory,
-            env=slurm.variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    # Two tasks of srun, each on its node.
+    out = directory / "clips"
+    text = slurm.run(
+        *("srun", "--ntasks", "2", "--nodes", "2", "--label", *command, str(out), *size, "1")
+    )
+    for task in (0, 1):
+        assert f"{task}: SLURM: doing part {task}/2; --part 0/1 does everything" in text
+    assert _prepared(out) == alone
 
-    def records(out: Path) -> int:
-        return len(list((out / ".prepare/records").glob("*/*.json")))
+    # Four elements of an array; the process of one is killed, and it is requeued.
+    out = directory / "array_clips"
+    wrapped = " ".join((*command, str(out), *size, "1"))
+    options = ("--array", "1-4", "--requeue", "--output", str(directory / "array.%a.log"))
+    job = slurm.run("sbatch", "--parsable", *options, "--wrap", wrapped).strip()
 
-    calm = start(directory / "clips")
-    said = calm.communicate(timeout=200)[0]
-    assert calm.returncode == 0, said
-    for task in (0, 1):  # both print the result of all videos
-        assert f"{task}: sharing {directory}/clips with other commands: this is task {task}" in said
-        assert re.search(rf"^{task}: .* from 24 videos; dropped 1 video ", said, re.M), said
-    assert said.count("skipped: ") == 1  # by one of them
-    assert _prepared(directory / "clips") == _prepared(directory / "alone")
+    def victims() -> list[int]:
+        tasks = (host.processes("SLURM_ARRAY_TASK_ID=3") for host in slurm.hosts)
+        return [number for found in tasks for number in found]
 
-    rough = start(directory / "rough_clips")
-    wait_for(lambda: records(directory / "rough_clips") >= 4, "the first videos", seconds=100)
-    os.kill(slurm.trainers()[1], signal.SIGKILL)
-    before = records(directory / "rough_clips")
-    said = rough.communicate(timeout=200)[0]
-    assert before < 25, "the task was killed too late"
-    assert rough.returncode == 128 + signal.SIGKILL, said
-    assert _prepared(directory / "rough_clips") == _prepared(directory / "alone")
+    def elements() -> list[str]:
+        return slurm.run("squeue", "--noheader", "--jobs", job).split()
+
+    wait_for(victims, "the third element", seconds=100)
+    for number in victims():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    wait_for(lambda: not elements(), "the other elements", seconds=150)
+    assert not (out / "report.json").exists(), "the element was killed too late"
+    with pytest.raises(InputError, match="is incomplete"):
+        jobs.check_complete(out)
+    slurm.run("scontrol", "requeue", f"{job}_3")
+    wait_for(lambda: not elements(), "the third element again", seconds=150)
+    assert _prepared(out) == alone, (directory / "array.3.log").read_text()
