@@ -81,6 +81,8 @@ def _psnr(videos: Path, cut: Path, settings: pieces.Settings) -> float:
     for path in sorted(videos.iterdir()):
         shrink = pieces.shrinking(packets.scan(str(path)), settings)
         piece = cut / prepare_clips.folder_of(path.name) / "00000.mp4"
+        if not piece.exists():  # the video is too short
+            continue
         with av.open(str(path)) as raw, av.open(str(piece)) as encoded:
             pairs = zip(raw.decode(video=0), encoded.decode(video=0), strict=False)
             for number, (before, after) in enumerate(pairs):
