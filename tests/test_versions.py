@@ -17,7 +17,7 @@ from jaxtrain.telemetry import tracker
 
 REQUIRED = [
     "jax>=0.10.2",
-    'datasets>=5.2; extra == "hf"',
+    'pyarrow>=18; extra == "parquet"',
     "wandb>=0.31; extra == 'wandb'",
     'requests>=2; python_version >= "3.11" and extra == "wandb"',
     'jax[cuda12]>=0.10.2; extra == "cuda12"',
@@ -28,9 +28,9 @@ def test_in_a_checkout_the_command_installs_the_extra(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(checkout)
-    assert versions.install("hf") == f"{versions.python()} -m pip install -e '.[hf]'"
+    assert versions.install("parquet") == f"{versions.python()} -m pip install -e '.[parquet]'"
     monkeypatch.chdir(tmp_path)
-    assert shlex.split(versions.install("hf"))[-1] == f"{checkout}[hf]"
+    assert shlex.split(versions.install("parquet"))[-1] == f"{checkout}[parquet]"
 
 
 def test_the_command_is_for_this_environment(
@@ -66,7 +66,7 @@ def test_for_a_wheel_the_command_lists_packages(
     monkeypatch.setattr(versions, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIRED)
     pip = f"{versions.python()} -m pip install"
-    assert versions.install("hf") == f"{pip} 'datasets>=5.2'"
+    assert versions.install("parquet") == f"{pip} 'pyarrow>=18'"
     assert versions.install("wandb") == f"{pip} 'wandb>=0.31' 'requests>=2'"
     assert versions.install("cuda12") == f"{pip} 'jax[cuda12]>=0.10.2'"
 

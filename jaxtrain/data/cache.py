@@ -23,7 +23,7 @@ from typing import Any
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, bucket_output, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
-from jaxtrain.storage.bucket import Bucket, TooLarge, is_bucket, normalized
+from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.storage.bucket_output import MANIFEST
 from jaxtrain.storage.disks import disk_trouble
 
@@ -144,40 +144,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
 
 
-def fetch_file(
-    path: Path, bucket: CacheBucket | None, most: int, say: Callable[[str], None]
-) -> None:
-    """Fetches a file that is missing in the local copy, if the bucket has it.
-
-    Args:
-        path: the file.
-        bucket: None does nothing.
-        most: bytes; a larger object is not fetched.
-        say: prints a message.
-
-    Raises:
-        RunAgain, InputError: the bucket is unavailable, or the disk is full.
-    """
-    if bucket is None or path.exists() or bucket.store.about(bucket.name(path)) is None:
-        return
-    with explained(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            bucket.store.fetch(bucket.name(path), path, most)
-        except TooLarge as error:
-            say(f"warning: {error}; it is ignored")
-
-
-def upload_file(path: Path, bucket: CacheBucket | None) -> None:
-    """Uploads a file of the local copy, if this command uploads.
-
-    Raises:
-        RunAgain, InputError: the bucket is unavailable.
-    """
-    if bucket is not None and bucket.uploads:
-        bucket.store.put(bucket.name(path), path)
-
-
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Returns the manifest of a complete folder; None if it is missing or a file does not match.
 
@@ -192,17 +158,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if sizes == manifest["files"] else None
 
 
-def in_bucket(folder: Path, bucket: CacheBucket | None) -> bool:
-    """Returns whether the bucket has a complete folder, so that :func:`make_folder` fetches it."""
-    return bucket is not None and bucket_output.is_complete(bucket.store, bucket.name(folder))
-
-
 def make_folder(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
     say: Callable[[str], None],
     *,
-    resumable: bool = False,
     bucket: CacheBucket | None = None,
 ) -> dict[str, Any]:
     """Returns the manifest of ``folder``, after building the folder if it is not complete.
@@ -217,7 +177,6 @@ def make_folder(
         folder: the final path. Its name must depend on everything that its content depends on.
         build: fills an empty folder and returns the content of the manifest.
         say: prints a message.
-        resumable: whether ``build`` can also resume in a folder left by a killed process.
         bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Raises:
@@ -226,7 +185,7 @@ def make_folder(
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        manifest = _make_folder(folder, build, say, resumable, bucket)
+        manifest = _make_folder(folder, build, say, bucket)
     if bucket is not None and bucket.uploads:
         bucket_output.upload_folder(bucket.store, bucket.name(folder), folder, say)
     return manifest
@@ -236,7 +195,6 @@ def _make_folder(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
     say: Callable[[str], None],
-    resumable: bool,
     bucket: CacheBucket | None,
 ) -> dict[str, Any]:
     """Fetches or builds a folder that is not complete on this disk."""
@@ -250,17 +208,12 @@ def _make_folder(
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
         if bucket is not None and (manifest := _fetch(folder, say, alone, bucket)) is not None:
-            if alone:
-                shutil.rmtree(unfinished(folder), ignore_errors=True)
             return manifest
         # Without locks, several processes may build at once, each in its own folder.
-        resuming = resumable and alone
-        work = unfinished(folder) if resuming else _beside(folder)
-        worth_keeping = False
+        work = _beside(folder)
         try:
             with explained(folder.parent):
-                work.mkdir(exist_ok=resuming)
-                worth_keeping = resuming
+                work.mkdir()
                 manifest = build(work)
                 files = {
                     p.relative_to(work).as_posix(): p.stat().st_size
@@ -272,20 +225,9 @@ def _make_folder(
                 for path in work.rglob("*"):
                     sync(path)
                 sync(work)
-                published = _publish(work, folder, manifest, say)
-                worth_keeping = False
-                return published
-        except InputError:
-            worth_keeping = False
-            raise
+                return _publish(work, folder, manifest, say)
         finally:
-            if not worth_keeping:
-                shutil.rmtree(work, ignore_errors=True)
-
-
-def unfinished(folder: Path) -> Path:
-    """Returns the folder in which a resumable :func:`make_folder` builds ``folder``."""
-    return folder.with_name(folder.name + ".building")
+            shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import av
-import engine_threads
 import pytest
 import safetensors.numpy
 import sample_videos
 import small_autoencoder
 
 from jaxtrain import main
-from jaxtrain.data import engine
 
 SIZE = ("--height", 16, "--width", 24)
 
@@ -67,8 +65,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
-    # Threads, because processes take a second to start; the processes are tested elsewhere.
-    monkeypatch.setattr(engine, "_pool", engine_threads.pool)
 
 
 def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:

@@ -209,7 +209,7 @@ def test_a_user_without_a_home_or_a_name_gets_one_line(
 def test_invalid_file_names_are_reported_as_missing(tmp_path: Path) -> None:
     long = str(tmp_path / ("a" * 5000))
     for find in (
-        lambda: documents.find(long, "--data.path", print),
+        lambda: documents.find(long, "--data.path", Path("unused"), print),
         lambda: files.find(long, "--data.path", tmp_path, print),
     ):
         with pytest.raises(InputError, match="no such file or folder"):
@@ -367,7 +367,6 @@ def test_a_fetch_that_failed_continues(
         with pytest.raises(KeyboardInterrupt):
             made_in([], built)
     (left,) = (tmp_path / "second").rglob("key.fetching")
-    cache.unfinished(left.with_name("key")).mkdir()  # of a build that was killed
     (left / ".manifest.json.abcd1234.json").touch()  # of a fetch that was killed
     before = (left / "file").stat().st_ino
     said: list[str] = []
@@ -378,29 +377,6 @@ def test_a_fetch_that_failed_continues(
     assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
     assert {path.name for path in folder.iterdir()} == {"file", MANIFEST}
     assert len(built) == 1
-
-
-def test_a_file_that_is_deleted_before_its_fetch_is_absent(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, an empty file took its place."""
-    bucket.put("list.json", b"abc")
-    file, there = cache.root("s3://bucket/cache") / "list.json", Bucket.about
-    said: list[str] = []
-
-    def deleted(self: Bucket, name: str) -> Any:
-        found = there(self, name)
-        bucket.delete([name])
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Bucket, "about", deleted)
-        cache.fetch_file(file, cache.bucket_of("s3://bucket/cache"), 9, said.append)
-    assert not list(file.parent.iterdir())
-    bucket.put("list.json", b"abc")
-    cache.fetch_file(file, cache.bucket_of("s3://bucket/cache"), 9, said.append)
-    assert file.read_bytes() == b"abc"
-    assert not said
 
 
 def test_one_process_of_a_machine_fetches(
