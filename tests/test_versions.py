@@ -81,7 +81,7 @@ def test_the_extras_in_messages_exist(checkout: Path) -> None:
                 found |= {ast.literal_eval(extra)} if named else set(tracker.TRACKERS)
     extras = importlib.metadata.metadata("jaxtrain").get_all("Provides-Extra") or []
     trackers = {"wandb", "trackio", "mlflow"}
-    assert found == {"hf", "cuda12", "interop", "parquet", "ray"} | trackers
+    assert found == {"cuda12", "interop", "parquet", "ray"} | trackers
     assert found <= set(extras)
 
 
