@@ -1,48 +1,31 @@
 """Fetches and uploads objects and complete folders of buckets."""
 
 import contextlib
-import errno
 import functools
-import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.atomic import remove_leftovers
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room
-from jaxtrain.storage.temporary_folders import explained, temporary_folder
 
 MANIFEST = "manifest.json"
 """In a folder: its key ``files`` has the size of each other file. It is written last."""
-_ONE_PIECE = 2**62  # bytes: more than any object has
 
 
-@contextlib.contextmanager
-def fetched(url: str, cache_root: Path) -> Iterator[tuple[Path, str]]:
-    """Fetches an object into a temporary folder, which is removed at the end.
+def object_at(url: str) -> tuple[Bucket, str]:
+    """Returns the client of a bucket and the name of the object at a URL."""
+    scheme, _, rest = url.partition("://")
+    host, _, name = rest.partition("/")
+    return opened(f"{'gs' if scheme == 'gcs' else scheme}://{host}"), name
 
-    Args:
-        url: of the object.
-        cache_root: the cache folder.
 
-    Yields:
-        The path, and the SHA-256 of the content.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        RunAgain, InputError: it cannot be fetched, or the disk is full.
-    """
-    bucket, name = object_at(url)
-    with temporary_folder(cache_root) as folder:
-        path = folder / name.rpartition("/")[2]
-        with explained(folder.parent):
-            digests = bucket.download(name, path, _ONE_PIECE)
-        if digests is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
-        yield path, digests[0] if digests else hashlib.sha256().hexdigest()
+@functools.lru_cache(maxsize=4)
+def opened(url: str) -> Bucket:
+    """Returns the client of a folder."""
+    return Bucket(url)
 
 
 def is_complete(bucket: Bucket, name: str) -> bool:
@@ -130,16 +113,3 @@ def _size(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return None
-
-
-def object_at(url: str) -> tuple[Bucket, str]:
-    """Returns the client of a bucket and the name of the object at a URL."""
-    scheme, _, rest = url.partition("://")
-    host, _, name = rest.partition("/")
-    return opened(f"{'gs' if scheme == 'gcs' else scheme}://{host}"), name
-
-
-@functools.lru_cache(maxsize=4)
-def opened(url: str) -> Bucket:
-    """Returns the client of a folder."""
-    return Bucket(url)
