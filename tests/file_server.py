@@ -12,7 +12,7 @@ import loopback
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.storage import bucket_output
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 
@@ -118,6 +118,8 @@ def serving() -> Iterator[Server]:
 @contextlib.contextmanager
 def bucket(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Bucket]:
     """Replaces ``s3://NAME`` by an empty bucket in memory."""
-    real, made = bucket_output.opened, Bucket(f"s3://{name}", MemoryStore())
-    monkeypatch.setattr(bucket_output, "opened", lambda url: made if url == made.url else real(url))
+    real, made = bucket_folders.opened, Bucket(f"s3://{name}", MemoryStore())
+    monkeypatch.setattr(
+        bucket_folders, "opened", lambda url: made if url == made.url else real(url)
+    )
     yield made

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, bucket_output, lock
+from jaxtrain.storage import addresses, bucket_folders, lock
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
-from jaxtrain.storage.bucket_output import MANIFEST
+from jaxtrain.storage.bucket_folders import MANIFEST
 from jaxtrain.storage.disks import disk_trouble
 
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
@@ -47,7 +47,7 @@ class CacheBucket:
     @property
     def store(self) -> Bucket:
         """Returns the client, one for each process."""
-        return bucket_output.opened(self.url)
+        return bucket_folders.opened(self.url)
 
     def name(self, path: Path) -> str:
         """Returns the name in the bucket of a file or folder in the local copy."""
@@ -187,7 +187,7 @@ def make_folder(
     if manifest is None:
         manifest = _make_folder(folder, build, say, bucket)
     if bucket is not None and bucket.uploads:
-        bucket_output.upload_folder(bucket.store, bucket.name(folder), folder, say)
+        bucket_folders.upload_folder(bucket.store, bucket.name(folder), folder, say)
     return manifest
 
 
@@ -292,7 +292,7 @@ def _fetch(
     try:
         with explained(folder.parent):
             store, name = bucket.store, bucket.name(folder)
-            if not bucket_output.download_folder(store, name, work, CURE, say):
+            if not bucket_folders.download_folder(store, name, work, CURE, say):
                 keep = False
                 return None
             manifest = read_manifest(work)

@@ -32,7 +32,7 @@ from typing import Any, TypeGuard
 from jaxtrain.data import cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_output, disks, lock, temporary_folders
+from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock, temporary_folders
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 
@@ -695,7 +695,7 @@ class _Bucket(_Place):
 
     @property
     def _store(self) -> Bucket:
-        return bucket_output.opened(self.where)
+        return bucket_folders.opened(self.where)
 
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[None]:

@@ -27,7 +27,7 @@ import obstore
 from obstore.store import HTTPStore
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, bucket_output
+from jaxtrain.storage import addresses, bucket_folders
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
 
@@ -178,7 +178,7 @@ def _object_at(address: str, flag: str) -> tuple[Any, str]:
             f"{flag} {addresses.public(address)} has a query: remove what follows the question mark"
         )
     with _named(flag):
-        return bucket_output.object_at(address)
+        return bucket_folders.object_at(address)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from jaxtrain.data.cache import MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import bucket_output, disks
+from jaxtrain.storage import bucket_folders, disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 
@@ -220,7 +220,7 @@ def test_invalid_file_names_are_reported_as_missing(tmp_path: Path) -> None:
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A cache in a bucket; ``$JAXTRAIN_CACHE`` names the machine."""
     made = Bucket("s3://bucket/cache", MemoryStore())
-    monkeypatch.setattr(bucket_output, "opened", lambda url: made)
+    monkeypatch.setattr(bucket_folders, "opened", lambda url: made)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     return made
 

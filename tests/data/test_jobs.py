@@ -17,7 +17,7 @@ from obstore.store import MemoryStore
 
 from jaxtrain.data import engines, jobs
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_output
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)
@@ -264,7 +264,7 @@ def test_an_input_that_changes_meanwhile_is_not_recorded_as_done(case: Case) -> 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     store = Bucket(URL, MemoryStore())
-    monkeypatch.setattr(bucket_output, "opened", lambda url: store)
+    monkeypatch.setattr(bucket_folders, "opened", lambda url: store)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     return store
 

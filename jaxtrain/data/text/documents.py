@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, cast
 from jaxtrain import versions
 from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_output, listing
+from jaxtrain.storage import addresses, atomic, bucket_folders, listing
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
@@ -100,7 +100,7 @@ class File:
             with open(hub_datasets.fetched(self.path), "rb") as file:
                 yield file
         elif addresses.is_address(self.path):
-            bucket, name = bucket_output.object_at(self.path)
+            bucket, name = bucket_folders.object_at(self.path)
             yield cast(BinaryIO, io.BufferedReader(_Object(bucket, name, self), _OBJECT_BYTES))
         else:
             with contextlib.ExitStack() as stack:
@@ -233,7 +233,7 @@ def _local(path: Path, name: str) -> File:
 def _listed(pattern: str, flag: str) -> list[File]:
     """Returns the objects at a URL, without hidden ones."""
     url = normalized(pattern, flag)
-    bucket, folder = bucket_output.object_at(url)
+    bucket, folder = bucket_folders.object_at(url)
     objects = {
         name.removeprefix(f"{folder}/"): about for name, about in bucket.versions(folder).items()
     }

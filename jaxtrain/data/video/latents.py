@@ -25,7 +25,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import atomic, bucket_output, disks
+from jaxtrain.storage import atomic, bucket_folders, disks
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
@@ -113,7 +113,7 @@ class LatentStore:
         """
         if self.url is None:
             return
-        bucket = bucket_output.opened(self.url)
+        bucket = bucket_folders.opened(self.url)
         sizes = bucket.sizes()
         absent = {self.name(entry) for entry in self._not_in(sizes, videos)}
         names = (self.name(entry) for entry in self.missing(videos))
@@ -182,7 +182,7 @@ class LatentStore:
         if self.url is None:
             atomic.write_whole(self.folder / ABOUT, text)
         else:
-            bucket_output.opened(self.url).put(ABOUT, text.encode())
+            bucket_folders.opened(self.url).put(ABOUT, text.encode())
 
 
 def cache_folder(root: Path, model: Any) -> Path:
@@ -212,7 +212,7 @@ def _teachers(root: Path, model: Any) -> list[str]:
 def _fetch_descriptions(root: Path, model: Any, cache_url: str) -> None:
     """Makes the descriptions on this disk those of the teachers that are in a bucket."""
     folder = cache_folder(root, model)
-    bucket = bucket_output.opened(f"{cache_url}/{folder.relative_to(root).as_posix()}")
+    bucket = bucket_folders.opened(f"{cache_url}/{folder.relative_to(root).as_posix()}")
     listed = bucket.sizes()
     for local in folder.glob(f"*/{ABOUT}"):
         if f"{local.parent.name}/{ABOUT}" not in listed:  # deleted there

@@ -19,7 +19,7 @@ from jaxtrain.data import engines, jobs
 from jaxtrain.data.text import Masked, documents, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import bucket_output
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"
@@ -52,7 +52,7 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
         folder = tmp_path / "buckets" / url.partition("://")[2]
         return Bucket(url, LocalStore(folder, mkdir=True), waits_s=())
 
-    monkeypatch.setattr(bucket_output, "opened", opened)
+    monkeypatch.setattr(bucket_folders, "opened", opened)
     monkeypatch.setattr(shards, "Processes", engines.Threads)  # which see the same buckets
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     for path in texts.rglob("*.*"):

@@ -16,7 +16,7 @@ from obstore.store import LocalStore
 from jaxtrain.data import cache, jobs, video
 from jaxtrain.data.video import encode_latents, latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_output, disks
+from jaxtrain.storage import bucket_folders, disks
 from jaxtrain.storage.bucket import Bucket
 
 SHAPE = (2, 8, 12, 3)
@@ -333,7 +333,7 @@ def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
         folder = tmp_path / url.removeprefix("s3://")
         return Bucket(url, LocalStore(folder, mkdir=True))
 
-    monkeypatch.setattr(bucket_output, "opened", opened)
+    monkeypatch.setattr(bucket_folders, "opened", opened)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     assert _prepare(_open(data, URL), URL).made == 4
     assert not list((tmp_path / "first").rglob("*.npy"))
@@ -347,5 +347,5 @@ def test_latents_in_a_bucket_are_fetched_by_training_on_another_machine(
     _open(data, URL, TAUGHT)
     assert file.exists()
     # If this disk has them all, the bucket is not asked.
-    monkeypatch.setattr(bucket_output, "opened", None)
+    monkeypatch.setattr(bucket_folders, "opened", None)
     _open(data, URL, TAUGHT)

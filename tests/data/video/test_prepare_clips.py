@@ -21,7 +21,7 @@ from jaxtrain.data.video import decode, demo_videos, packets, pieces, prepare_cl
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_output, disks
+from jaxtrain.storage import bucket_folders, disks
 from jaxtrain.storage.bucket import Bucket
 
 SMALL = Settings(
@@ -397,7 +397,7 @@ def test_videos_and_clips_may_be_in_buckets(
 ) -> None:
     """Videos are fetched one by one, and the objects are the files of a local folder."""
     bucket = Bucket("s3://bucket/clips", MemoryStore())
-    monkeypatch.setattr(bucket_output, "opened", lambda url: bucket)
+    monkeypatch.setattr(bucket_folders, "opened", lambda url: bucket)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     _run(source, tmp_path / "out")
     real, present = pieces.cut, []
