@@ -28,15 +28,6 @@ def opened(url: str) -> Bucket:
     return Bucket(url)
 
 
-def is_complete(bucket: Bucket, name: str) -> bool:
-    """Returns whether a bucket has a complete folder.
-
-    Raises:
-        Unavailable, InputError: the bucket cannot be read.
-    """
-    return _sizes(bucket, name) is not None
-
-
 def _sizes(bucket: Bucket, name: str) -> dict[str, int] | None:
     """Returns the size of each file of a folder; None if it is not complete."""
     manifest = bucket.get(f"{name}/{MANIFEST}")
@@ -64,7 +55,7 @@ def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], 
         Unavailable, InputError: the bucket cannot be written.
         OSError: a file cannot be read.
     """
-    if is_complete(bucket, name):
+    if _sizes(bucket, name) is not None:
         return
     sizes = json.loads((folder / MANIFEST).read_bytes())["files"]
     say(f"uploading {sum(sizes.values()) / 1e6:,.1f} MB to {bucket.url}/{name}")
