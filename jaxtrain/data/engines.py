@@ -15,6 +15,7 @@ import importlib.metadata
 import itertools
 import logging
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
@@ -22,8 +23,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar, cast
 
 from jaxtrain import terminal, versions
 from jaxtrain.data import worker_count
@@ -145,7 +146,10 @@ class Threads:
                     running[pool.submit(process, item)] = item
                 if not running:
                     return
-                for future in _first_done(running):
+                done = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED
+                ).done
+                for future in done:
                     item = running.pop(future)
                     # Another thread has failed, whose error follows.
                     with contextlib.suppress(_Stopped):
@@ -157,10 +161,6 @@ class Threads:
 
 class _Stopped(Exception):
     """Another thread failed, or the user stopped the command."""
-
-
-def _first_done(running: Iterable[concurrent.futures.Future[Any]]) -> Iterable[Any]:
-    return concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Processes:
     ) -> Iterator[tuple[Item, Result | None]]:
         """Yields the results of items that do not kill their workers.
 
-        Each worker has a pool of its own. If one of a pool dies, Python ends the others, too, and
-        what they were processing would be lost.
+        Each worker has a pipe of its own, which closes if the worker dies. In a pool of Python's,
+        the death of one ends the others, too, and what they were processing would be lost.
 
         Args:
             begin: see :meth:`map`.
@@ -208,71 +208,58 @@ class Processes:
             killed: receives the items that kill their workers.
         """
         worker_count.allow_files(worker_count.files_needed(workers, 0))
-        numbers = itertools.count()
+        idle: list[Connection] = []
+        running: dict[Connection, Item] = {}
         with contextlib.ExitStack() as stack:
-            idle: list[_Pool] = []
-            running: dict[concurrent.futures.Future[Result], tuple[Item, _Pool]] = {}
-
-            def start() -> _Pool:
-                return stack.enter_context(
-                    _Pool(
-                        1,
-                        mp_context=multiprocessing.get_context("spawn"),
-                        initializer=_begin,
-                        initargs=(begin, next(numbers)),
-                    )
-                )
-
+            numbers = itertools.count()
             while True:
                 for item in itertools.islice(waiting, workers - len(running)):
-                    pool = idle.pop() if idle else start()
                     try:
-                        future = pool.submit(_process, item)
-                    except BrokenProcessPool:  # it died after its last item
-                        pool = start()
-                        future = pool.submit(_process, item)
-                    running[future] = item, pool
+                        worker = idle.pop()
+                        worker.send(item)
+                    except (IndexError, OSError):  # none is idle, or it died after its last item
+                        worker = stack.enter_context(_process(begin, next(numbers)))
+                        worker.send(item)
+                    running[worker] = item
                 if not running:
                     return
-                for future in _first_done(running):
-                    item, pool = running.pop(future)
+                for ready in multiprocessing.connection.wait(list(running)):
+                    worker = cast(Connection, ready)
+                    item = running.pop(worker)
                     try:
-                        result = future.result()
-                    except BrokenProcessPool:
+                        result, error = worker.recv()
+                    except (EOFError, OSError):
                         killed.append(item)
                         continue
-                    idle.append(pool)
+                    if error is not None:
+                        raise error
+                    idle.append(worker)
                     yield item, result
 
 
-class _Pool(concurrent.futures.ProcessPoolExecutor):
-    """Kills the workers after an error or a stop: an item may take minutes, and its result is lost.
-
-    Executor.kill_workers is in Python 3.14.
-    """
-
-    def submit(self, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
-        """Starts workers with SIGINT blocked: a Ctrl-C during their imports prints a traceback."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-        try:
-            return super().submit(*arguments, **named)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
-        if kind is not None:
-            for process in list((self._processes or {}).values()):
-                process.kill()
-        return super().__exit__(kind, *rest)
-
-
-_begun: tuple[Callable[[], Callable[[Any], Any]], list[Callable[[Any], Any]]]  # of this process
+@contextlib.contextmanager
+def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
+    """Starts a worker process, and kills it at the end of the block."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, begin, number), daemon=True)
+    # A Ctrl-C while it imports packages would print a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()
+    try:
+        yield here
+    finally:
+        process.kill()  # an item may take minutes, and its result is lost
+        process.join()
+        here.close()
 
 
-def _begin(begin: Begin[Any, Any], number: int) -> None:
-    """Initializes a worker process. It ends with its parent, even if that is killed."""
-    global _begun
-    _begun = functools.partial(begin, Worker(number)), []
+def _serve(pipe: Connection, begin: Begin[Any, Any], number: int) -> None:
+    """Processes items in a worker process. It ends with its parent, even if that is killed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -282,14 +269,17 @@ def _begin(begin: Begin[Any, Any], number: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
-
-
-def _process(item: Any) -> Any:
-    """Processes an item; begins first, because an error of an initializer is not passed on."""
-    begin, made = _begun
-    if not made:
-        made.append(begin())
-    return made[0](item)
+    process = None
+    while True:
+        item = pipe.recv()
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            process = process or begin(Worker(number))
+            result = process(item)
+        except Exception as error:
+            failure = error
+        pipe.send((result, failure))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -626,7 +626,7 @@ class _Folder(_Place):
         return size_of
 
     def names_of_records(self) -> Iterable[str]:
-        for path in (self._top / _RECORDS).glob("*/*.json"):
+        for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
             yield path.relative_to(self._top).as_posix()
 
     @contextlib.contextmanager

@@ -336,7 +336,8 @@ def test_a_killed_command_resumes_and_leaves_nothing(case: Case, tmp_path: Path)
     tests = Path(__file__).parents[1]
     script.write_text(SCRIPT.format(paths=[str(tests), str(tests.parent)], top=str(tmp_path)))
     process = subprocess.Popen([sys.executable, script])
-    wait_for(lambda: len(list(case.out.glob("*.made"))) == 6, "the others", seconds=60)
+    records = case.out / ".jobs/records"
+    wait_for(lambda: len(list(records.glob("*/[!.]*"))) == 6, "the others", seconds=60)
     wait_for(lambda: list((case.out / ".jobs/half").iterdir()), "the last one", seconds=60)
     process.send_signal(signal.SIGKILL)
     process.wait()
