@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
@@ -243,7 +244,8 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, begin, number), daemon=True)
-    # A Ctrl-C while it imports packages would print a traceback.
+    # A Ctrl-C in the worker would print a traceback. To start the resource tracker unblocks it.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         process.start()
