@@ -173,11 +173,11 @@ def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | Non
         gpus: GPUs of this process.
         flag: the flag that sets it.
     """
-    text = f"{flag} {workers} needs about"
+    text = f"{flag} {workers} needs about "
     most, files = _most_by_files(gpus)
     if workers > most:
         return (
-            f"{text} {files_needed(workers, gpus):,} open files, and {_of_files(files)}: use at "
+            f"{text}{files_needed(workers, gpus):,} open files, and {_of_files(files)}: use at "
             f"most {_workers(most)}, or raise that limit (nofile in limits.conf, or docker run "
             "--ulimit nofile=N)"
         )
@@ -186,7 +186,7 @@ def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | Non
     if need > free / 2**20:
         where = "the container's limit leaves" if limited else "this host has"
         return (
-            f"{text} {need:,} MiB of memory, and {where} {free / 2**20:,.0f} free: use at most "
+            f"{text}{need:,} MiB of memory, and {where} {free / 2**20:,.0f} free: use at most "
             f"{_workers(max(1, int(free / WORKER_BYTES)))}"
         )
     return None
