@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import cache, jobs, worker_count
+from jaxtrain.data import cache, jobs, worker_count, worker_process
 from jaxtrain.data.engines import Engine, Processes, Worker
 from jaxtrain.data.text.documents import File, Section
 from jaxtrain.data.text.encoding import Encoded, Encoder
@@ -185,16 +185,17 @@ def prepare(
     if not missing:
         return True
     items = [jobs.Item(f"{shard.name} ({name})", (), name, shard) for name, shard in every.items()]
-    outcome = jobs.run(
-        items,
-        functools.partial(_begin, recipe, len(missing) < worker_count.cores()),
-        folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
-        engine=engine or Processes(min(worker_count.cores(), len(missing))),
-        say=say,
-        part=part,
-        doing="tokenizing",
-        things="parts of the text",
-    )
+    with worker_process.started_by_us():  # also in a script that opens a data set itself
+        outcome = jobs.run(
+            items,
+            functools.partial(_begin, recipe, len(missing) < worker_count.cores()),
+            folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
+            engine=engine or Processes(min(worker_count.cores(), len(missing))),
+            say=say,
+            part=part,
+            doing="tokenizing",
+            things="parts of the text",
+        )
     if outcome.failed:
         name, reason = next(iter(outcome.failed.items()))
         raise InputError(f"{name.rpartition(' (')[0]}: {reason}")
