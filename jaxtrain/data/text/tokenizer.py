@@ -222,10 +222,14 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
     stretches, words = Counter[str](), Counter[str]()
     for document in documents:
         of_document = document.replace("\n", " ").split(" ")
-        stretches.update(stretch for stretch in of_document if len(stretch) <= _LONGEST_WORD)
-        for stretch in of_document:
-            if len(stretch) > _LONGEST_WORD:  # text without spaces, too long to keep
-                words.update(split(stretch))
+        if max(map(len, of_document)) <= _LONGEST_WORD:
+            stretches.update(of_document)  # twice as fast as one at a time
+        else:
+            for stretch in of_document:
+                if len(stretch) <= _LONGEST_WORD:
+                    stretches[stretch] += 1
+                else:  # text without spaces, too long to keep
+                    words.update(split(stretch))
         _forget_rare(stretches)
         _forget_rare(words)
     for stretch, times in stretches.items():
