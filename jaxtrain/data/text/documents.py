@@ -330,7 +330,7 @@ def texts(
     is_plain = file.suffix not in (".jsonl", ".parquet")
     if file.suffix == ".parquet":
         require_parquet(str(path))
-    found, tokens = [], 0
+    documents, tokens = [], 0
     with open(path, "rb") as data:
         parts = (
             decoded(data, str(path), 0, size)
@@ -338,11 +338,11 @@ def texts(
             else Section(file, 0, size).read(text_field, Counter())
         )
         for part in parts:
-            found.append(part)
+            documents.append(part)
             tokens += count(part) if count is not None and most is not None else 0
             if most is not None and tokens >= most:
                 break
-    return ["".join(found)] if is_plain else found
+    return ["".join(documents)] if is_plain else documents
 
 
 def require_parquet(name: str) -> None:

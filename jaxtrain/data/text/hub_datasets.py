@@ -136,11 +136,11 @@ def _chosen(
 ) -> list[str]:
     """Returns the dataset's own text files of a split; none if it has other files."""
     visible = [file for file in files if not any(p.startswith(".") for p in file.split("/"))]
-    described = [one for one in card.get("configs") or [] if isinstance(one, dict)]
-    listed = {str(one.get("config_name")): one for one in described if "data_files" in one}
+    described = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
+    listed = {str(entry.get("config_name")): entry for entry in described if "data_files" in entry}
     own = [file for file in visible if file.lower().endswith(_SUFFIXES)]
     if listed:
-        first = next((key for key, one in listed.items() if one.get("default")), "default")
+        first = next((key for key, entry in listed.items() if entry.get("default")), "default")
         key = config or (first if first in listed else "")
         if not key and len(listed) == 1:
             key = next(iter(listed))
@@ -156,20 +156,20 @@ def _chosen(
                 f"{text}: no split {split}, only {splits.listed([*patterns])}: write "
                 f"hf:{name}:{config}:SPLIT"
             )
-        wanted = [f"{folder}/{one}".strip("/") for one in patterns[split]]
+        wanted = [f"{folder}/{pattern}".strip("/") for pattern in patterns[split]]
         return [file for file in own if any(_matches(file, pattern) for pattern in wanted)]
     if config:
         own = [file for file in own if file.startswith(f"{config}/")]
     if not own:
         return []
     sides = splits.by_name(own) or ["train"] * len(own)
-    found = [file for file, side in zip(own, sides, strict=True) if side == _WORDS.get(split)]
-    if not found:
-        has = [one for one, side in _WORDS.items() if side in sides]
+    chosen = [file for file, side in zip(own, sides, strict=True) if side == _WORDS.get(split)]
+    if not chosen:
+        has = [word for word, side in _WORDS.items() if side in sides]
         raise InputError(
             f"{text}: no split {split}, only {', '.join(has)}: write hf:{name}:{config}:SPLIT"
         )
-    return found
+    return chosen
 
 
 def _data_files(described: Any) -> Iterator[tuple[str, list[str]]]:
@@ -177,12 +177,15 @@ def _data_files(described: Any) -> Iterator[tuple[str, list[str]]]:
     if isinstance(described, dict):
         described = [{"split": split, "path": path} for split, path in described.items()]
     described = described if isinstance(described, list) else [described]
-    if all(isinstance(one, str) for one in described):
+    if all(isinstance(entry, str) for entry in described):
         yield "train", described
-    for one in described:
-        if isinstance(one, dict):
-            path = one.get("path")
-            yield str(one.get("split")), list(map(str, path if isinstance(path, list) else [path]))
+    for entry in described:
+        if isinstance(entry, dict):
+            path = entry.get("path")
+            yield (
+                str(entry.get("split")),
+                list(map(str, path if isinstance(path, list) else [path])),
+            )
 
 
 def _matches(file: str, pattern: str) -> bool:
@@ -213,7 +216,7 @@ def _converted(
             )
         config = "default" if "default" in configs else configs[0] if configs else ""
     own = [file for file in sizes if re.fullmatch(rf"{re.escape(config)}/[^/]+/.*\.parquet", file)]
-    found = [file for file in own if file.split("/")[1] == split]
+    chosen = [file for file in own if file.split("/")[1] == split]
     part = [file for file in own if file.split("/")[1] == f"partial-{split}"]
     if part:
         raise InputError(
@@ -222,14 +225,14 @@ def _converted(
             f"{split} to parquet ({len(part):,} files in partial-{split}): download the dataset "
             "and convert it"
         )
-    if not found:
+    if not chosen:
         has = sorted({file.split("/")[1] for file in own})
         raise InputError(
             f"{text}: no split {split}"
             + (f", only {', '.join(has)}" if has else f"; configurations: {', '.join(configs)}")
             + f": write hf:{name}:CONFIG:SPLIT"
         )
-    return found
+    return chosen
 
 
 def _fail(error: Exception, name: str, text: str) -> NoReturn:

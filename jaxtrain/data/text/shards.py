@@ -100,18 +100,24 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Describes it for messages."""
+        """Describes it for messages, in the same way on each machine."""
         first, *more = self.sections
         if more:
-            return f"{first.file.path} and {len(more):,} more files"
+            return f"{first.file.name} and {len(more):,} more files"
         part = f" from byte {first.start:,}" if first.start else ""
-        return f"{first.file.path}{part}"
+        return f"{first.file.name}{part}"
 
     def key(self) -> list[Any]:
         """Returns JSON values that change with the text."""
         return [
-            (one.file.name, one.file.size, one.file.version, one.start, one.stop)
-            for one in self.sections
+            (
+                section.file.name,
+                section.file.size,
+                section.file.version,
+                section.start,
+                section.stop,
+            )
+            for section in self.sections
         ]
 
     def folder(self, recipe: Recipe) -> str:

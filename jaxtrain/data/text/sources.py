@@ -251,8 +251,8 @@ class Text:
         total = sum(len(source.files) for source in sources)
         quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
         skipped = Counter[str]()
-        for one in made.values():
-            skipped.update(one.skipped)
+        for shard in made.values():
+            skipped.update(shard.skipped)
         if skipped:
             names = splits.listed([*skipped])
             say(f"skipped: {skipped.total():,} rows without text, in {names}")

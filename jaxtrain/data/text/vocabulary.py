@@ -75,7 +75,10 @@ def prepare(
         write_whole(work / tokenizer.NAME, trained.to_str(pretty=True))
         return {"version": _VERSION}
 
-    text = [([(shard.key(), split) for shard, split in one.shards], one.below) for one in samples]
+    text = [
+        ([(shard.key(), is_split) for shard, is_split in sample.shards], sample.below)
+        for sample in samples
+    ]
     target = (
         folder / f"vocabulary-{cache.digest(_VERSION, text, text_field, vocab_size, kind)[:20]}"
     )
@@ -120,8 +123,8 @@ def first_shards(
 def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[str]:
     """Yields the documents to train on: the first ones of each of evenly spread shards.
 
-    At most one document of a source that is split may validate only because no other one does: the
-    one with the greatest digest, or all but the one with the least. Those wait until it is known.
+    Each side of a source that is split has a document. If no digest says so, the greatest of a
+    document validates, or the least trains, so these two documents wait until that is known.
     """
     everything = [shard for sample in samples for shard, _ in sample.shards]
     step = max(1, -(-len(everything) // _MOST_SHARDS))
