@@ -224,8 +224,6 @@ CHOSEN = {
     "data/text/stdlib_corpus.py _docstrings": _LITERAL,
     "data/text/sources.py Text.__post_init__": _LITERAL,
     "data/video/config.py Config.__post_init__": _LITERAL,
-    "data/text/streams.py Streams.__getstate__": _FIELDS,
-    "data/text/windows.py WindowSource.__getstate__": _FIELDS,
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,

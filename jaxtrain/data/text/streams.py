@@ -5,7 +5,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Streams:
         """
         if not 0 <= index < self.examples:
             raise IndexError(f"example {index} of {self.examples}")
-        table = self._table
+        table = _table(self.prefix)
         shard = int(np.searchsorted(table["examples"], index, "right"))
         before = int(table["examples"][shard - 1]) if shard else 0
         return shard, index - before, int(table["tokens"][shard])
@@ -66,7 +65,7 @@ class Streams:
         Raises:
             DiskAway, BadExample: see :meth:`place`.
         """
-        row = self._table[shard]
+        row = _table(self.prefix)[shard]
         first, count = int(row["run"]), int(row["runs"])
         runs = _file(f"{self.prefix}.runs", "uint64").read(2 * first, 2 * (first + count))
         positions, begins = runs.reshape(-1, 2).astype(np.int64).T
@@ -80,16 +79,10 @@ class Streams:
             start, run = end, run + 1
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
-    @functools.cached_property
-    def _table(self) -> np.ndarray:
-        return numbers_of(f"{self.prefix}.shards", SHARD)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields without what has been read."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+@functools.lru_cache(_OPEN_FILES)
+def _table(prefix: str) -> np.ndarray:
+    return numbers_of(f"{prefix}.shards", SHARD)
 
 
 @functools.lru_cache(_OPEN_FILES)

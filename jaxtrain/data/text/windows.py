@@ -9,7 +9,6 @@ Shapes: S is the sequence length, V the number of ids of the tokenizer.
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -62,19 +61,13 @@ class WindowSource:
         targets = window[1:]
         tokens_S[: len(window)] = window[:size]
         targets_S[: len(targets)] = targets
-        bytes_S[: len(targets)] = self._bytes_V[targets]
+        bytes_S[: len(targets)] = _bytes_of(self.token_bytes)[targets]
         return {"tokens": tokens_S, "targets": targets_S, "target_bytes": bytes_S}
 
-    @functools.cached_property
-    def _bytes_V(self) -> np.ndarray:
-        return numbers_of(self.token_bytes, "int32")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields without what has been read."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+@functools.lru_cache(4)
+def _bytes_of(path: str) -> np.ndarray:
+    return numbers_of(path, "int32")
 
 
 def count(length: int, sequence_length: int) -> int:
