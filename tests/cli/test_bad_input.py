@@ -147,4 +147,6 @@ def test_one_frame_is_enough_if_requested(
     assert set(found["metrics"]) == {"psnr", "ssim"}
     size = ("--height", 16, "--width", 16, "--min-side", 16, "--workers", 1)
     assert run("prepare", "clips", video, tmp_path / "out", *size, "--min-frames", 1) == 0
-    assert "1 clip, 1 frame, from 1 video; dropped 0 videos and 0 frames" in capsys.readouterr().out
+    assert (
+        "1 clip, 1 frame, from 1 video; excluded 0 videos and 0 frames" in capsys.readouterr().out
+    )

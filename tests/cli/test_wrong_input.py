@@ -84,7 +84,7 @@ def with_a_trace_after_the_end(place: Path) -> list[str]:
         (without_data, "nowhere"),
         (with_an_empty_folder, "empty"),
         (with_files_that_are_not_text, "pictures"),
-        (with_too_little_text, "a.txt"),
+        (with_too_little_text, "short has 1 document"),
         (with_nothing_to_resume_from, "nowhere"),
         (with_a_step_that_was_never_saved, "700"),
         (with_parameters_from_nowhere, "nothing does not exist"),

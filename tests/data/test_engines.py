@@ -270,3 +270,22 @@ def test_an_actor_that_sees_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with mock.patch.dict(sys.modules, {"ray": mock.MagicMock()}):
         _, error = engines._Actor([None], 1, 1).process(0)
     assert "jax sees only the CPU on the Ray node" in str(error)
+
+
+SCRIPT = """
+import operator
+from jaxtrain.data import engines
+
+print("started")
+begin = operator.attrgetter("__class__")  # of the worker: its class makes a worker of a number
+print([result.number for _, result in engines.Processes(1).map(begin, [4, 5])])
+"""
+
+
+def test_a_script_is_not_run_again_in_a_worker(tmp_path: Path) -> None:
+    """Although it has no ``if __name__ == "__main__"``."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    import program  # loads jax, which workers that import this file do not have
+
+    ended = program.execute(tmp_path, sys.executable, "script.py")
+    assert (ended.returncode, ended.stdout) == (0, "started\n[4, 5]\n"), ended.stderr
