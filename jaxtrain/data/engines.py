@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
 from jaxtrain import terminal, versions
-from jaxtrain.data import worker_count
+from jaxtrain.data import worker_count, worker_process
 from jaxtrain.errors import InputError, RunAgain, first_line
 
 Item = TypeVar("Item")
@@ -248,7 +248,8 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        process.start()
+        with worker_process.started_by_us():
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     there.close()
