@@ -13,14 +13,14 @@ from program import TINY_MLM, command, environment, losses, run, train, write_co
 pytestmark = pytest.mark.slow
 
 STEPS = 4 * 143 // 8  # epochs, examples, batch
-# A norm of almost the usual size counts as bad, so that some steps are bad. With this seed, 0.96 to
-# 0.98 skip about fifteen and roll back three times; 0.95 skips too many in a row.
+# A norm of almost the usual size counts as bad, so that some steps are bad. With this seed, 0.942
+# to 0.948 skip 28 and roll back six times; 0.94 skips too many in a row, and 0.95 only three.
 ARGUMENTS = [
     *TINY_MLM,
     # In epochs: skipped examples must not shorten a run that is stopped.
     *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
     *["--checkpoint.every", "10"],
-    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.97", "--optim.bad_in_a_row", "2"],
+    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.945", "--optim.bad_in_a_row", "2"],
     *["--loop.record_examples", "True", "--checkpoint.keep", "20", "--loop.find_nan", "True"],
 ]
 
