@@ -19,7 +19,7 @@ ARGUMENTS = [
     *TINY_MLM,
     # In epochs: skipped examples must not shorten a run that is stopped.
     *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
-    *["--checkpoint.every", "10"],
+    *["--checkpoint.every", "10", "--seed", "0"],
     *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.945", "--optim.bad_in_a_row", "2"],
     *["--loop.record_examples", "True", "--checkpoint.keep", "20", "--loop.find_nan", "True"],
 ]
