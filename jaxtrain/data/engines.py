@@ -160,7 +160,7 @@ class Threads:
             pool.shutdown(cancel_futures=True)
 
 
-class _Stopped(Exception):
+class _Stopped(BaseException):  # no error of an item, so its function must not catch it
     """Another thread failed, or the user stopped the command."""
 
 

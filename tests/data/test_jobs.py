@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -387,3 +388,25 @@ def test_an_error_in_a_thread_stops_the_others() -> None:
 
     with pytest.raises(InputError, match="item 1 is wrong"):
         list(engines.Threads(2).map(begin, range(5)))
+
+
+def test_an_item_that_is_stopped_has_no_record(tmp_path: Path) -> None:
+    """Otherwise the next part would report it as failed, and complete the set without it."""
+    items = [jobs.Item(name, (), name) for name in "ab"]
+    started = threading.Event()
+
+    def begin(worker: engines.Worker) -> jobs.Make:
+        def make(item: jobs.Item, path: Path) -> jobs.Record:
+            if item.name == "a":
+                started.wait()
+                raise InputError("the model is broken")
+            started.set()
+            wait_for_threads(worker.check)
+            return {}
+
+        return make
+
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="the model is broken"):
+        jobs.run(items, begin, out, {}, engine=engines.Threads(2), say=print)
+    assert not list((out / jobs.WORK / "records").rglob("*.json"))
