@@ -470,7 +470,7 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
             f"{text}: the Hub does not accept the token ({reason}): run hf auth login, or set "
             "HF_TOKEN to a valid one"
         ) from error
-    raise hub_errors.explained(
+    hub_errors.fail(
         error,
         text,
         kind="model",
@@ -478,4 +478,4 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
         absent=f"no such model on {where}, or no access to it ({reason}): check the name; if it is "
         "private, run hf auth login or set HF_TOKEN",
         offline="" if writes else "set HF_HUB_OFFLINE=1 to use what was downloaded before",
-    ) from error
+    )

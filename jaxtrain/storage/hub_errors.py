@@ -1,6 +1,6 @@
 """Explains errors of the Hugging Face Hub: its models and data sets fail in the same ways."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
@@ -50,10 +50,10 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def explained(
+def fail(
     error: Exception, text: str, *, kind: str, page: str, absent: str, offline: str = ""
-) -> Exception:
-    """Returns what to raise: an error of the Hub, the network, or a disk as one line, or itself.
+) -> NoReturn:
+    """Raises an error of the Hub, the network, or a disk as one line, and any other unchanged.
 
     Args:
         error: from a library.
@@ -63,6 +63,15 @@ def explained(
         absent: message if there is no such repository, or no access to it.
         offline: what to do where there is no network.
     """
+    failure = _explained(error, text, kind, page, absent, offline)
+    if failure is None:
+        raise error  # not from itself: who follows its causes would never end
+    raise failure from error
+
+
+def _explained(
+    error: Exception, text: str, kind: str, page: str, absent: str, offline: str
+) -> Exception | None:
     import huggingface_hub
     import huggingface_hub.errors as hub_errors
 
@@ -100,4 +109,4 @@ def explained(
         )
     if isinstance(error, ValueError | KeyError | OSError):  # a response of an unknown form
         return InputError(f"{text}: {why}")
-    return error
+    return None

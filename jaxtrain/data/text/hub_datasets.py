@@ -237,7 +237,7 @@ def _converted(
 
 def _fail(error: Exception, name: str, text: str) -> NoReturn:
     """Raises errors of the Hub and the network as one line, and any other error unchanged."""
-    failure = hub_errors.explained(
+    hub_errors.fail(
         error,
         text,
         kind="dataset",
@@ -246,6 +246,3 @@ def _fail(error: Exception, name: str, text: str) -> NoReturn:
         offline=f"on a connected machine, run {invocation.program()} prepare tokens with this "
         "run's --config and overrides, and copy its cache folder here ($JAXTRAIN_CACHE)",
     )
-    if failure is error:
-        raise error
-    raise failure from error
