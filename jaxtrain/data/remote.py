@@ -66,9 +66,10 @@ _CAUSES = (
 
 
 def list_folder(address: str, flag: str) -> dict[str, tuple[int, str]]:
-    """Returns the size and ETag of all files in a folder at an s3 or gs URL, sorted by URL.
+    """Returns the size and ETag of the files in a folder at an s3 or gs URL, sorted by URL.
 
-    Returns an empty dictionary for other URLs.
+    Files and folders whose names begin with a dot are omitted, as on a disk. Returns an empty
+    dictionary for other URLs.
 
     Raises:
         InputError: the folder cannot be listed.
@@ -77,9 +78,14 @@ def list_folder(address: str, flag: str) -> dict[str, tuple[int, str]]:
     if addresses.split(address).scheme in addresses.HTTP:
         return {}
     bucket, folder = _object_at(address, flag)
+    folder = folder.rstrip("/")
     with _named(flag):
-        versions = bucket.versions(folder.rstrip("/"))
-    return {f"{bucket.url}/{name}": version for name, version in sorted(versions.items())}
+        versions = bucket.versions(folder)
+    return {
+        f"{bucket.url}/{name}": version
+        for name, version in sorted(versions.items())
+        if "/." not in f"/{name.removeprefix(folder).removeprefix('/')}"
+    }
 
 
 def fetch(

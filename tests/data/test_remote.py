@@ -50,7 +50,8 @@ def store(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         for name in ("0.mp4", "sub/1.mp4"):
             memory.put(name, made / name[-5:])
         memory.put("s.tar", made / "s.tar")
-        memory.put("readme.md", b"")
+        for name in ("readme.md", "._0.mp4", ".trash/2.mp4"):
+            memory.put(name, b"")
         yield memory
 
 
