@@ -143,7 +143,10 @@ def _cut(settings: Settings, item: jobs.Item, folder: Path) -> dict[str, Any]:
     """Writes the pieces of a video; returns their numbers of frames."""
     video = item.value
     if video.version is not None:
-        video = files.fetched(video, folder.parent, "SOURCE")
+        try:
+            video = files.fetched(video, folder.parent, "SOURCE")
+        except InputError as error:  # of this object: it is gone, or a web page
+            raise jobs.Failed(str(error)) from error
 
     def cut() -> pieces.Cut:
         folder.mkdir(exist_ok=True)
