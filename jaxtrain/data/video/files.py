@@ -142,6 +142,11 @@ def video_of(name: str) -> str:
     return name.split(PIECES + "/", 1)[0]
 
 
+def is_file(url: str) -> bool:
+    """Returns whether a URL names a video or a tar, and not a folder."""
+    return _suffix(url) in _KNOWN
+
+
 def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], str]:
     """Returns the files at a URL, and what to do if they have no videos."""
     suffix = _suffix(url)
@@ -150,7 +155,7 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], 
             f"{flag} {addresses.public(url)}: lists are read from a disk: download this one, and "
             "write complete URLs into it"
         )
-    if suffix in _KNOWN:
+    if is_file(url):
         files = [VideoFile(addresses.name_of(one), url=one) for one in tar_members.expand(url)]
         return files, "pass a video, or a .tar that contains videos"
     files = [
@@ -160,7 +165,7 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], 
             version=version if _suffix(one) in SUFFIXES and not fetch_folders else None,
         )
         for one, version in remote.list_folder(url, flag).items()
-        if _suffix(one) in _KNOWN
+        if is_file(one)
     ]
     return files, "pass a video, a .tar, or a folder of a bucket"
 

@@ -99,7 +99,7 @@ def of_path(
     """
     if is_bucket(path):  # OUT is never a complete bucket
         inside = addresses.split(path).path.strip("/")
-        folder = inside != "" and not os.path.splitext(inside)[1]
+        folder = inside != "" and not video_files.is_file(path)
     else:
         folder = expanded(path).is_dir()
     if folder:

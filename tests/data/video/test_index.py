@@ -187,3 +187,23 @@ def test_missing_files_have_a_reason(tmp_path: Path) -> None:
     found = files.find(str(tmp_path / "l.txt"), "--data.path", tmp_path / "c", lambda line: None)
     (entry,) = index.build(found, tmp_path / "c", decode_all=False, say=lambda text: None)
     assert entry.reason == "No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_checked"),
+    [
+        ("s3://b/clips", True),
+        ("s3://b/clips.v2/", True),
+        ("s3://b", False),
+        ("s3://b/a.mp4", False),
+        ("s3://b/a-{0..9}.tar", False),
+    ],
+)
+def test_each_folder_of_a_bucket_must_be_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, is_checked: bool
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(index.jobs, "check_complete", checked.append)
+    monkeypatch.setattr(index.video_files, "find", lambda *rest: [])
+    index.of_path(url, "--data.path", tmp_path, decode_all=False, say=print)
+    assert checked == [url] * is_checked
