@@ -19,19 +19,20 @@ class Work(NamedTuple):
 
     Attributes:
         what: name of the task, such as "tokenizing".
-        done: completed megabytes, including those of an earlier start.
-        total: total megabytes; may be an estimate.
+        done: completed things, including those of an earlier start.
+        total: number of things.
+        things: what is counted, such as "videos".
     """
 
     what: str
-    done: float
-    total: float
+    done: int
+    total: int
+    things: str
 
     @property
     def amount(self) -> str:
-        """Returns how much is done, in units that fit, such as "10 of 40 MB"."""
-        scale, unit = (1, "MB") if self.total >= 1 else (1000, "kB")
-        return f"{self.done * scale:,.0f} of {self.total * scale:,.0f} {unit}"
+        """Returns how much is done, such as "10 of 40 videos"."""
+        return f"{self.done:,} of {self.total:,} {self.things}"
 
 
 class Display(Protocol):

@@ -242,22 +242,17 @@ def test_a_terminal_that_disappears_does_not_end_the_run(on_terminal: Any, tmp_p
     assert program.process.wait(60) == 0
 
 
-def test_small_tasks_are_counted_in_kilobytes() -> None:
-    assert terminal.Work("tokenizing", 10.4, 40.0).amount == "10 of 40 MB"
-    assert terminal.Work("tokenizing", 0.0104, 0.04).amount == "10 of 40 kB"
-
-
 def test_a_long_task_is_a_bar_in_the_live_line(on_terminal: Any) -> None:
     drawn = on_terminal(
         """
         with console.Console(phases, 0), phases.within("data"):
-            with progress_bar.metered("tokenizing", 40.0, 0.0, print) as update:
-                update(10.0)
+            with progress_bar.counted("tokenizing", "files", 40, 0, print) as update:
+                update(10, 1)
                 time.sleep(0.3)
             time.sleep(0.3)
         """
     ).end()
-    assert re.search(r"reading data ━+╌+ tokenizing 10 of 40 MB \| 0s", drawn)
+    assert re.search(r"reading data ━+╌+ tokenizing 10 of 40 files \| 0s", drawn)
     assert re.search(r"reading data \d+s", drawn)
 
 
@@ -377,7 +372,7 @@ def test_without_a_live_line_the_progress_bar_is_separate(monkeypatch: pytest.Mo
     assert terminal.taken() is None
     asked: list[bool] = []
     monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
-    with progress_bar.metered("tokenizing", 1.0, 0.0, print):
+    with progress_bar.counted("tokenizing", "files", 1, 0, print):
         pass
     assert asked == [True]
 
