@@ -5,10 +5,11 @@ share the batches of one teacher, because a prepared clip has only a few windows
 each actor loads the teacher and encodes a video at a time.
 """
 
+import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -175,21 +176,36 @@ def _encode(
         except BadExample as bad:
             return bad
 
-    results: list[Future[np.ndarray] | BadExample] = []
-    with batches.video(), ThreadPoolExecutor(worker.cpus) as pool:
-        for first in range(0, count, worker.cpus):
-            for clip in pool.map(decode, range(first, min(first + worker.cpus, count))):
-                results.append(clip if isinstance(clip, BadExample) else batches.add(clip))
-    bad = [result for result in results if isinstance(result, BadExample)]
+    bad = list[BadExample]()
+
+    def encoded() -> Generator[np.ndarray | None, None, None]:
+        """Yields latents once they are there: those of an hour may be gigabytes."""
+        waiting = collections.deque[Future[np.ndarray] | None]()
+        with batches.video(), ThreadPoolExecutor(worker.cpus) as pool:
+            for first in range(0, count, worker.cpus):
+                for clip in pool.map(decode, range(first, min(first + worker.cpus, count))):
+                    if isinstance(clip, BadExample):
+                        bad.append(clip)
+                        waiting.append(None)
+                    else:
+                        waiting.append(batches.add(clip))
+                while waiting and ((latents := waiting[0]) is None or latents.done()):
+                    yield _result(waiting.popleft())
+        yield from map(_result, waiting)
+
+    with contextlib.closing(encoded()) as windows:
+        target.save(file, windows, count)
     for failure in bad:
         if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
             raise jobs.Failed(failure.reason)
     if bad:
         terminal.say(f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}")
-    windows = (None if isinstance(each, BadExample) else each.result() for each in results)
-    target.save(file, windows, count)
     details = {"windows": count - len(bad), "lacking": len(bad)}
     return details | ({"reason": bad[0].reason} if bad else {})
+
+
+def _result(latents: "Future[np.ndarray] | None") -> np.ndarray | None:
+    return None if latents is None else latents.result()
 
 
 class Batches:

@@ -1,8 +1,10 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
 import errno
+import math
 import os
 import threading
+import tracemalloc
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import sample_videos as sample
 from obstore.store import LocalStore
 
-from jaxtrain.data import cache, jobs, video
+from jaxtrain.data import cache, engines, jobs, video
 from jaxtrain.data.video import encode_latents, latents
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import bucket_folders, disks
@@ -122,6 +124,33 @@ def test_windows_of_several_videos_share_batches(videos: int, threads: int) -> N
     assert set(teacher.batches) == {4}
     windows = sum(1 + number % 5 for number in range(videos))
     assert len(teacher.batches) >= windows / 4
+
+
+def test_memory_does_not_grow_with_the_length_of_a_video(tmp_path: Path) -> None:
+    shape, windows = (1, 64, 64, 16), 200
+
+    class Split:
+        entries = ()
+
+        def windows(self, entry: Any) -> int:
+            return windows
+
+        def pixels(self, entry: Any, window: int) -> np.ndarray:
+            return np.zeros((1, 8, 8, 3), np.uint8)
+
+    class Zeros(Means):
+        def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+            return np.zeros((len(video_BTHW3), *shape), np.float32)
+
+    batches = encode_latents.Batches(Zeros(), shape, 4, waiting=2)
+    target = latents.LatentStore(tmp_path, shape)
+    item = jobs.Item("long.mp4", (), "long.npy", (0, None))
+    tracemalloc.start()
+    encode_latents._encode([Split()], batches, target, engines.Worker(0), item, tmp_path / "out")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    size = (tmp_path / "out").stat().st_size
+    assert size > windows * 2 * math.prod(shape) > 4 * peak
 
 
 def test_a_full_batch_does_not_wait_for_other_threads() -> None:
