@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxtrain import terminal
 from jaxtrain.data import jobs
 from jaxtrain.data.engines import Ray, Threads, Worker
 from jaxtrain.data.video.index import Entry
@@ -198,10 +197,9 @@ def _encode(
     for failure in bad:
         if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
             raise jobs.Failed(failure.reason)
-    if bad:
-        terminal.say(f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}")
     details = {"windows": count - len(bad), "lacking": len(bad)}
-    return details | ({"reason": bad[0].reason} if bad else {})
+    note = f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}" if bad else ""
+    return details | ({"note": note} if note else {})
 
 
 def _result(latents: "Future[np.ndarray] | None") -> np.ndarray | None:

@@ -228,8 +228,10 @@ def test_windows_that_cannot_be_decoded_have_no_latents(tmp_path: Path) -> None:
         sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
     broken = sample.garble(tmp_path / "videos/1.mp4", at=0.85)
     sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
-    outcome = _prepare(sources, tmp_path / "cache")
+    said: list[str] = []
+    outcome = _prepare(sources, tmp_path / "cache", say=said.append)
     lacking = outcome.totals["lacking"]
+    assert [line for line in said if line.startswith(f"no latents for {lacking} of 4 clips of ")]
     assert 1 <= lacking <= 3, "some end before the damage; how many depends on the encoder"
     assert (outcome.made, outcome.failed, outcome.totals["windows"]) == (3, {}, 12 - lacking)
     taught = _open(tmp_path / "videos", tmp_path / "cache", TAUGHT)
