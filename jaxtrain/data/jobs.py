@@ -111,6 +111,9 @@ class Part:
         return f"part {self.index}/{self.count}"
 
 
+ALL = Part()
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What happened to the items of a command.
@@ -153,7 +156,7 @@ def run(
     *,
     engine: Engine,
     say: Say,
-    part: Part = Part(),
+    part: Part = ALL,
     doing: str = "preparing",
     things: str = "files",
 ) -> Outcome:

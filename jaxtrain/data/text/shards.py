@@ -46,7 +46,6 @@ COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
 last sentence; its size in bytes of UTF-8 and in characters; how many of these become [UNK]."""
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
-ALL = jobs.Part()
 _VERSION = 1  # of the files and all rules that determine their contents: change it with those
 _CHUNK_CHARACTERS = 1 << 20  # encoded together
 
@@ -165,7 +164,7 @@ def prepare(
     say: Say,
     *,
     engine: Engine | None = None,
-    part: jobs.Part = ALL,
+    part: jobs.Part = jobs.ALL,
     bucket: cache.CacheBucket | None = None,
 ) -> bool:
     """Makes the shards that are missing in the cache.

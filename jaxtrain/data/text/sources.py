@@ -194,7 +194,7 @@ class Text:
         say: Callable[[str], None],
         *,
         engine: Engine | None = None,
-        part: jobs.Part = shards.ALL,
+        part: jobs.Part = jobs.ALL,
         uploads: bool = False,
     ) -> Prepared | None:
         """Finds the files, and tokenizes those that the cache does not have.

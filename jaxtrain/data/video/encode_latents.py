@@ -24,8 +24,6 @@ from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 from jaxtrain.telemetry.progress_bar import Say
 
-_EVERYTHING = jobs.Part()
-
 
 class Teacher(Protocol):
     """An encoder whose latents are training targets.
@@ -50,7 +48,7 @@ def prepare(
     batch_size: int,
     threads: int,
     say: Say,
-    part: jobs.Part = _EVERYTHING,
+    part: jobs.Part = jobs.ALL,
 ) -> jobs.Outcome:
     """Computes the latents that do not exist yet, on the devices of this process.
 
@@ -86,7 +84,7 @@ def prepare_on_cluster(
     *,
     batch_size: int,
     say: Say,
-    part: jobs.Part = _EVERYTHING,
+    part: jobs.Part = jobs.ALL,
 ) -> jobs.Outcome:
     """Computes the latents that do not exist yet, on a Ray cluster.
 

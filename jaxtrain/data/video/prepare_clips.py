@@ -25,7 +25,6 @@ from jaxtrain.storage.bucket import is_bucket, normalized
 from jaxtrain.telemetry.progress_bar import Say
 
 _SHOWN = 200  # characters of an entry in an error
-_EVERYTHING = jobs.Part()
 
 
 def run(
@@ -35,7 +34,7 @@ def run(
     *,
     engine: Engine,
     say: Say,
-    part: jobs.Part = _EVERYTHING,
+    part: jobs.Part = jobs.ALL,
 ) -> jobs.Outcome:
     """Cuts all videos that have not been cut yet.
 
