@@ -22,7 +22,7 @@ class ClusterHere(engines.Ray):
 
     def __init__(self, kills: Callable[[Any], bool] = lambda item: False) -> None:
         super().__init__("here", gpus=0)
-        self.__dict__.update(_kills=kills, items=[], at_once=1)
+        self.__dict__.update(_kills=kills, items=[])
 
     def map(self, begin: Any, items: Any) -> Iterator[Any]:
         elsewhere = contextlib.chdir("/")  # workers have other working directories
@@ -36,19 +36,4 @@ class ClusterHere(engines.Ray):
                 continue
             with elsewhere:
                 result = process(sent)
-            yield item, pickle.loads(pickle.dumps(result))
-
-    def with_models(
-        self, begin: Any, items: Any, *fixed: Any, died: Any, at_once: int | None = 1
-    ) -> Iterator[Any]:
-        self.__dict__["at_once"] = at_once
-        elsewhere = contextlib.chdir("/")  # workers have other working directories
-        with elsewhere:
-            process = begin(2, *pickle.loads(pickle.dumps(fixed)))
-        for item in reversed(list(items)):
-            sent = pickle.loads(pickle.dumps(item))
-            self.items.append(sent)
-            killed = self._kills(item)
-            with elsewhere:
-                result = died(item) if killed else process(sent)
             yield item, pickle.loads(pickle.dumps(result))

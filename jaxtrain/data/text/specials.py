@@ -29,7 +29,6 @@ CAUSAL = (
     "<|output_start|>",
     "<|output_end|>",
 )
-MARK = 0  # the id of the first in a tokenizer trained here
 _BEGINS = (CAUSAL[0], "<|begin_of_text|>", "<|endoftext|>", "<s>")
 
 # How a token stream represents documents. "sentences": sentences without the white space between
@@ -61,15 +60,6 @@ class Specials:
     def ids(self) -> tuple[int, ...]:
         """Returns all special ids, ascending; masking neither chooses nor draws them."""
         return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask, *self.others}))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, for a manifest."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Specials":
-        """Restores the result of :meth:`to_json` from a manifest."""
-        return cls(**{**content, "others": tuple(content["others"])})
 
 
 def find(tokenizer: Any, name: str) -> Specials:

@@ -199,9 +199,8 @@ def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
     given(SPECIALS, offset=100).save(str(path))
     assert specials.find(tokenizer.load(path, 200), "") == specials.Specials(*range(100, 105))
     roberta = ("<s>", "<unk>", "<pad>", "</s>", "<mask>", "<extra>")
-    found = specials.find(given(roberta), "it")
-    assert found == specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
-    assert specials.Specials.from_json(json.loads(json.dumps(found.to_json()))) == found
+    expected = specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
+    assert specials.find(given(roberta), "it") == expected
     given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
     with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
         tokenizer.load(path, 200)
