@@ -381,10 +381,10 @@ def test_a_count_shows_rate_rest_and_failures(monkeypatch: pytest.MonkeyPatch) -
     clock = iter((0.0, 31.0, 40.0))
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
     said: list[str] = []
-    with progress_bar.counted("cutting", "videos", 1000, 38, said.append, "dropped") as show:
+    with progress_bar.counted("cutting", "videos", 1000, 38, said.append) as show:
         show(100, 2)
         show(110, 2)  # too soon
-    assert said == ["cutting: 100 of 1,000 videos, 2.0/s, about 7m30s left, 2 dropped"]
+    assert said == ["cutting: 100 of 1,000 videos, 2.0/s, about 7m30s left, 2 failed"]
 
 
 HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f\u2028"

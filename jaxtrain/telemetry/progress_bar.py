@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def counted(
-    what: str, things: str, total: int, before: int, say: Say, failing: str = "failed"
+    what: str, things: str, total: int, before: int, say: Say
 ) -> Iterator[Callable[[int, int], None]]:
     """Shows how many things are done while the block runs, how fast, and how many failed.
 
@@ -27,7 +27,6 @@ def counted(
         total: their number.
         before: how many an earlier start completed.
         say: prints the plain lines.
-        failing: names those that failed, such as "dropped".
 
     Yields:
         A function that takes how many are done, including ``before``, and how many of them failed.
@@ -38,9 +37,7 @@ def counted(
         passed = now - began
         rate = (done - before) / passed if passed > 0 else 0.0
         left = _left(total - done, rate)
-        return (
-            f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}, {failed:,} {failing}"
-        )
+        return f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}, {failed:,} failed"
 
     display = terminal.taken()
     if display is not None:
