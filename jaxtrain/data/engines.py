@@ -242,8 +242,8 @@ class Processes:
 def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
     """Starts a worker process, and kills it at the end of the block."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, begin, number), daemon=True)
+    own_end, worker_end = context.Pipe()
+    process = context.Process(target=_serve, args=(worker_end, begin, number), daemon=True)
     # A Ctrl-C in the worker would print a traceback. To start the resource tracker unblocks it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
@@ -252,13 +252,13 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()
+    worker_end.close()
     try:
-        yield here
+        yield own_end
     finally:
         process.kill()  # an item may take minutes, and its result is lost
         process.join()
-        here.close()
+        own_end.close()
 
 
 def _serve(pipe: Connection, begin: Begin[Any, Any], number: int) -> None:

@@ -64,7 +64,7 @@ class ClipMetrics:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Result:
     """What one clip adds to the result.
 
     Attributes:
@@ -151,15 +151,15 @@ class Meter:
             RunAgain: the cluster failed.
         """
         engine: engines.Engine = engines.Threads(_READ_AHEAD)
-        begin: engines.Begin[_Numbered, Found | BadExample] = self._begin
+        begin: engines.Begin[_Numbered, Result | BadExample] = self._begin
         if cluster is not None:
             engine, config = cluster
             trained = [model.trained for model in self.models]
             begin = functools.partial(_begin, config.absolute(), trained)
         # Results are combined in the order of the clips, because sums depend on the order.
-        results: dict[int, Found] = {}
+        results: dict[int, Result] = {}
         for (number, clip), result in engine.map(begin, enumerate(clips)):
-            if isinstance(result, Found):
+            if isinstance(result, Result):
                 results[number] = result
                 each_clip()
                 continue
@@ -175,10 +175,10 @@ class Meter:
                 of_model.append(features)
         return [results[number].measured for number in sorted(results)]
 
-    def _begin(self, worker: engines.Worker) -> Callable[["_Numbered"], "Found | BadExample"]:
+    def _begin(self, worker: engines.Worker) -> Callable[["_Numbered"], "Result | BadExample"]:
         return self._measured
 
-    def _measured(self, numbered: "_Numbered") -> "Found | BadExample":
+    def _measured(self, numbered: "_Numbered") -> "Result | BadExample":
         """Reads and measures a clip."""
         _, clip = numbered
         try:
@@ -186,25 +186,27 @@ class Meter:
         except BadExample as bad:
             return bad
         with self._guard:  # clips are read at once, and measured one by one
-            return self.found(clip, video)
+            return self.result_of(clip, video)
 
-    def found(self, clip: Clip, video: np.ndarray) -> Found:
+    def result_of(self, clip: Clip, video: np.ndarray) -> Result:
         """Measures one clip with these pixels, uint8 [T, H, W, 3].
 
         Raises:
             InputError: a reconstruction has NaN/Inf, which means broken weights.
         """
-        found = jax.device_get([program(video[None]) for program in self._programs])
-        features = tuple(one.pop(_FEATURES)[:, 0] for one in found if _FEATURES in one)
-        values = [{name: float(np.mean(value)) for name, value in one.items()} for one in found]
+        of_models = jax.device_get([program(video[None]) for program in self._programs])
+        features = tuple(of.pop(_FEATURES)[:, 0] for of in of_models if _FEATURES in of)
+        values = [{name: float(np.mean(value)) for name, value in of.items()} for of in of_models]
         self._check_numbers(clip, values)
-        defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
+        defined = [
+            name for name in values[0] if not any(np.isnan(of_model[name]) for of_model in values)
+        ]
         measured = ClipMetrics(
             video=clip.entry.name,
             place=clip.place,
-            values=tuple({name: one[name] for name in defined} for one in values),
+            values=tuple({name: of_model[name] for name in defined} for of_model in values),
         )
-        return Found(measured, features)
+        return Result(measured, features)
 
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over the measured clips; [] without features.
@@ -218,11 +220,12 @@ class Meter:
 
     def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
         """Raises InputError if a reconstruction has NaN/Inf, which means broken weights."""
-        for source, one in zip((model.source for model in self.models), values, strict=True):
-            if not np.isfinite(one[_ALWAYS_A_NUMBER]):
+        for source, numbers in zip((model.source for model in self.models), values, strict=True):
+            if not np.isfinite(numbers[_ALWAYS_A_NUMBER]):
                 raise InputError(
                     f"{source} reconstructs {clip.entry.name} with NaN/Inf (psnr "
-                    f"{one[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier checkpoint"
+                    f"{numbers[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier "
+                    "checkpoint"
                 )
 
 
@@ -277,7 +280,7 @@ _Numbered = tuple[int, Clip]
 
 def _begin(
     config: MeterConfig, trained: Sequence[TrainedModel], worker: engines.Worker
-) -> Callable[[_Numbered], Found | BadExample]:
+) -> Callable[[_Numbered], Result | BadExample]:
     """Builds the meter in a worker of a cluster."""
     return config.build(trained)._begin(worker)
 
@@ -316,7 +319,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
         of_video: dict[str, list[list[float]]] = {}
         for clip in measured:
             if name in clip.values[0]:
-                values = [one[name] for one in clip.values]
+                values = [of_model[name] for of_model in clip.values]
                 of_video.setdefault(video_of(clip.video), []).append(values)
         if not of_video:
             continue  # undefined for every clip
@@ -328,7 +331,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
             for j in range(i + 1, models)
         }
     return Comparison(
-        videos=len({video_of(one.video) for one in measured}),
+        videos=len({video_of(clip.video) for clip in measured}),
         clips=len(measured),
         estimates=estimates,
         differences=differences,
@@ -355,8 +358,8 @@ def _measure(
     module = nnx.merge(graph, arrays)
     video = video_BTHW3.astype(jnp.float32) / 255
     target = module.timing.target(video)[:, :compared]
-    found = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
-    return {name: of(target, jnp.clip(found, 0, 1)) for name, of in measures}
+    decoded = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
+    return {name: of(target, jnp.clip(decoded, 0, 1)) for name, of in measures}
 
 
 def _of_both(features: Features, video: jax.Array, other: jax.Array) -> jax.Array:

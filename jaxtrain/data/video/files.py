@@ -156,16 +156,16 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], 
             "write complete URLs into it"
         )
     if is_file(url):
-        files = [VideoFile(addresses.name_of(one), url=one) for one in tar_members.expand(url)]
+        files = [VideoFile(addresses.name_of(file), url=file) for file in tar_members.expand(url)]
         return files, "pass a video, or a .tar that contains videos"
     files = [
         VideoFile(
-            addresses.name_of(one),
-            url=one,
-            version=version if _suffix(one) in SUFFIXES and not fetch_folders else None,
+            addresses.name_of(file),
+            url=file,
+            version=version if _suffix(file) in SUFFIXES and not fetch_folders else None,
         )
-        for one, version in remote.list_folder(url, flag).items()
-        if is_file(one)
+        for file, version in remote.list_folder(url, flag).items()
+        if is_file(file)
     ]
     return files, "pass a video, a .tar, or a folder of a bucket"
 
@@ -255,13 +255,13 @@ def _listed(path: Path, where: str) -> Iterator[VideoFile]:
     """
     for entry in _entries(path, where):
         expands = entry.lower().endswith(tar_members.SUFFIX)
-        for one in tar_members.expand(entry) if expands else (entry,):
-            if addresses.is_address(one):
-                url = one.strip()
+        for listed in tar_members.expand(entry) if expands else (entry,):
+            if addresses.is_address(listed):
+                url = listed.strip()
                 addresses.check(url, f"{where}:")
                 yield VideoFile(addresses.name_of(url), url=url)
                 continue
-            file = Path(os.path.normpath(path.parent / os.path.expanduser(one)))
+            file = Path(os.path.normpath(path.parent / os.path.expanduser(listed)))
             inside = file.is_relative_to(path.parent)
             name = (file.relative_to(path.parent) if inside else file).as_posix()
             yield VideoFile(name, str(file))

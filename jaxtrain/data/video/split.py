@@ -42,9 +42,9 @@ def choose(
         InputError: no file is left for training, or there is only one video.
     """
     names = [entry.name for entry in entries]
-    said = splits.by_name(names)
-    follows = said is not None and "val" in said and val is None
-    sides: list[splits.Side | None] = list(said or ["train"] * len(entries))
+    by_name = splits.by_name(names)
+    follows = by_name is not None and "val" in by_name and val is None
+    sides: list[splits.Side | None] = list(by_name or ["train"] * len(entries))
     if not follows:
         sides = ["train" if side == "train" else "test" for side in sides]
     groups = content_groups(entries, val or ())
