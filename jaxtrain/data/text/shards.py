@@ -26,6 +26,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ last sentence; its size in bytes of UTF-8 and in characters; how many of these b
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
 _VERSION = 1  # of the files and all rules that determine their contents: change it with those
+# Shards at once. With 30 ms per request, one alone takes 0.33 s, and each of eight 0.05 s.
+_FETCHES = 8
 _CHUNK_CHARACTERS = 1 << 20  # encoded together
 
 
@@ -204,8 +207,8 @@ def prepare(
     if outcome.failed:
         name, reason = next(iter(outcome.failed.items()))
         raise InputError(f"{name.rpartition(' (')[0]}: {reason}")
-    here = [_is_here(folder / name, bucket, say) for name in missing]  # fetches all that exist
-    return all(here)
+    with ThreadPoolExecutor(_FETCHES) as pool:  # all that exist are fetched
+        return all(list(pool.map(lambda name: _is_here(folder / name, bucket, say), missing)))
 
 
 def _is_here(folder: Path, bucket: cache.CacheBucket | None, say: Say) -> bool:

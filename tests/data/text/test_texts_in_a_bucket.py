@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from launch.hosts import wait_for
 from obstore.store import LocalStore
 from small_text import Model, silent
 
@@ -156,7 +157,15 @@ def test_parts_make_a_cache_in_a_bucket(
 ) -> None:
     monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
     data = Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
-    done = []
+    done, real, fetching = [], bucket_folders.download_folder, list[str]()
+
+    def fetch(store: Bucket, name: str, *rest: Any) -> bool:
+        if "shard-" in name:
+            fetching.append(name)
+            wait_for(lambda: len(fetching) > 1, "a fetch of a second shard", seconds=20)
+        return real(store, name, *rest)
+
+    monkeypatch.setattr(bucket_folders, "download_folder", fetch)
     for index in range(2):
         monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"machine-{index}"))
         part = jobs.Part(index, 2)
