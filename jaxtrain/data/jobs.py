@@ -199,7 +199,8 @@ def run(
                 todo.append(item)
         skipped, failed = tally.made, len(tally.failed)
         if tally.count:
-            say(f"{tally.count:,} of {len(mine):,} {things} are already done")
+            before = f"; {failed:,} failed before, without a change since" if failed else ""
+            say(f"{skipped:,} of {len(mine):,} {things} are already done{before}")
         token = place.token() if isinstance(engine, Ray) else None
         work = functools.partial(_begin, begin, place, token)
         with progress_bar.counted(doing, things, len(mine), tally.count, say) as show:

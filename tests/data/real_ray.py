@@ -167,7 +167,7 @@ def test_a_node_is_killed_and_the_files_are_those_of_one_process(
     assert list((out / ".jobs/half").iterdir()) == []
     # The work is done: another start only reads the records.
     text, code = failing(prepare(videos, out, *on(cluster)))
-    assert f"{VIDEOS + 1} of {VIDEOS + 1} videos are already done" in text
+    assert f"{VIDEOS} of {VIDEOS + 1} videos are already done" in text
 
 
 @pytest.mark.timeout(300)

@@ -47,6 +47,9 @@ def _numbers(path: Path) -> list[int]:
         return [sample.number_of(f.to_ndarray(format="rgb24")) for f in container.decode(video=0)]
 
 
+BROKEN = "; 1 failed before, without a change since"
+
+
 def _run(
     source: Path | str, out: Path | str, settings: Settings = SMALL, **more: Any
 ) -> tuple[jobs.Outcome, list[str]]:
@@ -227,7 +230,7 @@ def test_a_second_run_cuts_only_what_changed(source: Path, tmp_path: Path) -> No
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
     sample.write(source / "sub/2.mp4", 36)  # another video under the same name
     outcome, said = _run(source, out)
-    assert said[0] == "3 of 4 videos are already done"
+    assert said[0] == f"2 of 4 videos are already done{BROKEN}"
     assert (outcome.made, outcome.totals["pieces"]) == (1, 4)
     after = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
     same = {path.relative_to(out).parts[1] for path in before if before[path] == after.get(path)}
@@ -338,7 +341,7 @@ def test_a_video_that_may_not_be_read_is_tried_again_by_the_next_command(
     assert any("1.mp4: Permission denied" in line for line in said)
     monkeypatch.undo()
     outcome, said = _run(source, tmp_path / "out")
-    assert said[0] == "3 of 4 videos are already done"
+    assert said[0] == f"2 of 4 videos are already done{BROKEN}"
     assert (outcome.made, len(outcome.failed)) == (1, 1)
 
 
@@ -418,7 +421,7 @@ def test_videos_and_clips_may_be_in_buckets(
         assert [len(fetched) for fetched in present] == [1, 1, 1, 1]
         assert not list((tmp_path / "cache/scratch").rglob("*.mp4"))
         _, said = _run("s3://films", "s3://bucket/clips")
-        assert said == ["4 of 4 videos are already done"]
+        assert said == [f"3 of 4 videos are already done{BROKEN}"]
         with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
             _run("s3://films", "s3://films/a")
     expected = {
