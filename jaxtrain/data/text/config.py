@@ -50,24 +50,6 @@ class Masked(Text):
                 about="data.tokenizer_kind",
             )
 
-    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Opens both splits; builds the token cache and the packing index if missing.
-
-        Args:
-            model: see :meth:`examples`.
-            seed: the run's seed. The split does not depend on it, so runs that differ only in the
-                seed share a cache and validate on the same text.
-            say: prints a line on the console.
-
-        Raises:
-            InputError: see :meth:`examples` and :meth:`Text.prepare`.
-        """
-        del seed
-        self._check_length(model)
-        prepared = self.prepare(model, say)
-        assert prepared is not None
-        return self.examples(prepared, model, say)
-
     def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
         """Opens both splits of text that is in the cache.
 
@@ -80,7 +62,6 @@ class Masked(Text):
         Raises:
             InputError: no token to predict in a split, or another padding id.
         """
-        self._check_length(model)
         recipe = prepared.recipe
         special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
@@ -118,8 +99,8 @@ class Masked(Text):
             f"tokenizer, vocabulary {recipe.ids:,}",
         )
 
-    def _check_length(self, model: Any) -> None:
-        """Raises InputError if a sequence has no space for a token."""
+    def check_length(self, model: Any) -> None:
+        """Implements :meth:`Text.check_length`: a sequence has space for a token."""
         if model.sequence_length < 3:
             raise InputError(
                 f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
@@ -186,23 +167,6 @@ class Causal(Text):
                 "--data.tokenizer_kind byte_bpe",
                 about="data.tokenizer_kind",
             )
-
-    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Opens both splits; builds the token cache if missing.
-
-        Args:
-            model: see :meth:`examples`.
-            seed: the run's seed. The split does not depend on it, so runs that differ only in the
-                seed share a cache and validate on the same text.
-            say: prints a line on the console.
-
-        Raises:
-            InputError: see :meth:`Text.prepare`.
-        """
-        del seed
-        prepared = self.prepare(model, say)
-        assert prepared is not None
-        return self.examples(prepared, model, say)
 
     def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
         """Opens both splits of text that is in the cache.

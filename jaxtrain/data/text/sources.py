@@ -188,6 +188,30 @@ class Text:
             )
         return found
 
+    def check_length(self, model: Any) -> None:
+        """Raises InputError if ``model.sequence_length`` is too short for these examples."""
+
+    def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
+        """Opens both splits of text that is in the cache; see the subclasses."""
+        raise NotImplementedError
+
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+        """Opens both splits; makes the tokens and finds the examples that the cache lacks.
+
+        Args:
+            model: see :meth:`examples`.
+            seed: the run's seed. The split does not depend on it, so runs that differ only in the
+                seed share a cache and validate on the same text.
+            say: prints a line on the console.
+
+        Raises:
+            InputError: see :meth:`examples` and :meth:`prepare`.
+        """
+        del seed
+        prepared = self.prepare(model, say)
+        assert prepared is not None
+        return self.examples(prepared, model, say)
+
     def prepare(
         self,
         model: Any,
@@ -219,6 +243,7 @@ class Text:
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
+        self.check_length(model)
         top, bucket = cache.root(self.cache_dir), cache.bucket_of(self.cache_dir, uploads=uploads)
         root = top / "text"
         root.mkdir(exist_ok=True)
