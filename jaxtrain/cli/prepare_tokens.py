@@ -58,9 +58,8 @@ def _prepare(run: config.Run, flags: argparse.Namespace, say: Callable[[str], No
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
+    engine, part = job_flags.engine(flags), job_flags.part(flags)
     model = hub.with_local_tokenizer(run.model, say)
-    engine = job_flags.engine(flags) if flags.workers or flags.engine != "local" else None
-    part = job_flags.part(flags)
     prepared = run.data.prepare(model, say, engine=engine, part=part, uploads=True)
     if prepared is None:
         say(f"{part} is done; the command whose part ends last, or the run, finds the examples")

@@ -156,6 +156,9 @@ def test_wrong_flags_of_an_engine(
 ) -> None:
     assert _main("prepare", "clips", tmp_path, tmp_path / "out", *flags) == 2
     assert said in capsys.readouterr().err
+    tokens = ("--config", "demo_mlm", "--data.path", tmp_path, *flags)
+    assert _main("prepare", "tokens", *tokens) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
