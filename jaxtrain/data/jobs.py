@@ -261,6 +261,14 @@ def _check_distinct(items: Sequence[Item]) -> None:
                 f"the outputs of {other} and {item.name} would both be {item.output}: rename one, "
                 "or prepare them in separate folders"
             )
+    for item in items:
+        above = item.output
+        while above := above.rpartition("/")[0]:
+            if above in names:
+                raise InputError(
+                    f"the output {item.output} of {item.name} would be inside that of "
+                    f"{names[above]}: rename one, or prepare them in separate folders"
+                )
 
 
 def _is_current(record: Record | None, item: Item) -> TypeGuard[Record]:

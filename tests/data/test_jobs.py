@@ -183,9 +183,18 @@ def test_other_settings_are_refused(case: Case) -> None:
     assert jobs.settings_of(case.out) == {"size": 1}
 
 
-def test_two_inputs_with_the_same_output_are_refused(case: Case) -> None:
-    items = [jobs.Item(name, (), "same") for name in ("a", "b")]
-    with pytest.raises(InputError, match="would both be same: rename one"):
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (("same", "same"), "would both be same: rename one"),
+        (("x/y/z", "x"), "x/y/z of a would be inside that of b: rename one"),
+    ],
+)
+def test_two_inputs_with_the_same_output_are_refused(
+    case: Case, outputs: tuple[str, str], message: str
+) -> None:
+    items = [jobs.Item(name, (), output) for name, output in zip("ab", outputs, strict=True)]
+    with pytest.raises(InputError, match=message):
         jobs.run(items, functools.partial(copying, case.top), case.out, {}, engine=ONE, say=print)
 
 
