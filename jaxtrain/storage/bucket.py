@@ -406,13 +406,14 @@ class Bucket:
                     raise
                 return None
 
+    @_patient
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Returns the objects below a folder: name -> bytes.
 
         Raises:
             Unavailable, InputError: they cannot be listed.
         """
-        return {name: size for name, (size, _) in self.versions(folder).items()}
+        return {entry["path"]: entry["size"] for entry in self._entries(folder)}
 
     @_patient
     def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
@@ -421,13 +422,14 @@ class Bucket:
         Raises:
             Unavailable, InputError: they cannot be listed.
         """
+        return {
+            entry["path"]: (entry["size"], entry["e_tag"] or "") for entry in self._entries(folder)
+        }
+
+    def _entries(self, folder: str) -> Iterator[Any]:
         with self._explained(f"list {folder or 'the folder'}"):
-            pages = obstore.list(self._store, prefix=folder or None)
-            return {
-                entry["path"]: (entry["size"], entry["e_tag"] or "")
-                for page in pages
-                for entry in page
-            }
+            for page in obstore.list(self._store, prefix=folder or None):
+                yield from page
 
     @_patient
     def delete(self, names: list[str]) -> None:
