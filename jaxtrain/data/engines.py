@@ -43,6 +43,7 @@ _MEMORY_RETRIES = 10
 # Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
 _IN_FLIGHT = 2
 _POLL_S = 10.0  # how often the size of the cluster is read, as nodes come and go
+_REACH_S = 30.0  # of a connection to the cluster
 _REPORT_S = 30.0  # of a wait for the first result, before it is reported
 # Of the memory of a GPU that several workers share, for all of them together.
 _GPU_MEMORY = 0.9
@@ -554,11 +555,12 @@ def _connected(address: str, say: Callable[[str], None]) -> Any:
     more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_stop = signal.getsignal(signal.SIGTERM)
     try:
+        _check_reachable(address)
         with warnings.catch_warnings():
             # To start a cluster, Ray forks only to execute another program.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except ConnectionError as error:
+    except (ConnectionError, TimeoutError, socket.gaierror) as error:
         token = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise InputError(
             f"--ray-address {address}: no Ray cluster found ({first_line(error)}): start one with "
@@ -575,6 +577,13 @@ def _connected(address: str, say: Callable[[str], None]) -> Any:
         if on_stop is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_stop)  # with Ray's own handler, SIGTERM is an abort
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError if nothing listens there: Ray tries for many minutes, and ignores Ctrl-C."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _of_host(error: Exception) -> Exception:

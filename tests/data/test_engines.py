@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 import types
@@ -158,6 +159,22 @@ def test_a_cluster_that_does_not_start(
         pytest.raises(kind, match=message),
     ):
         list(engines.Ray("local").map(functools.partial(square, 0), range(2)))
+
+
+def test_a_cluster_that_nothing_serves_is_reported_at_once() -> None:
+    """Ray itself tries for more than ten minutes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    ray = types.SimpleNamespace(init=mock.Mock())
+    with (
+        mock.patch.dict(sys.modules, {"ray": ray}),
+        pytest.raises(InputError, match=f"--ray-address {address}: no Ray cluster found"),
+    ):
+        list(engines.Ray(address).map(functools.partial(square, 0), range(2)))
+    assert time.monotonic() - began < 10
+    ray.init.assert_not_called()
 
 
 def test_ray_does_not_handle_sigterm() -> None:
