@@ -43,11 +43,11 @@ class VideoFile(NamedTuple):
         name: the file's path relative to the folder or list, so that it is the same on every
             machine.
         path: the absolute path on disk, of the cache's copy for a URL; in a tar, the tar's path and
-            the member's name. It may not exist. "" if the file was left in a bucket.
+            the member's name. It may not exist. "" if the file was left at a URL.
         span: the place in a tar; None for a separate file.
         fetched: whether the file on disk is the cache's copy of a file at a URL.
-        url: of a file that was left in a bucket, or is to be fetched; "" for others.
-        version: size and ETag of a file that was left in a bucket.
+        url: of a file that was left there, or is to be fetched; "" for others.
+        version: size and ETag of a file that was left in the folder of a bucket.
     """
 
     name: str
@@ -85,7 +85,7 @@ def find(
     cache_root: Path,
     say: Callable[[str], None],
     *,
-    fetch_folders: bool = True,
+    fetch_videos: bool = True,
 ) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
@@ -94,7 +94,7 @@ def find(
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
-        fetch_folders: False leaves the videos of a folder in a bucket there, for :func:`fetched`.
+        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -106,16 +106,22 @@ def find(
     if addresses.is_address(path):
         path = path.strip()
         addresses.check(path, flag)
-        given, cure = _at_url(path, flag, fetch_folders)
+        given, cure = _at_url(path, flag)
     else:
         given, cure = _on_disk(path, flag, say)
     given = list(dict.fromkeys(given))  # so that each is opened once
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-    wanted = [file.url for file in given if file.url and file.version is None]
+    wanted = [
+        file.url
+        for file in given
+        if file.url and (fetch_videos or _suffix(file.url) not in SUFFIXES)
+    ]
     copies = remote.fetch(wanted, cache_root, flag, say)
     here = [
-        file._replace(path=copies[file.url], url="", fetched=True) if file.url in copies else file
+        file._replace(path=copies[file.url], url="", version=None, fetched=True)
+        if file.url in copies
+        else file
         for file in given
     ]
     videos = [video for file in here for video in _with_tar_members(file, flag, cache_root)]
@@ -125,7 +131,7 @@ def find(
 
 
 def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
-    """Fetches a video that :func:`find` left in a bucket into a folder.
+    """Fetches a video that :func:`find` left at a URL into a folder.
 
     Raises:
         InputError, RunAgain: see :func:`find`.
@@ -147,7 +153,7 @@ def is_file(url: str) -> bool:
     return _suffix(url) in _KNOWN
 
 
-def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], str]:
+def _at_url(url: str, flag: str) -> tuple[list[VideoFile], str]:
     """Returns the files at a URL, and what to do if they have no videos."""
     suffix = _suffix(url)
     if suffix in LISTS or suffix == ".json":
@@ -159,11 +165,7 @@ def _at_url(url: str, flag: str, fetch_folders: bool) -> tuple[list[VideoFile], 
         files = [VideoFile(addresses.name_of(file), url=file) for file in tar_members.expand(url)]
         return files, "pass a video, or a .tar that contains videos"
     files = [
-        VideoFile(
-            addresses.name_of(file),
-            url=file,
-            version=version if _suffix(file) in SUFFIXES and not fetch_folders else None,
-        )
+        VideoFile(addresses.name_of(file), url=file, version=version)
         for file, version in remote.list_folder(url, flag).items()
         if is_file(file)
     ]

@@ -55,7 +55,7 @@ def run(
         RunAgain: a bucket or a disk is unavailable.
     """
     _check_apart(source, out)
-    videos = files.find(source, "SOURCE", cache.root(None), say, fetch_folders=False)
+    videos = files.find(source, "SOURCE", cache.root(None), say, fetch_videos=False)
     if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, videos)):
         raise InputError(
             f"SOURCE {source}: none of its {len(videos):,} entries exists on this machine, such as "
@@ -123,8 +123,9 @@ def _exists(video: VideoFile) -> bool:
 def _item(video: VideoFile) -> jobs.Item:
     """Returns the item of a video, which its size and time identify; in a tar also its place."""
     output = folder_of(video.name)
-    if video.version is not None:
-        return jobs.Item(video.name, video.version, output, video)
+    if video.url:  # without a version, it is assumed not to change
+        known = video.version or (cache.digest(addresses.identity(video.url)),)
+        return jobs.Item(video.name, known, output, video)
     try:
         identity = jobs.identity(video.file)
     except (OSError, ValueError):  # gone, or a NUL in the name: the worker reports it
@@ -141,10 +142,10 @@ def _begin(settings: Settings, worker: Worker) -> jobs.Make:
 def _cut(settings: Settings, item: jobs.Item, folder: Path) -> dict[str, Any]:
     """Writes the pieces of a video; returns their numbers of frames."""
     video = item.value
-    if video.version is not None:
+    if video.url:
         try:
             video = files.fetched(video, folder.parent, "SOURCE")
-        except InputError as error:  # of this object: it is gone, or a web page
+        except InputError as error:  # of this video: it is gone, or a web page
             raise jobs.Failed(str(error)) from error
 
     def cut() -> pieces.Cut:

@@ -430,3 +430,23 @@ def test_videos_and_clips_may_be_in_buckets(
     }
     found = {name: bucket.get(name) for name in bucket.sizes() if name.endswith(".mp4")}
     assert {name: one.data for name, one in found.items() if one is not None} == expected
+
+
+def test_a_dead_link_in_a_list_costs_one_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are fetched and cut; a repetition fetches nothing again."""
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    video_file = sample.write(tmp_path / "0.mp4", 30, g="8")
+    listed = tmp_path / "urls.txt"
+    with file_server.serving() as server:
+        server.files["/0.mp4"] = file_server.Answer(video_file.read_bytes())
+        listed.write_text(f"{server.base}/gone.mp4\n{server.base}/0.mp4\n")
+        outcome, _ = _run(listed, tmp_path / "out")
+        again, _ = _run(listed, tmp_path / "out")
+    assert (outcome.made, again.made, again.skipped) == (1, 0, 1)
+    ((name, reason),) = outcome.failed.items()
+    assert name.endswith("gone.mp4")
+    assert "cannot be fetched: HTTP 404" in reason
+    assert server.asked.count("/0.mp4") == 1
+    assert not list((tmp_path / "out/.jobs/half").iterdir())
