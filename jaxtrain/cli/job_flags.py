@@ -80,9 +80,8 @@ def part(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ)
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise InputError(f"--part {flags.part}: write I/N, such as 0/4")
         if int(index) >= int(count):
-            raise InputError(
-                f"--part {flags.part}: use parts 0/{count} to {max(0, int(count) - 1)}/{count}"
-            )
+            most = max(1, int(count))
+            raise InputError(f"--part {flags.part}: use parts 0/{most} to {most - 1}/{most}")
         return Part(int(index), int(count))
     own = _of_slurm(environment)
     if own.count > 1:

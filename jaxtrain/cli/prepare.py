@@ -111,10 +111,11 @@ def _clips(arguments: list[str]) -> int:
     totals, videos = outcome.totals, outcome.made + outcome.skipped
     listed_in = f"{flags.out.rstrip('/')}/{jobs.REPORT}"
     say(
-        f"{_counted(totals.get('pieces', 0), 'clip')}, "
+        f"{f'{part}: ' if part.count > 1 else ''}{_counted(totals.get('pieces', 0), 'clip')}, "
         f"{_counted(totals.get('frames', 0), 'frame')}, from {_counted(videos, 'video')}; excluded "
         f"{_counted(len(outcome.failed), 'video')} and "
-        f"{_counted(totals.get('frames_left_out', 0), 'frame')} (see {listed_in})"
+        f"{_counted(totals.get('frames_left_out', 0), 'frame')}"
+        + ("" if outcome.left else f" (see {listed_in})")
     )
     if outcome.left:
         return outcome.exit_code

@@ -326,7 +326,9 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
             for name, value in current["settings"].items()
             if before["settings"].get(name) != value
         ]
-        if differ:
+        # A command that ended before it made anything leaves only its settings.
+        is_empty = part.count == 1 and next(iter(place.names_of_records()), None) is None
+        if differ and not is_empty:
             raise InputError(
                 f"OUT {place.where} has outputs with other settings ({'; '.join(differ)}): use the "
                 "same settings, or another OUT"
@@ -593,6 +595,8 @@ class _Folder(_Place):
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[None]:
         work = self._top / WORK
+        if self._top.is_file():
+            raise InputError(f"OUT {self.where} is a file: choose a folder")
         try:
             (work / "half").mkdir(parents=True, exist_ok=True)
             with lock.locked(

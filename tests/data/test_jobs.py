@@ -183,6 +183,22 @@ def test_other_settings_are_refused(case: Case) -> None:
     assert jobs.settings_of(case.out) == {"size": 1}
 
 
+def test_settings_of_a_command_that_made_nothing_are_replaced(case: Case) -> None:
+    case.write(a="shape")
+    with pytest.raises(InputError, match="another shape"):
+        case.run()
+    case.write(a="one")
+    assert case.run(settings={"size": 2}).made == 1
+    assert jobs.settings_of(case.out) == {"size": 2}
+
+
+def test_an_output_folder_that_is_a_file_is_named(case: Case) -> None:
+    case.write(a="one")
+    case.out.write_text("a file")
+    with pytest.raises(InputError, match=r"OUT .*/out is a file: choose a folder"):
+        case.run()
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
