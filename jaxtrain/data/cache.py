@@ -248,7 +248,7 @@ def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
     return disk_trouble(
         error,
         f"cannot write to the cache folder {folder}",
-        "set $JAXTRAIN_CACHE to a writable folder (for training also --data.cache_dir)",
+        "pass a writable folder with --data.cache_dir, or set $JAXTRAIN_CACHE to one",
     )
 
 

@@ -456,7 +456,12 @@ def _read_jsonl(
         except UnicodeDecodeError as error:
             raise BadExample(path, f"{where}: not UTF-8: {error.reason}") from error
         except (ValueError, RecursionError) as error:
-            raise BadExample(path, f"{where}: not JSON: {error}") from error
+            why = first_line(error)
+            if isinstance(error, json.JSONDecodeError):
+                why = f"{error.msg} at character {error.pos}"
+            raise BadExample(
+                path, f"{where}: not JSON ({why}): write one JSON object per line"
+            ) from error
         if not isinstance(row, dict):
             raise BadExample(path, f"{where}: not a JSON object")
         if field is None:

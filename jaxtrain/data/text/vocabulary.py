@@ -162,6 +162,11 @@ def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[st
                 f"no text to train a tokenizer on can be read: the first of {len(bad):,} broken "
                 f"files is {bad[0]}"
             )
+        elif not some_train:
+            raise InputError(
+                f"{sample.shards[0][0].name}: no text to train a tokenizer on: add text, or pass "
+                "other files"
+            )
 
 
 def _read(shard: Shard, text_field: str | None, bad: list[BadExample]) -> Iterator[str]:

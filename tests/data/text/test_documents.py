@@ -259,3 +259,10 @@ def test_damaged_parquet_files_are_bad(tmp_path: Path) -> None:
                 reasons.add(bad.reason)
     assert reasons
     assert all(one.startswith("broken parquet: ") for one in reasons)
+
+
+def test_a_json_array_is_told_from_one_object_per_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'[\n {"text": "a"},\n {"text": "b"}\n]\n')
+    assert reason(path).endswith(
+        "line 1: not JSON (Expecting value at character 2): write one JSON object per line"
+    )
