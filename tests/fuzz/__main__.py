@@ -261,6 +261,8 @@ class _Pool:
         )
         usual = self._usual.get(case.command.words, frozenset())
         found = verdict.problems(ended, case.arguments, usual=usual, allowed=case.command.allowed)
+        if not known.bounded:
+            found = [one for one in found if not one.startswith(verdict.BOUNDS)]
         if found or self._keep:
             self._save(box, f"{kind}-{seed}", found)
         outcome = verdict.outcome(ended)

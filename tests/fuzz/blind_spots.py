@@ -3,14 +3,12 @@
 Every function takes a random generator and the valid input, which it changes in place.
 """
 
-import base64
 import io
 import json
 import os
 import random
 import shutil
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -44,15 +42,6 @@ def long_string(rng: random.Random, path: Path) -> None:
     path.write_text(content + "\n" + path.read_text() * (path.suffix != ".json"))
 
 
-def sums(rng: random.Random, path: Path) -> None:
-    """Writes a list whose entries are each within a limit, but not in total."""
-    missing = rng.choice(("", "video.mp4/../"))
-    entry = rng.choice(
-        ("{n}{000..999}/../a.tar", "{n}-{0..9}{0..9}.tar", "https://h/{n}{000..999}.tar")
-    )
-    path.write_text("".join(missing + entry.replace("{n}", str(n)) + "\n" for n in range(3000)))
-
-
 def pickled(rng: random.Random, path: Path) -> None:
     """Puts functions that weights_only allows, with large results, into a PyTorch file."""
     ordered = b"ccollections\nOrderedDict\n"
@@ -75,64 +64,6 @@ def pickled(rng: random.Random, path: Path) -> None:
             is_pickle = info.filename.endswith("data.pkl")
             made.writestr(info, b"\x80\2" + stored + b"." if is_pickle else archive.read(info))
     path.write_bytes(target.getvalue())
-
-
-def global_headers(rng: random.Random, path: Path) -> None:
-    """Writes a tar with large global PAX headers, which apply to hundreds of members."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(rng.choice((1, 20))):
-            records = b"".join(b"12 k%02x%04x=\n" % (number, key) for key in range(4000))
-            records = rng.choice((records, b"17 path=name.mp4\n", records))
-            info = tarfile.TarInfo("global")
-            info.type, info.size = tarfile.XGLTYPE, len(records)
-            archive.addfile(info, io.BytesIO(records))
-        for number in range(500):
-            archive.addfile(tarfile.TarInfo(f"{number}.mp4"))
-
-
-def growing_tokenizer(rng: random.Random, path: Path) -> None:
-    """Gives a tokenizer a normalizer that turns a character into very many."""
-    root, leaf = 1 ^ ord("a"), 200
-    units = [0] * 256
-    units[0], units[root], units[leaf] = 1 << 10, (root ^ leaf) << 10 | 1 << 8 | ord("a"), 1 << 31
-    charsmap = struct.pack("<257I", 1024, *units) + b"x" * 10**6 + b"\0"
-    steps = rng.choice(
-        (
-            [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}],
-            [{"type": "Prepend", "prepend": "x" * 900}] * 3000,
-            [{"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}] * 40,
-            [
-                {"type": "Replace", "pattern": {"String": "a"}, "content": "\ufdfa\u0644"},
-                {"type": "NFKD"},
-                {"type": "Replace", "pattern": {"String": "\u0644"}, "content": "\ufdfa"},
-                {"type": "NFKC"},
-            ]
-            * 10,
-        )
-    )
-    content = json.loads(path.read_bytes())
-    content["normalizer"] = {"type": "Sequence", "normalizers": steps}
-    path.write_text(json.dumps(content))
-
-
-def wide_rows(rng: random.Random, path: Path) -> None:
-    """Writes a Parquet file with few large rows, which compress to almost nothing.
-
-    The last row is too long for a document, so the other rows are only read.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    text = rng.randbytes(4000).hex() + "ab" * 2**21
-    options = {
-        "use_dictionary": rng.random() < 0.3,
-        "compression": "zstd",
-        "write_statistics": False,
-    }
-    if rng.random() < 0.7:
-        options |= {"data_page_size": 1, "write_batch_size": 1}
-    texts = pa.array([text] * rng.choice((40, 256)) + ["ab" * 2**25 + "c"], pa.large_string())
-    parquet.write_table(pa.table({"text": texts}), path, **options)
 
 
 def large_numbers(rng: random.Random, path: Path) -> None:

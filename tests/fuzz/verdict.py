@@ -23,6 +23,8 @@ _TRACES = (
 # C0 and C1 without line feed, tab and carriage return, and characters that change the direction.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONGEST_LINE = 2**14
+BOUNDS = ("memory: ", "deadline: ")
+"""How the problems of a case begin that took too much memory or time."""
 
 
 def outcome(ended: Ended) -> str:
