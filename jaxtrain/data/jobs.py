@@ -395,6 +395,7 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
     """Makes the output of an item and writes its record."""
     with place.working() as folder:
         made = folder / (item.output.rpartition("/")[2] or "output")
+        unreadable = False
         try:
             before = _identity(item)
             details = make(item, made)
@@ -404,7 +405,8 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             place.publish(item.output, made)
         except BadExample as bad:
             # The system's errors, such as a missing permission, may be gone the next time.
-            record = _failed(item, bad.reason, final=not isinstance(bad.__cause__, OSError))
+            unreadable = isinstance(bad.__cause__, OSError)
+            record = _failed(item, bad.reason, final=not unreadable)
             if isinstance(bad.__cause__, FileNotFoundError):
                 record["absent"] = [bad.path, socket.gethostname()]
         except Failed as failure:
@@ -420,7 +422,9 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             record = _failed(item, f"{type(error).__name__}: {first_line(error)}")
         if "error" in record:
             record["error"] = _renamed(record["error"], place, item, made)
-            place.remove(item.output)
+            # An output is kept whose input was deleted, or is on a disk that is not mounted.
+            if not unreadable:
+                place.remove(item.output)
     place.write_record(item, {name: value for name, value in record.items() if name != "absent"})
     return record
 

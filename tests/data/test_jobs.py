@@ -160,6 +160,17 @@ def test_the_output_of_an_earlier_version_is_removed(case: Case) -> None:
     assert sorted(path.name for path in case.out.glob("*.made")) == ["b.made"]
 
 
+def test_the_output_of_an_input_that_is_gone_is_kept(case: Case) -> None:
+    case.write(a="one", b="two")
+    case.run()
+    items = [jobs.Item("a", (), "a.made", source=str(case.source / "a")), case.items()[1]]
+    (case.source / "a").unlink()
+    begin = functools.partial(copying, case.top)
+    outcome = jobs.run(items, begin, case.out, {"size": 1}, engine=ONE, say=print)
+    assert outcome.failed == {"a": "No such file or directory"}
+    assert case.files()["a.made/text"] == "ONE"
+
+
 def test_an_input_error_ends_the_command(case: Case) -> None:
     case.write(a="one", b="shape")
     with pytest.raises(InputError, match="another shape"):
