@@ -64,8 +64,10 @@ def _model(flags: argparse.Namespace) -> "Autoencoder":
 
 
 def _folder(flags: argparse.Namespace) -> int:
+    from jaxtrain.inference import video_folder
+
     cluster = job_flags.cluster(flags)
-    todo = video_flags.folder_items(flags.latents, flags.target, _SUFFIXES, ".mp4", flags)
+    todo = video_folder.items(flags.latents, flags.target, _SUFFIXES, ".mp4", terminal.out)
     model = _model(flags)
     settings = {
         "weights": model.digest(),

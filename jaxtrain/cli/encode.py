@@ -85,9 +85,11 @@ def _note(video: Video, found: latent_files.Encoded) -> str:
 
 
 def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
+    from jaxtrain.inference import video_folder
+
     cluster = job_flags.cluster(flags)
-    todo = video_flags.folder_items(
-        flags.video, flags.target, files.SUFFIXES, storage.suffix, flags
+    todo = video_folder.items(
+        flags.video, flags.target, files.SUFFIXES, storage.suffix, terminal.out
     )
     model = _model(flags)
     storage.check(model.model.latent_channels)

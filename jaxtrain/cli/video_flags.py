@@ -97,12 +97,18 @@ class Counter:
         return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
 
 
+def _workers(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) <= _MOST_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text}: use 1 to {_MOST_WORKERS}")
+    return int(text)
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds ``--workers``, and the flags that choose who does the work."""
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=int,
+        type=_workers,
         help="files processed at once, also by each Ray worker (default: based on cores and "
         "memory)",
     )
@@ -120,25 +126,6 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
         if value is not None:
             raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
     job_flags.cluster(flags)  # refuses Ray's other flags
-
-
-def folder_items(
-    source: Path,
-    target: Path,
-    suffixes: frozenset[str],
-    target_suffix: str,
-    flags: argparse.Namespace,
-) -> list[jobs.Item]:
-    """Lists the files of a folder; see :func:`jaxtrain.inference.video_folder.items`.
-
-    Raises:
-        InputError: ``--workers`` is below 1 or too large, or there are no such files.
-    """
-    from jaxtrain.inference import video_folder
-
-    if flags.workers is not None and not 0 < flags.workers <= _MOST_WORKERS:
-        raise InputError(f"--workers {flags.workers}: use 1 to {_MOST_WORKERS}")
-    return video_folder.items(source, target, suffixes, target_suffix, terminal.out)
 
 
 def process_folder(
@@ -168,17 +155,16 @@ def process_folder(
 
     out = flags.target
     with command_line.resumable("files"):
-        outcome, place = video_folder.run(
-            model,
+        engine, begin, place = video_folder.workers_of(model, work, flags.workers, cluster)
+        outcome = jobs.run(
             todo,
+            begin,
             out,
             settings,
-            work,
-            workers=flags.workers,
-            cluster=cluster,
+            engine=engine,
+            say=terminal.out,
             part=job_flags.part(flags),
             doing=doing,
-            say=terminal.out,
         )
     counts = [
         f"{outcome.made} {doing.removesuffix('ing')}ed"

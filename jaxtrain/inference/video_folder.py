@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,41 +63,24 @@ def items(
     return listed
 
 
-def run(
-    model: Autoencoder,
-    todo: Sequence[jobs.Item],
-    out: Path,
-    settings: Mapping[str, Any],
-    work: Work,
-    *,
-    workers: int | None,
-    cluster: engines.Ray | None,
-    part: jobs.Part,
-    doing: str,
-    say: Callable[[str], None],
-) -> tuple[jobs.Outcome, str]:
-    """Processes files on all devices of this machine, or on a cluster.
+def workers_of(
+    model: Autoencoder, work: Work, workers: int | None, cluster: engines.Ray | None
+) -> tuple[engines.Engine, jobs.Begin, str]:
+    """Returns what processes files on all devices of this machine, or on a cluster.
 
     Args:
         model: the autoencoder.
-        todo: the files, from :func:`items`.
-        out, settings, part, doing, say: see :func:`jobs.run`.
         work: processes one file with the model on a worker's device; can be pickled for a cluster.
         workers: files processed at once on this machine; None is based on cores and memory.
         cluster: processes the files instead of this machine; None without one.
 
     Returns:
-        What happened, and where, for messages.
-
-    Raises:
-        InputError, RunAgain: see :func:`jobs.run`.
+        Where the work runs and how a worker begins, for :func:`jobs.run`; and the place, for
+        messages.
     """
-    do = functools.partial(
-        jobs.run, todo, out=out, settings=settings, part=part, doing=doing, say=say
-    )
     if cluster is not None:
         begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
-        return do(begin, engine=cluster), cluster.where
+        return cluster, begin, cluster.where
     devices = model.devices()
     threads = workers or max(len(devices), worker_count.threads())
     models = [model.on(device) for device in devices[:threads]]
@@ -106,8 +89,8 @@ def run(
         own = models[worker.number % len(models)]
         return lambda item, path: _processed(work, own, worker, threads, item, path)
 
-    outcome = do(begin_thread, engine=engines.Threads(threads))
-    return outcome, f"{len(models)} device{'s' if len(models) > 1 else ''}"
+    place = f"{len(models)} device{'s' if len(models) > 1 else ''}"
+    return engines.Threads(threads), begin_thread, place
 
 
 def _begin(
