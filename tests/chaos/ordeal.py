@@ -308,7 +308,12 @@ class Ordeal:
             step=self._watch.step,
             at=time.monotonic(),
             starts=self._watch.starts,
-            alone=all(hit.recovered_s is not None for hit in self._outcome.hits),
+            # A start that met a full disk may end with it soon after: its last saves have failed.
+            alone=all(
+                hit.recovered_s is not None
+                and (hit.fault.kind != "full" or hit.starts < self._watch.starts)
+                for hit in self._outcome.hits
+            ),
         )
         if hit.starts == self._silent:
             hit.phase = "start"  # the log is still that of the previous start
