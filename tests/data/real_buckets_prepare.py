@@ -19,7 +19,7 @@ import pytest
 import sample_videos as sample
 from bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
 from launch.hosts import wait_for
-from program import command, environment
+from program import TINY_VIDEO, command, environment
 
 from jaxtrain.data import remote
 from jaxtrain.errors import InputError
@@ -312,19 +312,6 @@ def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
     assert found[0].keys() >= {"shard/tokens", "vocabulary/tokenizer.json"}
 
 
-MODEL = """
-import dataclasses
-from jaxtrain import config
-from jaxtrain.models import video_ae
-base = config.named("demo")
-run = dataclasses.replace(
-    base,
-    model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
-)
-"""
-
-
 def latents(place: Path, where: Path | str, *flags: str, **variables: str) -> subprocess.Popen[str]:
     data = ("--config", place / "tiny.py", "--data.path", place / "clips")
     data += ("--data.cache_dir", where)
@@ -340,7 +327,7 @@ def latents(place: Path, where: Path | str, *flags: str, **variables: str) -> su
 def test_latents_are_uploaded_through_a_kill(
     place: Path, server: Server, proxy: FaultProxy
 ) -> None:
-    (place / "tiny.py").write_text(MODEL)
+    (place / "tiny.py").write_text(TINY_VIDEO)
     tiny = video_ae.Config.tiny()
     params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
     arrays = {name: np.asarray(array) for name, array in params.items()}

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 from launch.hosts import wait_for
+from program import SMALL_GROUPS, TINY_VIDEO
 
 from jaxtrain.data import engines, jobs
 from jaxtrain.errors import InputError
@@ -62,17 +63,6 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-MODEL = """
-import dataclasses
-from jaxtrain import config
-from jaxtrain.models import video_ae
-base = config.named("demo")
-run = dataclasses.replace(
-    base,
-    model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
-)
-"""
 SHORT = 40
 
 
@@ -83,7 +73,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(SHORT):
         sample.write(folder / f"videos/{number}.mp4", sample.busy(26, number, height=32, width=32))
     (folder / "videos/broken.mp4").write_bytes(b"no video" * 99)
-    (folder / "tiny.py").write_text(MODEL)
+    (folder / "tiny.py").write_text(TINY_VIDEO)
     tiny = video_ae.Config.tiny()
     params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
     arrays = {name: np.asarray(array) for name, array in params.items()}
@@ -106,15 +96,6 @@ def kill_a_node(cluster: Any, finished: Callable[[], int], least: int, total: in
 
 def prepare(source: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
     return run("prepare", "clips", source, out, *SIZE, *flags)
-
-
-SMALL_GROUPS = """
-import sys
-from jaxtrain import main
-from jaxtrain.data.text import shards
-shards.GROUP_BYTES = 10_000
-sys.exit(main.main(sys.argv[1:]))
-"""
 
 
 def run(*arguments: object, small_groups: bool = False) -> subprocess.Popen[str]:

@@ -148,7 +148,7 @@ def test_failures_cost_one_item_and_are_reported(case: Case) -> None:
     # Only the broken one is known to fail again.
     assert case.run().failed == failed
     assert case.calls() == ["c", "d"]
-    case.write(b="mended", c="sooner", d="right")
+    case.write(b="fixed", c="sooner", d="right")
     assert case.run().failed == {}
 
 

@@ -12,23 +12,13 @@ import numpy as np
 import pytest
 import sample_videos as sample
 from launch.hosts import wait_for
+from program import SMALL_GROUPS, TINY_VIDEO
 
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
 
 VIDEOS, PARTS = 24, 4
-CONFIG = """
-import dataclasses
-from jaxtrain import config
-from jaxtrain.models import video_ae
-base = config.named("demo")
-run = dataclasses.replace(
-    base,
-    model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
-)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(12):
         words = " ".join(f"word{number * 7 + n % (50 + number)}" for n in range(20_000))
         (folder / f"texts/{number}.txt").write_text(words)
-    (folder / "tiny.py").write_text(CONFIG)
+    (folder / "tiny.py").write_text(TINY_VIDEO)
     tiny = video_ae.Config.tiny()
     params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
     arrays = {name: np.asarray(array) for name, array in params.items()}
@@ -71,14 +61,6 @@ def encode(inputs: Path, out: Path) -> list[object]:
     return ["encode", inputs / "weights.safetensors", inputs / "videos", out, "--workers", 1]
 
 
-# Each text is a shard.
-SMALL_GROUPS = """
-import sys
-from jaxtrain import main
-from jaxtrain.data.text import shards
-shards.GROUP_BYTES = 10_000
-sys.exit(main.main(sys.argv[1:]))
-"""
 Command = Callable[[Path, Path], list[object]]
 
 
