@@ -1,6 +1,6 @@
 """Names of models on the Hub, the files that are downloaded, and model cards; no network.
 
-``tests/interop/hub.py`` tests transfers.
+``tests/interop/hub/models.py`` tests transfers.
 """
 
 import json

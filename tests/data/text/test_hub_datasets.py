@@ -1,4 +1,4 @@
-"""Hugging Face datasets without a Hub; tests/interop/hub_datasets.py has one."""
+"""Hugging Face datasets without a Hub; tests/interop/hub/datasets.py has one."""
 
 import errno
 import os

@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: the real client against a server on loopback.
 
 Run by name, because the URL of the server must be known before the client is imported:
-``python -m pytest tests/interop/hub.py``.
+``python -m pytest tests/interop/hub/models.py``.
 """
 
 import atexit

@@ -1,7 +1,7 @@
 """Datasets on the Hugging Face Hub: the real client against a server on loopback.
 
 Run by name, because the URL of the server must be known before the client is imported:
-``python -m pytest tests/interop/hub_datasets.py``.
+``python -m pytest tests/interop/hub/datasets.py``.
 """
 
 import atexit
