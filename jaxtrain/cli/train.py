@@ -58,8 +58,6 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     from jaxtrain import config
     from jaxtrain.cli import command_line
     from jaxtrain.config import overrides
-    from jaxtrain.config.invocation import without
-    from jaxtrain.distributed import on_end
 
     command_line.require_config(name)
     run, wrong = overrides.apply_fitting(config.named(name), settings)
@@ -71,7 +69,7 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     from jaxtrain.training import preflight, session
 
     asked["track"] = tracker.names(flags.track)
-    typed = preflight.Flags(**asked, arguments=addresses.scrubbed(without(arguments, on_end.FLAG)))
+    typed = preflight.Flags(**asked, arguments=addresses.scrubbed(tuple(arguments)))
     preflight.refuse(run, typed, wrong)
     return session.start(run, typed, signals, functools.partial(_relief, name, settings))
 
@@ -131,11 +129,6 @@ def flags_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="also record the run with wandb, trackio, or mlflow; repeat the flag for several",
-    )
-    add(
-        "--on-end",
-        metavar="CMD",
-        help="run this shell command when the run ends, such as 'sudo poweroff'",
     )
     add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
     add(

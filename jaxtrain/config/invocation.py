@@ -13,14 +13,13 @@ from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_p
 
 RUN_FLAGS = (
     *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
-    *("--compiled", "--track", "--on-end"),
+    *("--compiled", "--track"),
 )
 """The flags of jaxtrain.cli.train.flags_parser without --version and --help; not fields.
 All but --debug take a value."""
 
-# Flags that commands for later runs do not repeat. No run records --on-end: one in the history of a
-# run would be a stranger's command.
-_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug", "--on-end")
+# Flags that commands for later runs do not repeat.
+_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 
 PROGRAM = "JAXTRAIN_PROGRAM"
 """Environment variable that passes what the user typed on to subprocesses."""
@@ -75,18 +74,6 @@ def with_arguments(message: str) -> str:
         text = parts[index].replace("--resume latest", 'resume="latest"')
         parts[index] = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
     return "".join(parts)
-
-
-def without(arguments: Sequence[str], flag: str) -> tuple[str, ...]:
-    """Returns a command line without a flag that takes one value."""
-    kept: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == flag:
-            next(words, None)
-        elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return tuple(kept)
 
 
 def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:

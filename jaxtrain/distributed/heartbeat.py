@@ -36,7 +36,7 @@ OVERSLEPT_S = 1.0
 GRACE_S = 6.0
 # Process 0 runs the service and leaves last, but waits no longer than this for the others.
 LEAVE_S = 5.0
-# After process 0 has left: time for this process to finish its own end, such as its --on-end.
+# After process 0 has left: time for this process to finish its own end.
 FINISH_S = 90.0
 
 _TOPIC = "heartbeat"

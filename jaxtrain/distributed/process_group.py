@@ -132,11 +132,7 @@ def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
     return "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
 
 
-def leave(
-    error: BaseException,
-    heartbeat: Heartbeat,
-    last: Callable[[BaseException], None] = lambda error: None,
-) -> None:
+def leave(error: BaseException, heartbeat: Heartbeat) -> None:
     """Ends this process at once after an error; returns in a run of one process.
 
     An ordinary exit would wait for the other processes, which wait for this one in a collective.
@@ -144,7 +140,6 @@ def leave(
     Args:
         error: what ends the run.
         heartbeat: publishes that this process ends.
-        last: called with the error just before the process ends.
     """
     if key_value.of_run().count == 1:
         return
@@ -152,15 +147,14 @@ def leave(
         terminal.fail(error)
     elif exit_code(error) == 1:
         terminal.show_error(type(error), error, error.__traceback__)
-    end(exit_code(error), heartbeat, lambda: last(error))
+    end(exit_code(error), heartbeat)
 
 
-def end(code: int, heartbeat: Heartbeat, last: Callable[[], None] = lambda: None) -> NoReturn:
-    """Ends this process without waiting for its threads, after it has called ``last``."""
+def end(code: int, heartbeat: Heartbeat) -> NoReturn:
+    """Ends this process without waiting for its threads."""
     heartbeat.leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    last()
     os._exit(code)
 
 

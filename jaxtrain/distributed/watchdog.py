@@ -51,7 +51,6 @@ class Watchdog:
         self._step: int | None = None
         self._end_at: float | None = None
         self._ended = self._ending = False
-        self._last: Callable[[str, int], None] = lambda reason, code: None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -74,10 +73,6 @@ class Watchdog:
             say: takes the line and the exit code.
         """
         self._directory, self._say = directory, say
-
-    def before_exit(self, last: Callable[[str, int], None]) -> None:
-        """Sets what to call just before the process ends, with the reason and the exit code."""
-        self._last = last
 
     def beat(self, step: int | None = None) -> None:
         """Marks the end of a step; the last line will name ``step``."""
@@ -107,7 +102,6 @@ class Watchdog:
         report.start()
         report.join(REPORT_S)
         self._heartbeat.leave(code)
-        self._last(reason, code)
         os._exit(code)  # sys.exit would only end this thread
 
     @contextlib.contextmanager

@@ -25,9 +25,7 @@ class Flags:
 
     Attributes:
         track: the trackers, each once.
-        on_end: may contain a secret.
-        arguments: the command line without ``--on-end``, from which later commands are built; ()
-            without one.
+        arguments: the command line, from which later commands are built; () without one.
     """
 
     output_dir: str | None = None
@@ -37,7 +35,6 @@ class Flags:
     profile: str | None = None
     compiled: str | None = None
     track: tuple[str, ...] = ()
-    on_end: str | None = None
     arguments: tuple[str, ...] = ()
 
 

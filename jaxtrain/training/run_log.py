@@ -15,7 +15,6 @@ import jax
 from jaxtrain import IMPORTED_AT, config, terminal, versions
 from jaxtrain.config import invocation, metrics
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.on_end import OnEnd
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, stop_inside
@@ -35,16 +34,13 @@ class RunLog(events.EventLog):
     Args:
         signals: may end the process during a long call.
         watchdog: may end the process, too.
-        on_end: learns the directory of the run, and why it ended.
 
     Attributes:
         phases: the open phase of the run.
         directory: the run directory, once :meth:`open` was called.
     """
 
-    def __init__(
-        self, signals: StopSignals, watchdog: Watchdog, on_end: OnEnd | None = None
-    ) -> None:
+    def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
         self._signals = signals
         self._watchdog = watchdog
         self.phases = Phases(watchdog, self.emit)
@@ -54,9 +50,6 @@ class RunLog(events.EventLog):
         self._entered = time.time()
         self._from_python = False
         self.directory = Path()
-        self._opened, self._why = False, ""
-        if on_end is not None:
-            on_end.describe = lambda: (self.directory if self._opened else None, self._why)
         self._ended = False
         self._logged: BaseException | None = None
         self._ending = threading.Lock()
@@ -116,7 +109,7 @@ class RunLog(events.EventLog):
 
         self._start = start
         self._from_python = not arguments
-        self.directory, self._opened = directory, True
+        self.directory = directory
         self._stack.push(discard)
         self._stack.callback(self.close)
         self._stack.push(self.failed)
@@ -157,7 +150,6 @@ class RunLog(events.EventLog):
             if self._ended:
                 return
             self._ended = True
-            self._why = why
         if self._start is not None:
             self.emit(self._start(None))
         self.phases.end()

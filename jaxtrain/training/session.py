@@ -9,9 +9,8 @@ import jax
 from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.data import cache, worker_process
-from jaxtrain.distributed import key_value, on_end, process_group
+from jaxtrain.distributed import key_value, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
-from jaxtrain.distributed.on_end import OnEnd
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
@@ -60,7 +59,7 @@ def train(
     ):
         preflight.refuse(run, flags)
         try:
-            code, directory = _start(run, flags, signals, None, OnEnd(None))
+            code, directory = _start(run, flags, signals, None)
         except Stopped as stopped:
             raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
     if code == EXIT_CODES[STOP_BAD_DATA]:
@@ -90,14 +89,7 @@ def start(
         InputError: wrong use or input.
         RunAgain: a temporary failure, such as a full disk or an unreachable process.
     """
-    on_end = OnEnd(flags.on_end)
-    signals.before_exit(on_end.stopped)
-    try:
-        code, _ = _start(run, flags, signals, relief, on_end)
-    except BaseException as error:
-        on_end.failed(error)
-        raise
-    on_end.returned(code)
+    code, _ = _start(run, flags, signals, relief)
     return code
 
 
@@ -106,7 +98,6 @@ def _start(
     flags: Flags,
     signals: StopSignals,
     relief: out_of_memory.Relief | None,
-    on_end: OnEnd,
 ) -> tuple[int, Path]:
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
@@ -117,28 +108,25 @@ def _start(
         Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
     ):
         signals.before_exit(heartbeat.leave)
-        watchdog.before_exit(on_end.hung)
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
-            on_end.agree(process_group.gather)
             run, _ = as_found(run)
             process_group.check_same_program(
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code, directory = _train(run, flags, signals, heartbeat, watchdog, relief, on_end)
+            code, directory = _train(run, flags, signals, heartbeat, watchdog, relief)
         except BaseException as error:
             reason = stop_inside(error) or error
-            process_group.leave(reason, heartbeat, on_end.failed)
+            process_group.leave(reason, heartbeat)
             if reason is not error:
                 raise reason from None
             raise
         ends = signals.ends_process
-        # With --on-end, no process waits for another one at its exit: its host may be shut down.
-        several = jax.process_count() > 1 and (code != DONE or flags.on_end is not None)
+        several = jax.process_count() > 1 and code != DONE
         if ends and (options.still_compiling() or several):
-            process_group.end(code, heartbeat, lambda: on_end.returned(code))
+            process_group.end(code, heartbeat)
         return code, directory
 
 
@@ -149,10 +137,9 @@ def _train(
     heartbeat: Heartbeat,
     watchdog: Watchdog,
     relief: out_of_memory.Relief | None,
-    on_end: OnEnd,
 ) -> tuple[int, Path]:
     with (
-        RunLog(signals, watchdog, on_end) as log,
+        RunLog(signals, watchdog) as log,
         heartbeat.collectives(),
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
@@ -176,8 +163,6 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
     if decision != CONTINUE:
         again = run_summary.resume_command(program, typed, setup.shown)
         each = run_summary.in_each(jax.process_count())
-        if flags.on_end is not None:
-            again += f" (and {on_end.FLAG}, which is not printed because it may contain a secret)"
         log.say(f"resume{each} with: {again}" if typed else again)
     else:
         run_summary.print_summary(

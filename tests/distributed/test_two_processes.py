@@ -126,14 +126,12 @@ def test_nothing_outlives_a_killed_process(place: Path) -> None:
 @pytest.mark.long
 def test_a_stopped_process_does_not_block_the_other(place: Path) -> None:
     stuck = ["--output-dir", "stuck", "--loop.steps", 1_000_000, "--loop.hang_timeout_s", 20]
-    stuck += ["--on-end", 'echo "$JAXTRAIN_OUTCOME $JAXTRAIN_EXIT_CODE" > ended.txt']
     with two(place, *stuck) as started:
         wait_for_steps(started, place / "stuck", 5)
         started[1].send_signal(signal.SIGSTOP)
         output, _ = started[0].communicate(timeout=120)
         assert started[0].returncode == 75, output
         assert "hung: no step ended within 20 s after step" in output
-    assert (place / "ended.txt").read_text() == "hung 75\n"
     report = (place / "stuck" / "hang-0.txt").read_text()
     # The last status that process 1 published.
     assert re.search(r"process 1: [a-z]+, (no step|step \d+) done, heartbeat \d+ s ago", report)

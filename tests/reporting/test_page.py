@@ -160,16 +160,6 @@ def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("typed", [["--on-end", "curl a | sh"], ["--on-end=curl a | sh"]])
-def test_a_command_to_resume_runs_no_other_command(tmp_path: Path, typed: list[str]) -> None:
-    """No run records --on-end, so another person has added it."""
-    start = written_run.start(written_run.BEGAN) | {"arguments": ["--config", "demo", *typed]}
-    written_run.write(tmp_path, history=[start])
-    (resume,) = [line for line in commands_of(made(tmp_path)) if "--resume" in line]
-    assert "--config demo" in resume
-    assert "curl" not in resume
-
-
 @pytest.mark.parametrize("odd", ["a\nb", "\x1b[2J", "\u202eevil", "x" * 5000])
 def test_a_command_that_would_differ_from_what_the_page_shows_is_omitted(
     tmp_path: Path, odd: str

@@ -45,40 +45,27 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_max_hours_and_the_command_at_the_end(tmp_path: Path) -> None:
-    """The command sees how the run ended; its failure does not change the exit code."""
+def test_max_hours_ends_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    hook = "env | grep ^JAXTRAIN_ > ended.txt; : s3cret; exit 9"
-    arguments = (*TINY_MLM, *DATA, "--output-dir", "limited", "--on-end", hook)
+    arguments = (*TINY_MLM, *DATA, "--output-dir", "limited")
     stopped = run(tmp_path, *arguments, "--loop.max_hours", 1e-6)
     assert stopped.returncode == 130, stopped.stdout + stopped.stderr
-    found = (tmp_path / "ended.txt").read_text()
-    assert "JAXTRAIN_OUTCOME=stopped\n" in found
-    assert "JAXTRAIN_EXIT_CODE=130\n" in found
-    assert "JAXTRAIN_REASON=stopped because loop.max_hours is over; " in found
-    assert f"JAXTRAIN_RUN_DIRECTORY={tmp_path / 'limited'}\n" in found
-    assert "the command ended with exit code 9" in stopped.stderr
+    assert "stopped because loop.max_hours is over; " in stopped.stdout
     (again,) = [line for line in stopped.stdout.splitlines() if "resume with" in line]
     assert "--loop.max_hours" in again
-    assert "which is not printed because it may contain a secret" in again
-    recorded = "".join(path.read_text() for path in (tmp_path / "limited").glob("*.*"))
-    assert "s3cret" not in stopped.stdout + stopped.stderr + recorded
 
     output = train(tmp_path, *arguments, "--resume", "latest")
-    assert "JAXTRAIN_OUTCOME=done\n" in (tmp_path / "ended.txt").read_text()
     assert sorted(losses(tmp_path / "limited")) == [1, 2, 3, 4, 5, 6], output
 
 
 @pytest.mark.long
-def test_two_processes_stop_together_and_one_runs_the_command(tmp_path: Path) -> None:
+def test_two_processes_stop_together(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     mesh = ("--simulate-devices", 2, "--mesh.fsdp", 2, "--output-dir", "two")
-    hook = 'echo "$JAXTRAIN_OUTCOME $JAXTRAIN_PROCESS" >> ended.txt'
-    limit = ("--loop.steps", 1_000_000, "--loop.max_hours", 25 / 3600, "--on-end", hook)
+    limit = ("--loop.steps", 1_000_000, "--loop.max_hours", 25 / 3600)
     with two_processes(tmp_path, *TINY_MLM, *DATA, *mesh, *limit) as started:
         outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [130, 130], "\n".join(outputs)
-    assert (tmp_path / "ended.txt").read_text() == "stopped 0\n"
     (step,) = sorted(int(path.name) for path in (tmp_path / "two/checkpoints").iterdir())[-1:]
     assert step == max(losses(tmp_path / "two"))
 
