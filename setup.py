@@ -1,6 +1,6 @@
 """Discovers the packages, and writes the description for a package index.
 
-Configs and launch scripts ship inside the package, too.
+The configs ship inside the package, too.
 """
 
 import re
@@ -10,11 +10,11 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 # Top-level folders that a wheel has inside the package.
-SHIPPED = ("configs", "launch")
+SHIPPED = ("configs",)
 
 
 class BuildPackage(build_py):
-    """Copies configs and launch scripts into the package; an editable install reads the checkout.
+    """Copies the configs into the package; an editable install reads the checkout.
 
     As packages of their own, with folders elsewhere, they would make setuptools write an editable
     install as a hook, which Python asks only after ``sys.path``. In the folder above the checkout,

@@ -240,7 +240,6 @@ CHOSEN = {
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,
     "config/help.py _own_fields": _FIELDS,
-    "cli/completion.py _flags_in_help": "a key of COMMANDS",
     "config/overrides.py _optional_sections": _FIELDS,
     "config/overrides.py _with": "fields that the command line named and apply() found",
     "config/overrides.py _with_all": "fields that a program named and replaced() found",

@@ -485,7 +485,7 @@ def test_errors_and_tracebacks_are_escaped(
     assert "\\x1b[2J" in (found := capsys.readouterr().err)
     assert "\x1b" not in found
     monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(0, 2))
-    monkeypatch.setattr(process_group, "end", lambda code, heartbeat, last: None)
+    monkeypatch.setattr(process_group, "end", lambda code, heartbeat: None)
     heartbeat = Heartbeat(KeyValueStore(0, 2), StopSignals())
     for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
         process_group.leave(error, heartbeat)
@@ -512,7 +512,6 @@ OWN_PRINTS = {
     "cli/generate.py": "streams text without line ends; unescaped if stdout is not a terminal",
     "cli/train.py": "versions and the list of commands",
     "cli/configs.py": "its usage",
-    "cli/completion.py": "scripts and candidates for a shell; only printable ones",
 }
 
 

@@ -22,9 +22,5 @@ COMMAND_GROUPS = {
         "checkpoints": "list and verify the checkpoints of a run",
         "report": "write an HTML report of one or more runs",
     },
-    "Set up": {
-        "completion": "tab completion for bash and zsh",
-        "launch-scripts": "copy the launchers for ssh, SLURM, and Kubernetes",
-    },
 }
 COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}

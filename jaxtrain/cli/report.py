@@ -2,7 +2,7 @@
 
 RUN is a run directory, such as output/latest, or s3://BUCKET/PATH. A run writes
 its own page when it ends; this command writes it at any time. For several runs,
-the page marks the differences. With --animation, the samples of one run become an animated image.
+the page marks the differences.
 """
 
 import argparse
@@ -12,8 +12,7 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import bucket_checkpoints
 from jaxtrain.cli import command_line
 from jaxtrain.data import cache
-from jaxtrain.errors import InputError
-from jaxtrain.reporting import animation, formats, page, run_files
+from jaxtrain.reporting import page, run_files
 from jaxtrain.storage import atomic, bucket
 
 
@@ -36,8 +35,6 @@ def main(arguments: list[str]) -> int:
         run_files.check(directory, given)
         directories.append(directory.resolve())
         beside = beside and not stored
-    if flags.animation is not None:
-        return _animate(directories, flags)
     out = flags.out
     if out is None:
         out = directories[0] / page.NAME if beside else Path(page.NAME)
@@ -47,20 +44,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _animate(directories: list[Path], flags: argparse.Namespace) -> int:
-    if len(directories) > 1:
-        raise InputError(f"--animation {flags.animation}: pass one RUN, not {len(directories)}")
-    if flags.out is not None:
-        raise InputError("--animation and --out: pass one of them; the page has a slider instead")
-    animation.check(flags.animation)
-    atomic.check_writable("--animation", flags.animation)
-    steps, size = animation.write(directories[0], flags.animation)
-    terminal.out(f"animation: {flags.animation} ({steps} steps, {formats.size(size)})")
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE] [--animation FILE]"
+    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE]"
     parser = command_line.bare_parser("report", usage, __doc__)
     add = parser.add_argument
     add(
@@ -76,11 +61,5 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help=f"the page to write (default: {page.NAME} in RUN; for several runs or a bucket, "
         f"in the current directory)",
-    )
-    add(
-        "--animation",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="write the samples over the steps as an animated .gif or .webp instead of the page",
     )
     return parser

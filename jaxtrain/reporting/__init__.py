@@ -3,6 +3,5 @@
 ``run_files`` reads the run directory. ``times`` and ``facts`` compute the numbers, ``curves`` and
 ``samples`` prepare the charts, images, and texts. ``sections``, ``costs``, ``settings``, and
 ``commands`` turn them into HTML with ``markup`` and ``formats``, and ``page`` writes the file.
-``animation`` writes the samples as an animated image. Nothing here imports jax, so any machine that
-can read the run directory can write the page.
+Nothing here imports jax, so any machine that can read the run directory can write the page.
 """

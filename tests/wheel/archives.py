@@ -11,10 +11,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-PACKAGES = ("jaxtrain", "configs", "launch")
+PACKAGES = ("jaxtrain", "configs")
 # What the sdist must contain besides the packages: everything that its tests read.
 BESIDE = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py"}
-FOLDERS = (".ci", "benchmarks", "docs", "tests")
+FOLDERS = (".ci", "benchmarks", "docs", "launch", "tests")
 
 
 def main(source: Path, dist: Path) -> list[str]:
@@ -36,10 +36,8 @@ def main(source: Path, dist: Path) -> list[str]:
         description = archive.read(metadata).decode()
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    # configs/ and launch/ are installed inside the package.
-    installed = {
-        f"jaxtrain/{name}" if name.startswith(("configs/", "launch/")) else name for name in shipped
-    }
+    # configs/ is installed inside the package.
+    installed = {f"jaxtrain/{name}" if name.startswith("configs/") else name for name in shipped}
     return [
         *(f"{wheel.name} lacks {name}" for name in sorted(installed - packaged)),
         *(f"{wheel.name} has an unexpected {name}" for name in sorted(packaged - installed)),

@@ -7,7 +7,6 @@ python PARENT/beside.py
 from pathlib import Path
 
 import jaxtrain
-from jaxtrain.cli import launch_scripts
 from jaxtrain.config import files
 
 CHECKOUT = Path(__file__).resolve().parent / "jaxtrain"
@@ -15,5 +14,4 @@ CHECKOUT = Path(__file__).resolve().parent / "jaxtrain"
 assert callable(jaxtrain.train)
 assert Path(jaxtrain.__file__) == CHECKOUT / "jaxtrain" / "__init__.py", jaxtrain.__file__
 assert files.directory() == CHECKOUT / "configs", files.directory()
-assert launch_scripts.directory() == CHECKOUT / "launch", launch_scripts.directory()
 print(f"{Path.cwd()}: {CHECKOUT} is imported")

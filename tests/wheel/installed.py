@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 
 # Installed only by extras; modules may import them.
-EXTRAS = {"torch", "diffusers", "transformers", "datasets", "wandb", "trackio", "mlflow"}
+EXTRAS = {"torch", "diffusers", "transformers", "wandb", "trackio", "mlflow"}
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sysconfig.get_path("scripts")) / "jaxtrain"
 # `demo`, reduced to seconds: the same renderer, codec, pipeline and step.
