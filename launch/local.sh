@@ -21,7 +21,6 @@ check_settings
 directory=$(output_dir "$@") || exit
 trap leave EXIT
 make_directory "$directory"
-make_run_token
 
 gpus() { # prints how many GPUs the processes share; 0 for none
     if [[ ${JAX_PLATFORMS:-} == cpu ]] || option --simulate-devices "$@" >/dev/null; then

@@ -8,8 +8,6 @@
 # One process per node uses all its GPUs. Every node needs the same DIR, on shared storage. Each node
 # restarts its own process; they meet again at the same address.
 #
-# The nodes share nothing before they meet, so this script cannot generate a secret. Set
-# JAXTRAIN_RUN_TOKEN to the same random string on all nodes, as a secret of the platform (supervise.sh).
 # Settings (MAX_RESTARTS, PYTHON, ...): supervise.sh; of NCCL: nccl.sh.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")

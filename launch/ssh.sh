@@ -8,8 +8,7 @@
 # first is process 0. Empty lines and text after # are ignored. Every host is checked first. Each line
 # of output begins with the host's name. If one process or its connection fails, all are ended, and
 # the run restarts with --resume latest. Ctrl-C and SIGTERM are forwarded to all: they save and exit.
-# JAXTRAIN_RUN_TOKEN (supervise.sh) is sent to the hosts through ssh's standard input. Credentials for a
-# bucket are not sent: each host needs its own, for example in /etc/environment.
+# Credentials for a bucket are not sent: each host needs its own, for example in /etc/environment.
 # Settings, from the environment (others: supervise.sh, nccl.sh):
 #   REMOTE_DIR         folder to run in, on every host (default: the current folder)
 #   PYTHON             the interpreter, on every host (default: see supervise.sh)
@@ -80,10 +79,6 @@ remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: reads o
             [[ $noted =~ ^[0-9]+$ && -O /proc/$noted && $(started_at "$noted") == "$began" ]] &&
             echo "$noted"
     }
-    while [[ $order != token\ * ]]; do # the first line sent
-        IFS= read -r -t "$silence_s" order || return 75
-    done
-    export JAXTRAIN_RUN_TOKEN=${order#token }
     cd -- "$5" || return 2
     shift 5
     file=$(note_file 2>&1) || {
@@ -214,11 +209,10 @@ start_process() {
     done
     name=ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
     # The host obeys the orders written to this pipe. It is also open for writing here, or it
-    # would be closed with the first writer. It holds the token until the host reads it.
+    # would be closed with the first writer.
     rm -f "$workplace/control.$index"
     mkfifo -m 600 "$workplace/control.$index"
     exec {control}<>"$workplace/control.$index"
-    echo "token $JAXTRAIN_RUN_TOKEN" >&"$control"
     set -m
     "${ssh_command[@]}" "$host" "$(remotely remote_run "$name" "$SILENCE_S" "$SAVE_S" "$KILL_S" \
         "$REMOTE_DIR" env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@")" \
@@ -302,7 +296,6 @@ read_arguments "$@"
 set -- "${arguments[@]}"
 check_numbers
 directory=$(output_dir "$@") || exit
-make_run_token
 port=''
 workplace=$(mktemp -d)
 trap clean_up EXIT

@@ -14,8 +14,6 @@
 #                     130, because they may still be saving (default: 300)
 #   GRACE_S           the same after one has crashed (default: 10)
 #   KILL_S            seconds between SIGTERM and SIGKILL after that (default: 20)
-#   JAXTRAIN_RUN_TOKEN  secret by which the processes of this run recognize each other (default:
-#                     random). It is never on a command line, which every user of a machine can read.
 #
 # With `--doctor` among its arguments, a launcher does not train. It runs `doctor` once on every host
 # and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
@@ -80,17 +78,6 @@ check_numbers() {
     for name in MAX_RESTARTS RESTART_DELAY_S SAVE_S GRACE_S KILL_S; do
         [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}': set it to a whole number"
     done
-}
-
-make_run_token() { # sets and exports JAXTRAIN_RUN_TOKEN, unless the user has set one
-    if [[ -z ${JAXTRAIN_RUN_TOKEN:-} ]]; then
-        JAXTRAIN_RUN_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n')
-        [[ ${#JAXTRAIN_RUN_TOKEN} == 64 ]] || refuse "/dev/urandom gave no random bytes"
-    elif [[ ! $JAXTRAIN_RUN_TOKEN =~ ^[[:graph:]]+$ ]]; then # not shown here
-        refuse "JAXTRAIN_RUN_TOKEN contains spaces or control characters: set it to one random word," \
-            "or unset it to let the launcher generate one"
-    fi
-    export JAXTRAIN_RUN_TOKEN
 }
 
 read_arguments() { # read_arguments ARGUMENT...: sets doctor, in_bucket and arguments

@@ -7,7 +7,6 @@ Here each variable is checked before anything waits for another process.
 
 import dataclasses
 import ipaddress
-import os
 import re
 import socket
 import time
@@ -21,8 +20,6 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 # How long to wait for the others: machines boot, images are pulled. The variable overrides it.
 PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
 
-# A secret that all processes of the run share; the launchers create one.
-TOKEN = "JAXTRAIN_RUN_TOKEN"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 # Ports that Linux does not assign by itself (its ephemeral ports end at 60999).
@@ -108,12 +105,6 @@ def patience(environment: Mapping[str, str]) -> float:
     if not text.replace(".", "", 1).isdecimal():
         raise InputError(f"{PATIENCE} is {text!r}; it must be a number of seconds, such as 300")
     return float(text)
-
-
-def token(environment: Mapping[str, str]) -> bytes:
-    """Returns the secret by which the processes of a run recognize one another; empty if unset."""
-    # A Kubernetes secret often ends with a line feed, which a shell's copy of it lacks.
-    return os.fsencode(environment.get(TOKEN, "").strip())
 
 
 def is_local(cluster: Cluster) -> bool:

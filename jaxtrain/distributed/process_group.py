@@ -33,10 +33,10 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     """Connects this process to the others, if there are any; call it before any device is used.
 
     :mod:`jaxtrain.distributed.cluster_env` finds the others in the environment, and
-    :mod:`jaxtrain.distributed.rendezvous` has the processes prove to each other that they know
-    JAXTRAIN_RUN_TOKEN. jax's own coordination service, which takes the port after that,
-    authenticates nothing: any process that reaches it can read and change the messages, or end the
-    run. It listens on loopback if all processes are on this machine.
+    :mod:`jaxtrain.distributed.rendezvous` checks that all are present. Neither it nor jax's own
+    coordination service, which takes the port after that, authenticates anything: any process that
+    reaches it can read and change the messages, or end the run. It listens on loopback if all
+    processes are on this machine.
 
     Args:
         environment: ``os.environ``.
@@ -46,8 +46,7 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     Raises:
         InputError: variables are missing or wrong, two processes have the same number, or the
             processes do not divide the devices.
-        RunAgain: not all processes arrived in time; or two have the same number in a run without
-            a token, where one of them may not belong to it.
+        RunAgain: not all processes arrived in time.
     """
     cluster = cluster_env.find(environment)
     if simulate_devices is not None:

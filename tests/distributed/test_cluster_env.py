@@ -276,9 +276,3 @@ def test_process_0_listens_where_the_others_are(
     assert cluster_env.bind_address(cluster, {}) == bind
     assert cluster_env.bind_address(cluster, {cluster_env.BIND: ""}) == bind
     assert cluster_env.bind_address(cluster, {cluster_env.BIND: "10.1.1.1:99"}) == "10.1.1.1:99"
-
-
-def test_whitespace_around_a_token_is_stripped() -> None:
-    assert cluster_env.token({}) == cluster_env.token({cluster_env.TOKEN: " \n"}) == b""
-    assert cluster_env.token({cluster_env.TOKEN: "abc\n"}) == b"abc"
-    assert cluster_env.token({cluster_env.TOKEN: "\udcff\u00e9"}) == b"\xff\xc3\xa9"

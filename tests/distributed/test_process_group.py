@@ -142,7 +142,6 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
             "JAX_NUM_PROCESSES": "2",
             "JAX_PROCESS_ID": str(index),
             "JAX_PLATFORMS": "cpu",
-            "JAXTRAIN_RUN_TOKEN": "1f2e3d",
             "JAXTRAIN_CONNECT_S": patience_s,
             "PYTHONPATH": str(Path(process_group.__file__).parents[2]),
         }

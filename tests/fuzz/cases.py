@@ -292,8 +292,7 @@ def _blind_spots() -> tuple[Seed, ...]:
 
 
 def _meetings() -> tuple[Seed, ...]:
-    commands = (Command(("{}", "token"), allowed=(0,)), Command(("{}",), 0.5, allowed=(0, 2, 75)))
-    return (Seed(("packets.json",), commands),)
+    return (Seed(("packets.json",), (Command(("{}",), allowed=(0, 2, 75)),)),)
 
 
 KINDS: dict[str, Kind] = {

@@ -228,8 +228,7 @@ def _write_trained(place: Path) -> None:
 def _write_packets(path: Path) -> None:
     """Writes a caller's messages at the rendezvous, as a stranger could forge them."""
     plain = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
-    signed = plain | {"nonce": "0" * 32, "proof": "0" * 64}
-    path.write_text(json.dumps([plain, signed, {"jaxtrain": "", "again": False}]))
+    path.write_text(json.dumps([plain, {"jaxtrain": "", "again": False}]))
 
 
 def _write_calibration(path: Path) -> None:

@@ -1,10 +1,10 @@
 """Runs a rendezvous of two processes while strangers send bytes.
 
-    main(FILE [token])
+    main(FILE)
 
 Process 0 and process 1 are threads here; the sockets are real. The strangers send the contents of
 the file, a JSON list with one line per item (or plain bytes if it is no longer JSON), before
-process 1 calls and while it waits. With ``token``, both processes share a secret.
+process 1 calls and while it waits.
 """
 
 import contextlib
@@ -27,8 +27,6 @@ def main() -> int:
     """Returns 0 if both processes met."""
     data = Path(sys.argv[1]).read_bytes()
     environment = {cluster_env.PATIENCE: _PATIENCE_S}
-    if "token" in sys.argv[2:]:
-        environment["JAXTRAIN_RUN_TOKEN"] = "a secret of the run"
     for name in ("_LINGER_S", "_LATE_S"):  # shorter waits, for more cases
         if hasattr(rendezvous, name):
             setattr(rendezvous, name, 0.2)

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,14 +194,6 @@ def require(packages: Mapping[str, str]) -> None:
         pytest.fail("network namespaces and sshd need root: run this test as root", pytrace=False)
 
 
-def variable(process: int, name: str) -> str:
-    """An environment variable of a process; empty if it is not set."""
-    for one in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-        if one.startswith(f"{name}=".encode()):
-            return one.partition(b"=")[2].decode()
-    return ""
-
-
 def wait_for(
     condition: Callable[[], bool],
     what: str,
@@ -215,34 +206,3 @@ def wait_for(
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s\n{explain()}"
         time.sleep(0.05)
-
-
-class CommandLines:
-    """All command lines seen on the machine so far."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-
-    def look(self) -> None:
-        """Adds the command lines of the running processes."""
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[CommandLines]:
-    """Collects all command lines, ten times per second, while the block runs."""
-    lines, done = CommandLines(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            lines.look()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield lines
-    finally:
-        done.set()
-        thread.join()

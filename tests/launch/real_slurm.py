@@ -6,7 +6,6 @@ Each node is a separate host (hosts.py), so slurmd needs no support for several 
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import sample_videos
-from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
+from launch.hosts import Host, require, run, two_hosts, wait_for
 from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
 from program import TINY_MLM, environment, losses, write_corpus
@@ -248,18 +247,12 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     assert f"stopped by SIGTERM; {limited} of 1000000 steps are done and saved" in log
     assert "ended with 75: requeued, restart 1 of at most 5 without a new checkpoint" in log
 
-    with watched() as lines:
-        reach(lambda: newest_checkpoint(folder) > limited, "a checkpoint after the requeue")
-        trainers = slurm.trainers()
-        assert len(trainers) == 2
-        tokens = {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
-        os.kill(trainers[1], signal.SIGKILL)
-        reach(lambda: slurm.job(job)["Restarts"] == "2", "a requeue after the kill")
+    reach(lambda: newest_checkpoint(folder) > limited, "a checkpoint after the requeue")
+    trainers = slurm.trainers()
+    assert len(trainers) == 2
+    os.kill(trainers[1], signal.SIGKILL)
+    reach(lambda: slurm.job(job)["Restarts"] == "2", "a requeue after the kill")
     assert "srun: error: n2: task 1: Killed" in slurm.log(job)
-    (token,) = tokens
-    assert re.fullmatch("[0-9a-f]{64}", token)
-    assert any("jaxtrain.main" in line for line in lines.seen)
-    assert not [line for line in lines.seen if token in line]
 
     found = finished(slurm, job, seconds=300)
     log = slurm.log(job)

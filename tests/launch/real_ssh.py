@@ -3,7 +3,6 @@
 Needs root and Debian's openssh-server, so it is not part of the default suite: pass the file.
 """
 
-import base64
 import contextlib
 import os
 import pwd
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
+from launch.hosts import Host, require, run, two_hosts, wait_for
 from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
 from program import CHECKOUT, TINY_MLM, environment, losses, write_corpus
@@ -206,13 +205,10 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
     assert "2 hosts; process 0 is on n1, found at 10.99.0.1" in output
 
     folder = cluster.directory / "rough" / "checkpoints"
-    tokens = set()
-    with watched() as lines, cluster.launch(*FLAGS, "--output-dir", "rough") as launcher:
+    with cluster.launch(*FLAGS, "--output-dir", "rough") as launcher:
         trainers = reach(cluster, launcher, folder, after=0)
-        tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
         os.kill(trainers[1], signal.SIGKILL)
         trainers = reach(cluster, launcher, folder, after=newest_checkpoint(folder))
-        tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
         launcher.process.terminate()
         code, output = launcher.wait()
     assert code == 75, output
@@ -230,14 +226,6 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
     calm, rough = (losses(cluster.directory / name) for name in ("calm", "rough"))
     assert list(calm) == list(range(1, STEPS + 1))
     assert calm == rough
-
-    (token,) = tokens  # the same on both hosts, and after a restart
-    assert re.fullmatch("[0-9a-f]{64}", token)
-    assert any("jaxtrain.main" in line for line in lines.seen)
-    sent = [found for line in lines.seen for found in re.findall(r"echo (\S+) \| base64 -d", line)]
-    assert any(b"remote_run" in base64.b64decode(one) for one in sent)
-    assert not [line for line in lines.seen if token in line]
-    assert not [one for one in sent if token.encode() in base64.b64decode(one)]
 
 
 @pytest.mark.timeout(1500)

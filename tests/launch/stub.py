@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,12 +35,9 @@ play "$index" "$attempt"
 SRUN = """\
 #!/usr/bin/env bash
 echo "srun $*" >>"$STUBS/slurm"
-export=${SLURM_EXPORT_ENV:-ALL}
 while [[ $1 == --* ]]; do
-    [[ $1 != --export=* ]] || export=${1#--export=}
     shift
 done
-[[ $export == ALL ]] || unset JAXTRAIN_RUN_TOKEN
 for task in 0 1; do
     env $(grep -v -e '(' "$RECORDED/slurm-two.$task.env") "$@" &
     pids[task]=$!
@@ -72,8 +68,6 @@ SSH = f"""\
 #!{sys.executable}
 import contextlib, os, subprocess, sys, threading
 arguments = sys.argv[1:]
-with open(os.environ["STUBS"] + "/command_lines", "a") as file:
-    file.write(repr(arguments) + "\\n")
 options = []
 while arguments[0].startswith("-"):
     options.append(arguments.pop(0))
@@ -113,13 +107,6 @@ while piece := os.read(remote.stdout.fileno(), 1000):
 code = remote.wait()
 sys.stdout.flush()
 os._exit(code)
-"""
-# Replaces any program: records its command line, which all users of a machine can read.
-NOTES = """\
-#!/bin/bash
-printf '%q ' "$0" "$@" >>"$STUBS/command_lines"
-echo >>"$STUBS/command_lines"
-exec REAL "$@"
 """
 NVIDIA_SMI = """\
 #!/usr/bin/env bash
@@ -210,15 +197,6 @@ class Stubs:
         """The calls of process ``index``: address, count, devices, and its arguments."""
         path = self.stubs / f"calls.{index}"
         return [line.split("|")[:-1] for line in path.read_text().splitlines()]
-
-    def note_command_lines(self, *programs: str) -> None:
-        """Makes these programs and ssh record their command lines."""
-        for name in programs:
-            (self.stubs / name).write_text(NOTES.replace("REAL", str(shutil.which(name))))
-            (self.stubs / name).chmod(0o755)
-
-    def command_lines(self) -> str:
-        return (self.stubs / "command_lines").read_text()
 
     def slurm(self) -> str:
         return (self.stubs / "slurm").read_text()

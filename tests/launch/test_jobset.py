@@ -378,17 +378,6 @@ def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> Non
     assert not [volume for volume in pod_spec["volumes"] if "hostPath" in volume]
 
 
-def test_the_token_comes_from_a_secret_that_may_be_missing(manifest: dict[str, Any]) -> None:
-    _, _, one = inner(manifest)
-    (entry,) = [entry for entry in one["env"] if entry["name"] == cluster_env.TOKEN]
-    assert "value" not in entry
-    source = entry["valueFrom"]["secretKeyRef"]
-    assert source == {"name": "jaxtrain-run-token", "key": "token", "optional": True}
-    written = (LAUNCH / "k8s-jobset.yaml").read_text()
-    assert f"create secret generic {source['name']} --from-file={source['key']}=" in written
-    assert "--from-literal" not in written
-
-
 def test_the_cache_is_on_the_shared_volume(manifest: dict[str, Any]) -> None:
     _, pod_spec, one = inner(manifest)
     (folder,) = [entry["value"] for entry in one["env"] if entry["name"] == "JAXTRAIN_CACHE"]

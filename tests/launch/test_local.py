@@ -1,6 +1,5 @@
 """local.sh and the code that all launchers share, with a stand-in for Python."""
 
-import re
 import signal
 import subprocess
 import time
@@ -37,57 +36,6 @@ def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
         assert (count, devices) == ("2", "")
         assert arguments == ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
-
-
-# Prints the token, and the command lines of all processes.
-SHOWS = """play() {
-    echo "$JAXTRAIN_RUN_TOKEN" >token.$1.$2
-    cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' >lines.$1.$2
-    %s
-}"""
-PROGRAMS = ("awk", "base64", "cat", "cksum", "cut", "env", "mkdir", "od", "sed", "seq", "tr")
-
-
-def tokens(directory: Path) -> list[str]:
-    """The tokens of all processes of all starts; none is on a command line."""
-    found = [path.read_text().strip() for path in sorted(directory.glob("token.*"))]
-    seen = [path.read_text(errors="replace") for path in directory.glob("lines.*")]
-    assert any("jaxtrain.main" in lines for lines in seen)
-    noted = directory / "stubs" / "command_lines"
-    seen += [noted.read_text()] if noted.exists() else []
-    assert not [one for one in found for lines in seen if one and one in lines]
-    return found
-
-
-def test_the_processes_share_a_secret_that_is_not_on_a_command_line(tmp_path: Path) -> None:
-    """It differs between runs, and stays the same after a restart."""
-    found = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        stubs = Stubs(tmp_path / name, SHOWS % "(($2 == 2)) || exit 75")
-        stubs.note_command_lines(*PROGRAMS)
-        assert stubs.run("local.sh", "2", *RUN)[0] == 0
-        four = tokens(tmp_path / name)
-        assert len(four) == 4
-        assert len(set(four)) == 1
-        assert re.fullmatch("[0-9a-f]{64}", four[0])
-        assert "/od -An" in stubs.command_lines()
-        found += four
-    assert len(set(found)) == 2
-
-
-def test_a_token_set_by_the_user_is_kept(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, SHOWS % ":")
-    assert stubs.run("local.sh", "2", *RUN, JAXTRAIN_RUN_TOKEN="my-own$secret")[0] == 0
-    assert tokens(tmp_path) == ["my-own$secret"] * 2
-
-
-def test_a_token_with_spaces_is_rejected_and_not_shown(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { :; }")
-    code, out, err = stubs.run("local.sh", "2", *RUN, JAXTRAIN_RUN_TOKEN="my own\n")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: JAXTRAIN_RUN_TOKEN contains spaces or control characters: set it")
-    assert "my own" not in err
 
 
 @pytest.mark.parametrize("name", ["log.1.txt", "\x1b[2J.txt"])

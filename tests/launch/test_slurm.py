@@ -1,14 +1,12 @@
 """slurm.sbatch, with an srun that sets the variables of a real one (SLURM 22.05, two nodes)."""
 
 import os
-import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from launch.stub import LAUNCH, RECORDED, Stubs
-from launch.test_local import PROGRAMS, SHOWS, tokens
 
 from jaxtrain.distributed import cluster_env
 
@@ -48,23 +46,6 @@ def test_jaxtrain_detects_the_tasks_of_the_job(tmp_path: Path) -> None:
         assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
         assert environment["NCCL_DEBUG"] == "WARN"
         assert stubs.calls(index)[0][5:] == [*RUN, "--resume", "latest"]
-
-
-@pytest.mark.parametrize("exported", ["ALL", "NONE"])
-def test_the_tasks_share_a_secret_that_is_not_on_a_command_line(
-    tmp_path: Path, exported: str
-) -> None:
-    """Even in a job submitted with "sbatch --export=NONE"."""
-    stubs = Stubs(tmp_path, SHOWS % ":")
-    stubs.note_command_lines(*PROGRAMS)
-    code, err = submitted(stubs, *RUN, SLURM_EXPORT_ENV=exported)
-    assert code == 0, err
-    first, second = tokens(tmp_path)
-    assert first == second
-    assert re.fullmatch("[0-9a-f]{64}", first)
-    assert first not in stubs.slurm()
-    assert submitted(stubs, *RUN, SLURM_EXPORT_ENV=exported, JAXTRAIN_RUN_TOKEN="own")[0] == 0
-    assert (tmp_path / "token.0.2").read_text() == "own\n"
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])
