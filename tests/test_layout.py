@@ -227,7 +227,6 @@ CHOSEN = {
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,
-    "training/saved_programs.py _deserialized": "a folder that --compiled names is code by design",
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py config_class": "the modules in the package's own folder",

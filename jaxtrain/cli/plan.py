@@ -4,19 +4,15 @@ import argparse
 import dataclasses
 import json
 import math
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
-from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, input_measurement, input_rate, plan, planner, report
+from jaxtrain.planning import cards, input_measurement, input_rate, plan, report
 from jaxtrain.planning.planner import Planner
 from jaxtrain.storage import atomic
-from jaxtrain.training import saved_programs
 from jaxtrain.xla import platform
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
@@ -38,18 +34,12 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, typed = command_line.parse(parser, arguments)
     _check_numbers(flags)
-    _check_save(flags)
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags, typed)
 
 
 def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
-    if flags.save is not None and flags.simulate_devices is not None:
-        terminal.out("compiling the step for CPU devices ...")
-        planner.save_for_cpu(flags.config, typed, flags.simulate_devices, flags.save)
-        _report_saved(flags, [*typed, "--simulate-devices", str(flags.simulate_devices)])
-        return 0
     measured = None
     if flags.measure_input is not None:
         terminal.out("measuring how fast this machine loads the data ...")
@@ -74,26 +64,16 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
             f"{versions.install('cuda12')}"
         )
         terminal.out("compiling the step for a CPU (up to several minutes) ...")
-    found = planned.compiled((), save=flags.save)
+    found = planned.compiled(())
     terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
     fits = report.fits(found)
     if flags.fit or fits is False:
         _search(planned, found, flags)
         _write(found, flags.json)
-    if flags.save:
-        _report_saved(flags, planned.settings)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
     return DOES_NOT_FIT if fits is False else 0
-
-
-def _report_saved(flags: argparse.Namespace, settings: Sequence[str]) -> None:
-    words = ["--config", flags.config, *settings, "--compiled", str(flags.save)]
-    terminal.out(
-        f"\ncompiled programs saved in {flags.save}; a run with them starts without compiling:\n"
-        f"  {invocation.program()} {shlex.join(words)}"
-    )
 
 
 def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
@@ -135,17 +115,6 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
 def _write(found: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
-
-
-def _check_save(flags: argparse.Namespace) -> None:
-    if flags.save is None:
-        return
-    saved_programs.check_writable(flags.save)
-    if flags.simulate_devices is None and not platform.has_cuda_plugin():
-        raise InputError(
-            "--save needs jax's compiler for GPUs (no GPU required): "
-            f"{versions.install('cuda12')}; or compile for CPU devices with --simulate-devices N"
-        )
 
 
 def _check_numbers(flags: argparse.Namespace) -> None:
@@ -215,17 +184,5 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--price-per-gpu-hour", metavar="P", type=float, help="price in any currency; adds the cost"
     )
-    add(
-        "--save",
-        metavar="DIR",
-        type=Path,
-        help="save the compiled programs in DIR, for a run with --compiled DIR",
-    )
-    add(
-        "--simulate-devices",
-        metavar="N",
-        type=int,
-        help="with --save: compile for N virtual CPU devices instead of GPUs",
-    )
-    command_line.add_ignored(parser, "--simulate-devices")
+    command_line.add_ignored(parser)
     return parser

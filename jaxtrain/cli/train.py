@@ -119,11 +119,6 @@ def flags_parser() -> argparse.ArgumentParser:
     )
     add("--profile", metavar="START:STOP", help="write a profiler trace of these steps")
     add(
-        "--compiled",
-        metavar="DIR",
-        help="load the programs that plan --save wrote to DIR; they can run any code",
-    )
-    add(
         "--track",
         metavar="NAME",
         action="append",

@@ -13,7 +13,7 @@ from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_p
 
 RUN_FLAGS = (
     *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
-    *("--compiled", "--track"),
+    "--track",
 )
 """The flags of jaxtrain.cli.train.flags_parser without --version and --help; not fields.
 All but --debug take a value."""

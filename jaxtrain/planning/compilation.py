@@ -12,11 +12,10 @@ import numpy as np
 from jax.experimental import topologies
 
 from jaxtrain import config
-from jaxtrain.errors import InputError
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, communication, flops
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import replay, saved_programs, setup
+from jaxtrain.training import replay, setup
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla import hlo, operations
@@ -57,19 +56,12 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """
     began = time.perf_counter()
     run = config.load(request["config"], request["overrides"])
-    if request["save"] is not None and run.loop.epochs is not None:
-        raise InputError(
-            "--save needs the number of steps, which loop.epochs leaves to the data: set "
-            "--loop.epochs None --loop.steps N"
-        )
     mesh = make_mesh(run.mesh, _devices(request, run))
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
-    if request["save"] is not None:
-        _save(request, built, compiled, platform)
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)
     return {
@@ -107,25 +99,6 @@ def _sample_pixels(built: setup.StepSetup) -> dict[str, int]:
         if sample.dtype == np.uint8:  # others are texts
             pixels["clip" if sample.ndim == 4 else "image"] += math.prod(sample.shape[:-1])
     return pixels
-
-
-def _save(
-    request: dict[str, Any], built: setup.StepSetup, step: jax.stages.Compiled, platform: str
-) -> None:
-    """Writes the step, and the program of the initial state, for runs with ``--compiled``."""
-    with per_device.tracing(platform=platform):
-        traced = built.jit_init().trace()
-    init = traced.lower(lowering_platforms=(platform,)).compile()
-    _, metrics = step.out_info
-    devices = list(built.rule.mesh.devices.flat)
-    saved_programs.save(
-        Path(request["save"]),
-        {saved_programs.INIT: init, saved_programs.STEP: step},
-        list(metrics),
-        saved_programs.dependencies(
-            built.run, built.total, devices, -(-len(devices) // request["gpus_per_node"])
-        ),
-    )
 
 
 def _devices(request: dict[str, Any], run: config.Run) -> Any:

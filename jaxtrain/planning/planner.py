@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,12 @@ class PlanRequest:
         overrides: as typed.
         gpu: short name of the card.
         gpus_per_node: GPUs in each node; a single node may have fewer.
-        save: folder for the compiled programs; None does not keep them.
     """
 
     config: str
     overrides: tuple[str, ...]
     gpu: str
     gpus_per_node: int
-    save: str | None = None
 
 
 class Planner:
@@ -143,19 +141,12 @@ class Planner:
         """All overrides of the config that is planned."""
         return self._all(())
 
-    def compiled(
-        self,
-        changes: fit.Overrides,
-        timeout_s: float = _TIMEOUT_S,
-        *,
-        save: Path | None = None,
-    ) -> plan.Plan:
+    def compiled(self, changes: fit.Overrides, timeout_s: float = _TIMEOUT_S) -> plan.Plan:
         """Compiles the config with changes and returns its plan.
 
         Args:
             changes: overrides.
             timeout_s: time limit.
-            save: folder for the compiled programs (:mod:`jaxtrain.training.saved_programs`).
 
         Raises:
             InputError: the step could not be compiled.
@@ -166,7 +157,6 @@ class Planner:
             overrides=settings,
             gpu=self._short,
             gpus_per_node=self._per_node,
-            save=None if save is None else str(save.absolute()),
         )
         findings = compile_step(request, timeout_s)
         if "failure" in findings:
@@ -214,36 +204,6 @@ class Planner:
 
     def _all(self, changes: fit.Overrides) -> tuple[str, ...]:
         return overrides.merged(self._typed, self._added, changes)
-
-
-def save_for_cpu(name: str, typed: Sequence[str], devices: int, folder: Path) -> None:
-    """Compiles a config for virtual CPU devices of this machine, and saves the programs.
-
-    Args:
-        name: the config's name or path.
-        typed: overrides.
-        devices: number of devices, as in a run's ``--simulate-devices``.
-        folder: for the programs.
-
-    Raises:
-        InputError: the config is invalid, has another number of devices, or cannot be compiled.
-    """
-    mesh = config.load(name, typed).mesh
-    if mesh.devices != devices:
-        raise InputError(
-            f"--simulate-devices {devices} does not match mesh.data {mesh.data} x mesh.fsdp "
-            f"{mesh.fsdp}: use --simulate-devices {mesh.devices}"
-        )
-    request = PlanRequest(
-        config=name,
-        overrides=tuple(typed),
-        gpu=CPU,
-        gpus_per_node=devices,
-        save=str(folder.absolute()),
-    )
-    findings = compile_step(request, _TIMEOUT_S)
-    if "failure" in findings:
-        raise NotCompiled(name, findings)
 
 
 def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jaxtrain.sharding import as_found, wrong_count
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
-from jaxtrain.training import mirror, profiler, run_directory, saved_programs
+from jaxtrain.training import mirror, profiler, run_directory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,6 @@ class Flags:
     simulate_devices: int | None = None
     debug: bool = False
     profile: str | None = None
-    compiled: str | None = None
     track: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -69,7 +68,7 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
     """
     cluster = cluster_env.find(os.environ)
     alone = cluster is None
-    found = [*config.problems(run), *_profile(run, flags.profile), *_compiled(flags.compiled)]
+    found = [*config.problems(run), *_profile(run, flags.profile)]
     # Only process 0 needs the packages.
     found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
@@ -113,15 +112,6 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
         wrong = profiler.too_late(span, run.loop.steps)
         if wrong:
             yield Problem(wrong, "loop.steps")
-
-
-def _compiled(folder: str | None) -> Iterator[str]:
-    """Checks that the folder of ``--compiled`` has programs; whether they match comes later."""
-    if folder is not None:
-        try:
-            saved_programs.check_folder(expanded(folder))
-        except InputError as error:
-            yield from error.messages
 
 
 def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:

@@ -49,7 +49,6 @@ from jaxtrain.training import (
     run_directory,
     run_files,
     run_summary,
-    saved_programs,
     skip_step,
 )
 from jaxtrain.training.mirror import Mirror
@@ -65,7 +64,6 @@ from jaxtrain.training.save_policy import (
     describe,
     patience_over,
 )
-from jaxtrain.training.saved_programs import SavedPrograms
 from jaxtrain.training.state import (
     ModelDefinition,
     State,
@@ -109,7 +107,6 @@ class StepSetup:
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
         total_of: total steps of a run of other length or batch size, at the same position.
-        saved_init: the program of :meth:`fresh_state`, if ``plan --save`` compiled it.
     """
 
     run: config.Run
@@ -121,7 +118,6 @@ class StepSetup:
     spec: Spec
     total: int
     total_of: Callable[[config.Run], int]
-    saved_init: jax.stages.Compiled | None = None
 
     @property
     def saved(self) -> State:
@@ -130,12 +126,8 @@ class StepSetup:
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""
-        make = self.saved_init or self.jit_init()
+        make = jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
         return cast(State, make())
-
-    def jit_init(self) -> Any:
-        """Jits the initialization of the state, for the devices of the mesh."""
-        return jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
@@ -414,10 +406,6 @@ def open_training(
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
 
-        loading, early = None, saved_programs.known_without_data(run)
-        if flags.compiled and early:
-            assert run.loop.steps is not None
-            loading = stack.enter_context(_loading(run, run.loop.steps, mesh, flags, say))
         quarantine = Quarantine.open(directory, jax.process_index())
         with phases.within("data", allowance_s=None):  # may download
             model = _with_source(run, say) if start_from is None else run.model
@@ -432,13 +420,6 @@ def open_training(
         step_setup = build(run, mesh, len(sources.train), say, position)
         total = step_setup.total
         log.started(total)
-        if flags.compiled and not early:
-            loading = stack.enter_context(_loading(run, total, mesh, flags, say))
-        if loading is not None:
-            with phases.within("compile"):
-                init = functools.partial(loading.init, step_setup.target)
-                saved_init = _in_all("compiled init", init, loading.folder, say)
-            step_setup = dataclasses.replace(step_setup, saved_init=saved_init)
         explained = functools.partial(
             out_of_memory.explained,
             run,
@@ -481,8 +462,7 @@ def open_training(
         stack.callback(batches.close)
         evaluator = _evaluator(step_setup, sources, quarantine, threads=workers.number)
         with phases.within("compile"), explained():
-            saved_step = None if loading is None else _saved_step(step_setup, loading, say)
-            step = compile_in_all_processes(step_setup, flags.debug, log, saved_step)
+            step = compile_in_all_processes(step_setup, flags.debug, log)
         checkpoints = Checkpoints(
             directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
@@ -572,62 +552,6 @@ def _position(start_from: Path | None) -> Position:
     if start_from is None:
         return Position()
     return Position.of_checkpoint(layout.read_meta(start_from))
-
-
-@contextlib.contextmanager
-def _loading(
-    run: config.Run, total: int, mesh: jax.sharding.Mesh, flags: preflight.Flags, say: Say
-) -> Iterator[SavedPrograms | None]:
-    """Begins to load the programs of ``--compiled``, in all processes or in none.
-
-    Args:
-        run: the config.
-        total: steps of the complete run.
-        mesh: over all devices.
-        flags: of the command line.
-        say: prints why the programs do not match.
-
-    Yields:
-        The programs; None if those of any process do not match.
-
-    Raises:
-        InputError: the folder has no programs, or they are damaged.
-    """
-    assert flags.compiled is not None
-    devices = list(mesh.devices.flat)
-    depends_on = saved_programs.dependencies(
-        run, total, devices, jax.process_count(), donate=not flags.debug
-    )
-    folder = expanded(flags.compiled)
-    with contextlib.ExitStack() as stack:
-
-        def begin() -> SavedPrograms:
-            programs = SavedPrograms(folder, depends_on, devices)
-            stack.callback(programs.close)
-            return programs
-
-        yield _in_all("compiled programs", begin, folder, say)
-
-
-def _in_all(what: str, load: Callable[[], T], folder: Path, say: Say) -> T | None:
-    """Returns what ``load`` returns; None if it does not match in any process, which is printed.
-
-    Args:
-        what: name of the exchange between the processes.
-        load: raises :class:`saved_programs.Mismatch`.
-        folder: of ``--compiled``.
-        say: prints a line.
-    """
-    found, problem = None, ""
-    try:
-        found = load()
-    except saved_programs.Mismatch as error:
-        problem = str(error)
-    problems = [one for one in process_group.gather(what, problem) if one]
-    if not problems:
-        return found
-    say(f"--compiled {folder} does not match this run, so the step is compiled: {problems[0]}")
-    return None
 
 
 def _with_source(run: config.Run, say: Say) -> Any:
@@ -762,21 +686,7 @@ def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
     return found
 
 
-def _saved_step(setup: StepSetup, loading: SavedPrograms, say: Say) -> jax.stages.Compiled | None:
-    """Waits for the saved step; None if jax cannot load it in any process."""
-    step = functools.partial(loading.step, setup.target, setup.spec)
-    found = _in_all("compiled step", step, loading.folder, say)
-    if found is not None:
-        say(
-            f"compiled programs loaded from {loading.folder} in {loading.loaded_s:.2f} s, of which "
-            f"the run waited {loading.waited_s:.2f} s"
-        )
-    return found
-
-
-def compile_in_all_processes(
-    setup: StepSetup, debug: bool, log: RunLog, saved: jax.stages.Compiled | None = None
-) -> TrainStep:
+def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
@@ -785,13 +695,10 @@ def compile_in_all_processes(
         setup: of the step.
         debug: whether ``--debug`` is set.
         log: of the run.
-        saved: the step, if it was compiled before.
     """
-    compiled = saved
-    if compiled is None:
-        began = time.perf_counter()
-        compiled = setup.compile_step(donate=not debug)
-        log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    began = time.perf_counter()
+    compiled = setup.compile_step(donate=not debug)
+    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
     memory = compiled.memory_analysis()
     log.emit(
         StepCompiled(
