@@ -8,7 +8,6 @@ import functools
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
@@ -71,14 +70,7 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     asked["track"] = tracker.names(flags.track)
     typed = preflight.Flags(**asked, arguments=addresses.scrubbed(tuple(arguments)))
     preflight.refuse(run, typed, wrong)
-    return session.start(run, typed, signals, functools.partial(_relief, name, settings))
-
-
-def _relief(*arguments: Any) -> list[str]:
-    """Calls :func:`relief.find`, which takes 0.45 s to import and is seldom needed."""
-    from jaxtrain.planning import relief
-
-    return relief.find(*arguments)
+    return session.start(run, typed, signals)
 
 
 def flags_parser() -> argparse.ArgumentParser:

@@ -5,6 +5,6 @@
 sums what collectives send. `prediction.py` derives memory and the time of a step (from the card's
 peaks, or from measured rates, `calibration.py`), `input_rate.py` (or `input_measurement.py`, on
 this machine) what hosts can load, `duration.py` the time of the run, and `plan.py` puts them
-together. `fit.py` and `relief.py` search for variants that need less memory; `report.py` formats
+together. `fit.py` searches for variants that need less memory; `report.py` formats
 the plan.
 """

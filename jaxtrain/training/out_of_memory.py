@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error: predicted and measured memory, and overrides that fit."""
+"""Explains an out-of-memory error: predicted and measured memory, and the command that helps."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +12,6 @@ from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.state import State, bytes_per_device
 
 Say = Callable[[str], None]
-Relief = Callable[[str, int, Say, config.Mesh | None], list[str]]
-"""(GPU model, bytes available to jax, prints a line, the mesh if it was fitted to the devices) ->
-descriptions of overrides that fit, each verified by compilation."""
 
 
 @contextlib.contextmanager
@@ -22,7 +19,6 @@ def explained(
     run: config.Run,
     state: State,
     batch: Mapping[str, jax.ShapeDtypeStruct],
-    relief: Relief | None,
     fit_command: str,
     say: Say,
 ) -> Iterator[None]:
@@ -32,8 +28,7 @@ def explained(
         run: the config.
         state: shapes and shardings of the state.
         batch: shapes and dtypes of a global batch.
-        relief: finds overrides that fit; None prints ``fit_command`` instead.
-        fit_command: the command that finds them; empty for a run built in Python.
+        fit_command: the command that finds overrides that fit; empty for a run built in Python.
         say: prints the lines before the error message.
 
     Raises:
@@ -52,8 +47,12 @@ def explained(
                 f"measured: at most {used / GIB:.1f} GiB in use on a device, of "
                 f"{limit / GIB:.1f} GiB available to jax"
             )
+        tried = "this run was built in Python, and plan reads config files: "
+        if fit_command:
+            tried = f"`{fit_command}` finds overrides that fit; otherwise "
         raise InputError(
-            f"out of device memory: {_fix(run, relief, fit_command, limit, say)}"
+            f"out of device memory: {tried}lower --data.batch_size, use more devices, or use a "
+            "smaller model"
         ) from error
 
 
@@ -78,19 +77,3 @@ def _measured() -> tuple[int, int]:
         max((stats.get("peak_bytes_in_use", 0) for stats in found), default=0),
         min((stats.get("bytes_limit", 0) for stats in found), default=0),
     )
-
-
-def _fix(run: config.Run, relief: Relief | None, fit_command: str, limit: int, say: Say) -> str:
-    if relief is not None and limit and jax.process_count() == 1:
-        mesh = run.mesh if run.mesh.auto else None
-        if ways := relief(jax.devices()[0].device_kind, limit, say, mesh):
-            return (
-                "as compiled for this GPU, these overrides fit with the same global batch: "
-                f"{', or '.join(ways)}"
-            )
-        tried = "no overrides with the same global batch are known to fit: "
-    elif not fit_command:
-        tried = "this run was built in Python, and plan reads config files: "
-    else:  # other processes are waiting for this one, or there is no GPU to compile for
-        tried = f"`{fit_command}` finds overrides that fit; otherwise "
-    return tried + "lower --data.batch_size, use more devices, or use a smaller model"

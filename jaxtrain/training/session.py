@@ -18,7 +18,7 @@ from jaxtrain.ops import cpu
 from jaxtrain.sharding import as_found
 from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
-from jaxtrain.training import loop, out_of_memory, preflight, run_summary
+from jaxtrain.training import loop, preflight, run_summary
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.result import TrainResult
 from jaxtrain.training.run_log import RunLog
@@ -59,7 +59,7 @@ def train(
     ):
         preflight.refuse(run, flags)
         try:
-            code, directory = _start(run, flags, signals, None)
+            code, directory = _start(run, flags, signals)
         except Stopped as stopped:
             raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
     if code == EXIT_CODES[STOP_BAD_DATA]:
@@ -71,34 +71,23 @@ def train(
     return TrainResult(directory, code)
 
 
-def start(
-    run: config.Run,
-    flags: Flags,
-    signals: StopSignals,
-    relief: out_of_memory.Relief | None = None,
-) -> int:
+def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code. It may end the process itself.
 
     Args:
         run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
         flags: of the command line.
         signals: entered.
-        relief: finds overrides that fit when device memory is full.
 
     Raises:
         InputError: wrong use or input.
         RunAgain: a temporary failure, such as a full disk or an unreachable process.
     """
-    code, _ = _start(run, flags, signals, relief)
+    code, _ = _start(run, flags, signals)
     return code
 
 
-def _start(
-    run: config.Run,
-    flags: Flags,
-    signals: StopSignals,
-    relief: out_of_memory.Relief | None,
-) -> tuple[int, Path]:
+def _start(run: config.Run, flags: Flags, signals: StopSignals) -> tuple[int, Path]:
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
@@ -116,7 +105,7 @@ def _start(
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code, directory = _train(run, flags, signals, heartbeat, watchdog, relief)
+            code, directory = _train(run, flags, signals, heartbeat, watchdog)
         except BaseException as error:
             reason = stop_inside(error) or error
             process_group.leave(reason, heartbeat)
@@ -136,12 +125,11 @@ def _train(
     signals: StopSignals,
     heartbeat: Heartbeat,
     watchdog: Watchdog,
-    relief: out_of_memory.Relief | None,
 ) -> tuple[int, Path]:
     with (
         RunLog(signals, watchdog) as log,
         heartbeat.collectives(),
-        open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
+        open_training(run, flags, log, signals, watchdog.beat) as setup,
     ):
         if setup is None:  # nothing left to train
             return DONE, log.directory

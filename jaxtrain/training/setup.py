@@ -327,7 +327,6 @@ def open_training(
     log: RunLog,
     signals: StopSignals,
     still_alive: Callable[[], None],
-    relief: out_of_memory.Relief | None = None,
 ) -> Iterator[TrainSetup | None]:
     """Opens everything the training loop needs, and closes it at the end.
 
@@ -337,7 +336,6 @@ def open_training(
         log: entered; its files are opened here.
         signals: of this process.
         still_alive: called regularly during long work between steps.
-        relief: finds overrides that fit when device memory is full.
 
     Yields:
         The setup; None if nothing is left to train, which was then reported.
@@ -425,7 +423,6 @@ def open_training(
             run,
             step_setup.target,
             step_setup.spec,
-            relief,
             run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
             say,
         )

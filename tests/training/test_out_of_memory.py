@@ -14,12 +14,10 @@ import toy
 from jax.sharding import NamedSharding, PartitionSpec
 from program import TINY_MLM, environment, write_corpus
 
-from jaxtrain import config, main
+from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.planning import relief
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.training import out_of_memory, session
-from jaxtrain.training.preflight import Flags
+from jaxtrain.training import out_of_memory
 from jaxtrain.training.state import State
 
 COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
@@ -46,66 +44,36 @@ def parts() -> tuple[Any, Any, Any]:
     return run, target, SPEC
 
 
-def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
+def told(command: str = COMMAND) -> tuple[str, list[str]]:
     """Makes an impossible allocation; returns the error and the printed lines."""
     said: list[str] = []
     with (
         pytest.raises(InputError) as error,
-        out_of_memory.explained(*parts(), relief, COMMAND, said.append),
+        out_of_memory.explained(*parts(), command, said.append),
     ):
         jnp.zeros(2**48, jnp.float32).block_until_ready()
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
     return str(error.value), said
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with 70 of 71 GiB in use."""
+def test_the_memory_of_state_and_batch_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_memory, "_measured", lambda: (70 * GIB, 71 * GIB))
-
-
-def test_the_memory_of_state_and_batch_is_printed() -> None:
     message, said = told()
     assert "\n" not in message
-    first, second = said
+    assert f"`{COMMAND}` finds overrides that fit" in message
+    first, second, third = said
     assert first.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
     assert second == (
         "computed: per device 1.250 GiB of state and 0.188 GiB of batch, plus the "
         "activations of 4 examples"
     )
+    assert third == "measured: at most 70.0 GiB in use on a device, of 71.0 GiB available to jax"
 
 
-def test_without_a_gpu_no_override_is_suggested() -> None:
-    """None was verified."""
-    message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
-    assert f"`{COMMAND}` finds overrides that fit" in message
-    assert "--optim" not in message
-
-
-@pytest.mark.usefixtures("on_a_gpu")
-def test_overrides_that_were_compiled_are_suggested() -> None:
-    asked: list[tuple[str, int]] = []
-
-    def relief(kind: str, limit: int, say: Any, mesh: Any) -> list[str]:
-        asked.append((kind, limit))
-        say("the plan")
-        return ["--optim.accumulate 4 (35.0 GiB)", "--model.remat block (50.1 GiB)"]
-
-    message, said = told(relief)
-    assert asked == [("cpu", 71 * GIB)]
-    assert said[2:] == [
-        "measured: at most 70.0 GiB in use on a device, of 71.0 GiB available to jax",
-        "the plan",
-    ]
-    assert message.endswith(
-        "the same global batch: --optim.accumulate 4 (35.0 GiB), or --model.remat block (50.1 GiB)"
-    )
-
-
-@pytest.mark.usefixtures("on_a_gpu")
-def test_the_message_says_if_nothing_fits() -> None:
-    message, _ = told(lambda *_: [])
-    assert "no overrides with the same global batch are known to fit" in message
+def test_a_run_built_in_python_is_given_no_command() -> None:
+    message, _ = told("")
+    assert message.startswith("out of device memory: this run was built in Python")
+    assert "`" not in message
 
 
 def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +96,7 @@ def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_errors_pass_untouched(error: BaseException) -> None:
     with (
         pytest.raises(type(error)) as caught,
-        out_of_memory.explained(*parts(), None, COMMAND, pytest.fail),
+        out_of_memory.explained(*parts(), COMMAND, pytest.fail),
     ):
         raise error
     assert caught.value is error
@@ -136,14 +104,8 @@ def test_other_errors_pass_untouched(error: BaseException) -> None:
 
 
 def test_nothing_is_printed_if_the_memory_suffices() -> None:
-    with out_of_memory.explained(*parts(), None, COMMAND, pytest.fail):
+    with out_of_memory.explained(*parts(), COMMAND, pytest.fail):
         pass
-
-
-def test_a_run_built_in_python_is_given_no_command() -> None:
-    message = out_of_memory._fix(config.load("demo"), None, "", 0, print)
-    assert message.startswith("this run was built in Python")
-    assert "`" not in message
 
 
 FULL = """
@@ -177,16 +139,3 @@ def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) ->
     assert "--data.path corpus" in command
     assert "--output-dir" not in command
     assert command.endswith(" --fit")
-
-
-def test_the_command_line_looks_for_overrides_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def start(run: config.Run, flags: Flags, signals: Any, relief: Any) -> int:
-        asked.append(relief("a GPU", 7, print, None))
-        return 0
-
-    monkeypatch.setattr(session, "start", start)
-    monkeypatch.setattr(relief, "find", lambda *given: given)
-    assert main.main(["--config", "demo", "--loop.steps", "3"]) == 0
-    assert asked == [("demo", ["--loop.steps", "3"], "a GPU", 7, print, None)]
