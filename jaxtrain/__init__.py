@@ -186,11 +186,9 @@ def plan(
         InputError: wrong use, or the step cannot be compiled.
     """
     from jaxtrain.config import Run, invocation
-    from jaxtrain.planning.input_rate import OLDER_SOURCES, Source
+    from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.result import predict
 
-    if isinstance(source, str):
-        source = cast(Source, OLDER_SOURCES.get(source, source))
     _check_types(
         config=(config, str | Run),
         gpu=(gpu, str | None),

@@ -101,15 +101,19 @@ def read_run_meta(path: Path) -> dict[str, Any]:
     data = meta["config"]["data"]
     numbers = [name for name in _NUMBERS_OF_DATA if data.get(name) is not None]
     _check(data, dict.fromkeys(numbers, int), path, "meta.config.data")
-    if "constants" in meta:  # older versions stored the values instead
-        _check(meta, {"constants": dict}, path, "meta")
-        _check(meta["constants"], dict.fromkeys(meta["constants"], str), path, "meta.constants")
+    _check(meta["constants"], dict.fromkeys(meta["constants"], str), path, "meta.constants")
     return meta | {"best": meta.get("best")}
 
 
 _COUNTS = dict.fromkeys(("step", "examples_seen", "examples_left_out"), int)
 _BEST = {"step": int, "metric": str, "mode": str, "validations_since": int}
-_OF_RUN = {"fingerprint": str, "config": dict, "versions": dict, "evaluation_due": bool}
+_OF_RUN = {
+    "fingerprint": str,
+    "config": dict,
+    "versions": dict,
+    "constants": dict,
+    "evaluation_due": bool,
+}
 _CONFIG = {"seed": int, "name": str, "model": dict, "data": dict}
 _NUMBERS_OF_DATA = ("batch_size", "clips_per_video")
 _KINDS = {int: "a whole number", str: "a string", dict: "an object", bool: "a boolean"}

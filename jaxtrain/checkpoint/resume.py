@@ -502,8 +502,6 @@ def check_same_run(
 ) -> None:
     """Case 12: the checkpoint must have this run's order of examples; prints other differences.
 
-    Checkpoints of older versions may contain URLs with queries, which are not printed.
-
     Args:
         source: the checkpoint, as it is printed.
         saved: its metadata (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
@@ -517,7 +515,7 @@ def check_same_run(
         InputError: the data, the seed or the meaning of the parameters differ.
     """
     saved = addresses.scrubbed(dict(saved))
-    old = {**saved["config"], "model": from_file.current(saved["config"]["model"])}
+    old = saved["config"]
     if saved["fingerprint"] != fingerprint:
         raise InputError(
             f"{source} was trained on different data ({_data_of(old, saved['fingerprint'])}) "

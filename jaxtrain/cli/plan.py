@@ -139,7 +139,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="2x8",
         help="nodes x GPUs per node (default: the config's mesh in nodes of 8)",
     )
-    add("--devices", dest="gpus", help=argparse.SUPPRESS)  # its former name
     add(
         "--fit",
         action="store_true",
@@ -161,7 +160,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--source",
-        type=lambda word: input_rate.OLDER_SOURCES.get(word, word),
         choices=("videos", "clips"),
         help="clips for the output of prepare clips, videos for all others (default: that of "
         "data.path if it is on this machine, else videos)",

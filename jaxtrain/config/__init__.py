@@ -5,7 +5,6 @@ A ``--config`` file imports from here; :mod:`jaxtrain.config.run` documents each
 
 from jaxtrain.config.param_groups import Group, Role
 from jaxtrain.config.run import (
-    OLDER_CLASSES,
     Average,
     BadUpdates,
     Checkpoint,
@@ -33,7 +32,6 @@ from jaxtrain.config.run import (
 )
 
 __all__ = [
-    "OLDER_CLASSES",
     "Average",
     "BadUpdates",
     "Checkpoint",

@@ -476,21 +476,6 @@ def check_patience(loop: Loop, steps: int) -> None:
         )
 
 
-OLDER_CLASSES = {
-    "jaxtrain.models.gpt.Config": "gpt",
-    "jaxtrain.models.llama.Config": "llama",
-    "jaxtrain.models.mlm.Config": "mlm",
-    "jaxtrain.models.video_ae.config.Config": "video_ae",
-    "jaxtrain.models.video_ae.losses.Adversary": "Adversary",
-    "jaxtrain.models.video_ae.losses.Perceptual": "Perceptual",
-    "jaxtrain.models.video_ae.losses.Teacher": "Teacher",
-    "jaxtrain.data.text.Causal": "text.Causal",
-    "jaxtrain.data.text.Masked": "text.Masked",
-    "jaxtrain.data.video.Config": "video",
-}
-"""Name of a class in files of versions before 0.2 -> its name in :func:`to_dict`."""
-
-
 def to_dict(section: Any) -> dict[str, Any]:
     """Converts a config to JSON types: nested dicts, tuples as lists.
 
@@ -525,26 +510,20 @@ def _as_text(value: Any) -> Any:
 def _short_name(section: type[Any]) -> str:
     path = f"{section.__module__}.{section.__qualname__}"
     package, _, inside = section.__module__.removeprefix("jaxtrain.").partition(".")
-    if path in OLDER_CLASSES or not section.__module__.startswith("jaxtrain."):
-        return OLDER_CLASSES.get(path, path)
+    if not section.__module__.startswith("jaxtrain."):
+        return path
     name = inside.partition(".")[0] or package
     return name if section.__qualname__ == "Config" else f"{name}.{section.__qualname__}"
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens the result of :func:`to_dict`: ``{"optim.peak_lr": 0.003, ...}``, in order.
-
-    Class names of older files are translated to those of today. Older files also have the classes
-    of sections with a fixed type, which are dropped.
-    """
+    """Flattens the result of :func:`to_dict`: ``{"optim.peak_lr": 0.003, ...}``, in order."""
     found: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
             found.update(flat(value, f"{prefix}{key}."))
-        elif key != "class" or not isinstance(value, str):
+        else:
             found[prefix + key] = value
-        elif prefix.count(".") == 1 or value not in OLDER_CLASSES:
-            found[prefix + key] = OLDER_CLASSES.get(value, value)
     return found
 
 

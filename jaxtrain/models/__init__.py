@@ -99,7 +99,6 @@ member                   of       used for
 ``metrics``              Config   metrics that are not in :data:`jaxtrain.config.metrics.METRICS`
 ``usage``                Config   the command for a trained model, at the end of a run
 ``bare``                 Config   loading a trained model without its training-only parts
-``from_older``           Config   descriptions of models in files of older versions
 ``latent_shape``         Config   ``prepare latents``
 ``teacher``, a field     Config   latents in video batches, if ``teacher.prepared``
 ``remat``, a field       Config   ``plan --fit`` and ``bench sweep``, which try its other values
@@ -132,8 +131,6 @@ Of the config:
 - ``usage``: the command that uses a trained model; ``{run}`` in it stands for the run directory,
   ``{input}`` for an input file.
 - ``bare() -> Config``: the same network without its training-only parts.
-- ``from_older(saved) -> saved``, static: the fields of this version, from those in a file of any
-  version. Their values are not checked yet.
 - ``latent_shape``: shape of one example's latents, [L, h, w, C].
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``: convert
   parameters to the names and layout of the original implementation, and back. ``from_weights``

@@ -3,8 +3,7 @@
 Files are data: a name in a file never decides which code runs. A file has the short name of its
 model, such as ``gpt``, which is looked up among the modules of this package. Only a ``Config``
 class in one of them is instantiated, with the dataclasses that its fields declare. So a new model
-needs no entry anywhere. Older files have module paths, which a fixed table translates
-(:data:`jaxtrain.config.OLDER_CLASSES`).
+needs no entry anywhere.
 """
 
 import contextlib
@@ -54,23 +53,13 @@ def model_config(saved: Any, source: str) -> Any:
     said = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(said, str):
         raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
-    name = config.OLDER_CLASSES.get(said, said)
-    made = config_class(name)
+    made = config_class(said)
     if made is None:
         raise InputError(
-            f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
+            f"{source}: unknown model {errors.shown(said)}; the models are {', '.join(names())}"
         )
-    return _make(made, current(saved), source, "model")
-
-
-def current(saved: Any) -> Any:
-    """Returns a model's description with the fields of this version (``from_older``)."""
-    said = saved.get("class") if isinstance(saved, Mapping) else None
-    if not isinstance(said, str):
-        return saved
-    made = config_class(config.OLDER_CLASSES.get(said, said))
-    translate = getattr(made, "from_older", None)
-    return saved if translate is None else translate(saved)
+    fields = {name: value for name, value in saved.items() if name != "class"}
+    return _make(made, fields, source, "model")
 
 
 def section(kind: type[T], saved: Any, source: str, name: str) -> T:
@@ -129,18 +118,17 @@ def config_class(name: str) -> type[Any] | None:
 def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(section) if field.init}
     hints = typing.get_type_hints(section)
-    given = {name: value for name, value in saved.items() if name != "class"}
-    for name in given:
+    for name in saved:
         if name not in fields:
             raise InputError(
                 f"{source}: {where} has no field {errors.shown(name)}: {_OTHER_VERSION}"
             )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
-        if required and name not in given:
+        if required and name not in saved:
             raise InputError(f"{source}: {where}.{name} is missing: {_OTHER_VERSION}")
     values = {
-        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in given.items()
+        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in saved.items()
     }
     try:
         return section(**values)
@@ -155,13 +143,6 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
     if isinstance(value, Mapping):
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
-                older = value.get("class", choice.__name__)
-                if not isinstance(older, str) or (
-                    config.OLDER_CLASSES.get(older, older) != choice.__name__
-                ):
-                    raise InputError(
-                        f"{source}: {where} is a {choice.__name__}, not {errors.shown(older)}"
-                    )
                 return _make(choice, value, source, where)
     held = tuple(value) if isinstance(value, list) else value
     if not overrides.matches(held, annotation):

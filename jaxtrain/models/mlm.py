@@ -204,11 +204,6 @@ class Config:
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
-    @staticmethod
-    def from_older(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds `attention_dropout` to files of versions in which `dropout` was also this rate."""
-        return {"attention_dropout": saved.get("dropout", 0.1), **saved}
-
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
         """Refuses weights without a config.

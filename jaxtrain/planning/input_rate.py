@@ -14,8 +14,6 @@ from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
 
 Source = Literal["videos", "clips"]
-OLDER_SOURCES = {"films": "videos"}
-"""Former names of sources, which are still accepted."""
 
 CORES_PER_GPU = 12
 """Assumed: 96 cores for 8 A100, H100, or H200 in Azure's ND96asr_v4, ND96isr_H100_v5, and

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.errors import shortest_folder
 from jaxtrain.reporting import facts, run_files
@@ -60,7 +59,7 @@ def _commands(run: RecordedRun, directory: object, program: str) -> Iterator[tup
         elif not run.active_process:
             found.append(("resume", invocation.again(program, arguments, again)))
     model = run.config.get("model", {}).get("class")
-    names = _names_of(config.OLDER_CLASSES.get(model, model)) if isinstance(model, str) else {}
+    names = _names_of(model) if isinstance(model, str) else {}
     if usage := names.get("usage"):
         found.append(("try the model", f"{program} {usage.format(run=quoted, input='IN.mp4')}"))
     if "to_weights" in names:

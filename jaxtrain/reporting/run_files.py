@@ -107,8 +107,6 @@ def check(directory: Path, given: object) -> None:
 def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
     """Reads a run directory; unreadable files are listed in ``missing``.
 
-    Older versions recorded URLs with their query, which is removed here.
-
     Args:
         directory: the run directory.
         label: the run's name on the page.
@@ -258,7 +256,7 @@ def _record(line: bytes) -> dict[str, Any]:
 def _history(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.exists():
         missing.append(
-            f"{HISTORY} is missing (older versions wrote none): how the run ended, where the time "
+            f"{HISTORY} is missing: how the run ended, where the time "
             "went, the plan, the hardware, and the versions are unknown."
         )
         return []

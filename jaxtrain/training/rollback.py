@@ -70,13 +70,12 @@ class Rollback:
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
         path = self._directory / layout.CHECKPOINTS / chosen
-        # Checkpoints of older versions also store the constants, which stay as they are.
         constants = {
             name: array for name, array in state.extras.items() if name not in self._target.extras
         }
         for array in jax.tree.leaves(saved_part(state, constants)):
             array.delete()
-        restored: State = restore(path, self._target, subset=True, verified=True)
+        restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
         state = dataclasses.replace(

@@ -69,7 +69,6 @@ from jaxtrain.training.state import (
     State,
     abstract_state,
     bytes_per_device,
-    check_extras,
     checksums,
     jit_init,
     parameter_count,
@@ -594,14 +593,10 @@ def first_state(
         versions=meta.versions,
         say=say,
     )
-    if "constants" in saved:
-        resume.check_constants(shown, saved["constants"], meta.constants)
-        state = restore(start_from, setup.saved, verified=True)
-        everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
-        state = with_values(everything, {}, constants)
-    else:
-        state = restore(start_from, setup.target, verified=True)
-        check_extras(state, constants, shown)
+    resume.check_constants(shown, saved["constants"], meta.constants)
+    state = restore(start_from, setup.saved, verified=True)
+    everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
+    state = with_values(everything, {}, constants)
     criterion = {
         "metric": setup.run.checkpoint.best_metric,
         "mode": config.best_mode(setup.run),
@@ -622,7 +617,7 @@ def first_state(
 
 def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
     """Returns how the learning rate changes because the run was resumed with other settings."""
-    # A checkpoint of an older version may have other fields: each difference is printed anyway.
+    # A checkpoint of another version may have other fields: each difference is printed anyway.
     with contextlib.suppress(InputError, ArithmeticError):
         before = dataclasses.replace(
             setup.run,

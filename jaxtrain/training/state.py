@@ -19,7 +19,6 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
-from jaxtrain.errors import InputError
 from jaxtrain.ops.layers import Frozen, PerExample
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
@@ -279,27 +278,6 @@ def checksums(constants: Mapping[str, np.ndarray]) -> dict[str, str]:
         part.update(f"{name} {array.dtype} {array.shape}".encode())
         part.update(np.ascontiguousarray(array).data)
     return {part: one.hexdigest() for part, one in found.items()}
-
-
-def check_extras(state: State, extras: Mapping[str, np.ndarray], source: str) -> None:
-    """Checks a state from a checkpoint of an older version, which stores its constants.
-
-    Args:
-        state: the state.
-        extras: dotted path -> the full array, on each host.
-        source: the checkpoint, for the message.
-
-    Raises:
-        InputError: names the first array that differs.
-    """
-    for name, array in extras.items():
-        for shard in state.extras[name].addressable_shards:
-            held = np.asarray(shard.data)
-            if not np.array_equal(held, np.asarray(array[shard.index], held.dtype)):
-                raise InputError(
-                    f"{source} was trained with other values of {name} than this config's files "
-                    "have: pass the files that the run started with"
-                )
 
 
 def bytes_per_device(target: Any) -> int:

@@ -31,6 +31,7 @@ META = {
     "examples_seen": 80,
     "examples_left_out": 0,
     "best": {"step": 8, "metric": "val/loss", "mode": "min", "validations_since": 0},
+    "constants": {},
     "evaluation_due": False,
     "fingerprint": "0123456789",
     "versions": {"jax": "0"},
@@ -134,6 +135,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "fingerprint": (None, 7, []),
     "config": (None, [], {}, {"seed": 1}, {"seed": "1", "name": "a"}),
     "versions": (None, []),
+    "constants": (None, [], {"lpips": 7}),
     "evaluation_due": (None, 1, "no"),
 }
 

@@ -64,20 +64,13 @@ def test_alternatives_are_compiled_and_ranked(
     assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in printed
 
 
-def test_former_names_are_accepted() -> None:
-    flags = plan._parser().parse_args(["--source", "films", "--devices", "2x8"])
-    assert (flags.source, flags.gpus) == ("videos", "2x8")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--config", "h100_1x"], "did you mean h100_1"),
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
-        (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
-        # A former name.
-        (["--config", "h100_16", "--devices", "3x8"], "cannot be split over 24 devices"),
+        (["--config", "demo", "--gps", "1x8"], "jaxtrain plan: unknown flag --gps; did you "),
         (["--config", "demo", "--source", "film"], "invalid choice: 'film'"),
         (["--config", "demo", "--gpuss=1x8"], "did you mean --gpus?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
@@ -144,7 +137,7 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
 
     monkeypatch.setattr("jaxtrain.planning.planner.compile_step", compile_step)
     output = tmp_path / "plan.json"
-    at = ["--config", "h100_16", "--devices", "4", "--json", str(output)]
+    at = ["--config", "h100_16", "--gpus", "4", "--json", str(output)]
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
     printed = capsys.readouterr().out
     assert "does not fit" in printed

@@ -299,8 +299,6 @@ def test_configs_as_json_and_their_differences() -> None:
     assert "class" not in before["optim"]
     after = config.to_dict(changed("--optim.peak_lr", "1e-2", "--model.widths", "1"))
     assert config.differences(before, before) == []
-    older = {"model": {"class": "jaxtrain.models.gpt.Config", "depth": 2}}
-    assert config.differences(older, {"model": {"class": "gpt", "depth": 2}}) == []
     assert config.differences(before, after) == [
         "model.widths: [64, 32] -> [1]",
         "optim.peak_lr: 0.001 -> 0.01",

@@ -27,14 +27,13 @@ FULL = video_ae.Config(
     perceptual=video_ae.Perceptual(weights="lpips.pth"),
     teacher=video_ae.Teacher(encoder_weight=0.1),
 )
-# The exact output of to_dict before models had short names.
-OLDER = {
-    "class": "jaxtrain.models.video_ae.config.Config",
+RECORDED = {
+    "class": "video_ae",
     "frames": 4,
     "height": 16,
     "width": 16,
     "time_upscale": [True, True],
-    "teacher": {"class": "jaxtrain.models.video_ae.losses.Teacher", "encoder_weight": 0.5},
+    "teacher": {"encoder_weight": 0.5},
 }
 
 
@@ -62,15 +61,15 @@ def attack(marker: Path) -> dict[str, dict[str, Any]]:
         "no class": {key: value for key, value in tiny.items() if key != "class"},
         "a list for a class": {**tiny, "class": ["gpt"]},
         "another section": {
-            **OLDER,
-            "teacher": {"class": "jaxtrain.models.video_ae.losses.Perceptual", "weights": "x"},
+            **RECORDED,
+            "teacher": {"weights": "x"},
         },
         "a text for a number": {**tiny, "vocab_size": "12"},
         "a number for a text": {**tiny, "init_from": 7},
         "a switch for a number": {**tiny, "depth": True},
         "a list for a number": {**tiny, "depth": [1]},
         "an unknown field": {**tiny, "colour": 1},
-        "a lacking field": {key: value for key, value in OLDER.items() if key != "frames"},
+        "a lacking field": {key: value for key, value in RECORDED.items() if key != "frames"},
         "infinity": {**tiny, "depth": float("inf")},
         "a number of 400 digits": {**tiny, "depth": 10**400},
         "zero": {**tiny, "depth": 0},
@@ -102,30 +101,6 @@ def test_sections_are_read_back_without_class_names() -> None:
     saved = json.loads(json.dumps(config.to_dict(FULL)))
     assert "class" not in saved["teacher"]
     assert from_file.model_config(saved, "x") == FULL
-
-
-def test_files_of_older_versions_are_read() -> None:
-    found = from_file.model_config(OLDER, "x")
-    assert found == video_ae.Config(
-        frames=4, height=16, width=16, teacher=video_ae.Teacher(encoder_weight=0.5)
-    )
-    for name, module in MODELS.items():
-        made = module.Config
-        older = {**config.to_dict(made.tiny()), "class": f"{made.__module__}.{made.__qualname__}"}
-        assert older["class"] in config.OLDER_CLASSES
-        assert from_file.model_config(older, "x") == made.tiny(), name
-
-
-def test_older_masked_models_keep_their_dropout() -> None:
-    """One field was the rate of both; files of today have both."""
-    tiny = dataclasses.replace(mlm.Config.tiny(), dropout=0.2)
-    saved = config.to_dict(tiny)
-    assert from_file.model_config(saved, "x").attention_dropout == 0.0
-    del saved["attention_dropout"]
-    assert from_file.model_config(saved, "x") == dataclasses.replace(tiny, attention_dropout=0.2)
-    del saved["dropout"]
-    found = from_file.model_config(saved, "x")
-    assert (found.dropout, found.attention_dropout) == (0.1, 0.1)
 
 
 def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,11 +172,13 @@ def test_errors_name_the_wrong_value() -> None:
     with pytest.raises(InputError, match=r"x: model.vocab_size takes a whole number, not '12'"):
         from_file.model_config({**tiny, "vocab_size": "12"}, "x")
     with pytest.raises(InputError, match=r"x: model.teacher.encoder_weight takes a number, not "):
-        from_file.model_config({**OLDER, "teacher": {"encoder_weight": "much"}}, "x")
-    with pytest.raises(InputError, match=r"x: model.teacher is a Teacher, not 'os.system'"):
-        from_file.model_config({**OLDER, "teacher": {"class": "os.system"}}, "x")
+        from_file.model_config({**RECORDED, "teacher": {"encoder_weight": "much"}}, "x")
+    with pytest.raises(InputError, match=r"x: model.teacher has no field 'class'"):
+        from_file.model_config({**RECORDED, "teacher": {"class": "os.system"}}, "x")
     with pytest.raises(InputError, match=r"x: model.frames is missing"):
-        from_file.model_config({key: value for key, value in OLDER.items() if key != "frames"}, "x")
+        from_file.model_config(
+            {key: value for key, value in RECORDED.items() if key != "frames"}, "x"
+        )
 
 
 def test_inconsistent_heads_are_refused() -> None:

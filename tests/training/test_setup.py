@@ -101,18 +101,12 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
     return made, state, meta
 
 
-def save(made: Any, state: State, meta: Any, place: Path, *, older: bool = False) -> Path:
-    """Saves a state; as older versions did, with the weights that files have."""
+def save(made: Any, state: State, meta: Any, place: Path) -> Path:
     checkpoints = saver.Checkpoints(place / layout.CHECKPOINTS, 1, lambda line: None)
     with contextlib.closing(checkpoints):
-        if older:
-            fields = meta.to_dict() | Position(2, seen=8).to_meta()
-            del fields["constants"]
-            checkpoints.save(state, fields)
-        else:
-            constants = made.definition.constants
-            kept = save_policy.Saver(made.run, checkpoints, meta, constants=constants)
-            kept.finish(Position(2, seen=8), state)
+        constants = made.definition.constants
+        kept = save_policy.Saver(made.run, checkpoints, meta, constants=constants)
+        kept.finish(Position(2, seen=8), state)
     return place / layout.CHECKPOINTS / "2"
 
 
@@ -130,7 +124,7 @@ def same(one: State, other: State) -> None:
 
 @pytest.mark.slow
 def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_path: Path) -> None:
-    """On other numbers of devices, in a rollback, and from checkpoints of older versions."""
+    """On other numbers of devices, and in a rollback."""
     folder, other = (
         wan_weights.write(tmp_path / name, wan_weights.NARROW["wan2.1"], seed)
         for seed, name in enumerate(("vae", "other"))
@@ -159,13 +153,3 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
         r"than this config's files have \(\w{8}\): pass the files",
     ):
         first(other, path)
-
-    older = save(made, state, meta, tmp_path / "older", older=True)
-    assert len(layout.read_shapes(older)) == len(names) + len(taught)
-    same(first(folder, older, 2)[1], state)
-    with pytest.raises(InputError, match=r"was trained with other values of teacher_network\.enc"):
-        first(other, older)
-    again, _ = rollback.Rollback(tmp_path / "older", 2, made.saved, lambda line: None, str)(
-        jax.tree.map(jnp.copy, changed)
-    )
-    same(again, dataclasses.replace(changed, params=state.params))
