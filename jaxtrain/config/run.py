@@ -20,7 +20,7 @@ from jaxtrain.storage import addresses
 Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
 BadUpdates = Literal["off", "skip", "rollback"]
-Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_restarts"]
+Schedule = Literal["cosine", "linear", "constant", "trapezoid"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,8 @@ class Optim:
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
     """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
-    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to zero;
-    cosine_with_restarts: several cosine decays, each from the peak."""
+    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to
+    zero."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
     warmup_fraction: float | None = None
@@ -106,8 +106,6 @@ class Optim:
     warmdown_fraction: float = 0.2
     """trapezoid only: length of the final decay to zero as a fraction of all steps, rounded
     down."""
-    cycles: int = 1
-    """cosine_with_restarts only: number of cosine decays."""
     b1: float = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
     b2: float = 0.95
@@ -546,7 +544,7 @@ _LARGE = ("data.max_examples",)
 # Details of problems(): fields that are not 0. They may still be None.
 _POSITIVE: dict[str, tuple[str, ...]] = {
     "optim": (
-        *("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
+        *("peak_lr", "eps", "accumulate", "max_grad_norm"),
         *("bad_norm", "bad_in_a_row"),
     ),
     "mesh": ("data", "fsdp"),

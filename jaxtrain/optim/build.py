@@ -5,7 +5,6 @@ the length of the run and ``w`` that of the linear warm-up, in steps:
 
 - warm-up: ``s / w``, so the first step has rate zero, as in the programs that this one replaces;
 - cosine: ``max(0, 0.5 (1 + cos(pi p)))`` with ``p = (s - w) / (T - w)``;
-- cosine_with_restarts: ``0.5 (1 + cos(pi ((cycles p) mod 1)))``, and zero from ``T`` on;
 - linear: ``1 - p``;
 - constant: 1;
 - trapezoid (WSD): 1, then ``(T - s) / d`` over the last ``d`` steps;
@@ -337,7 +336,7 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
     span = total - warmup
 
     def cosine(steps: jax.Array) -> jax.Array:
-        return _half_cosine((steps - warmup) / span)
+        return jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * ((steps - warmup) / span))))
 
     def linear(steps: jax.Array) -> jax.Array:
         return (total - steps) / span
@@ -346,19 +345,6 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
         # Independent of the run's length, so that an extended run needs no new compilation.
         return jnp.ones(())
 
-    if settings.schedule == "cosine_with_restarts":
-        cycles = settings.cycles
-        if cycles * span >= 2**31:
-            raise InputError(
-                f"optim.cycles={cycles} x {span} steps is 2^31 or more: lower one of them"
-            )
-
-        def restarts(steps: jax.Array) -> jax.Array:
-            # Integer modulo: a rounded p could be on the wrong side of a restart.
-            within = jnp.remainder(cycles * (steps - warmup), span) / span
-            return jnp.where(steps >= total, 0.0, _half_cosine(within))
-
-        return restarts
     if settings.schedule == "trapezoid":
         warmdown = _share(settings.warmdown_fraction, total)
         if warmup + warmdown > total:
@@ -369,10 +355,6 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
             )
         return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
     return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
-
-
-def _half_cosine(progress: jax.Array) -> jax.Array:
-    return jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * progress)))
 
 
 def _share(fraction: float, total: int) -> int:
