@@ -320,11 +320,18 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
     if before_text == text.encode():
         return
     if before_text is not None:
-        before = json.loads(before_text)
+        try:
+            before = json.loads(before_text)
+            before_settings, before_items = dict(before["settings"]), int(before["items"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                f"OUT {place.where}: {_SET} is damaged: delete that file, and repeat the command, "
+                "which keeps what is made"
+            ) from None
         differ = [
-            f"{name} {before['settings'].get(name)}, not {value}"
+            f"{name} {before_settings.get(name)}, not {value}"
             for name, value in current["settings"].items()
-            if before["settings"].get(name) != value
+            if before_settings.get(name) != value
         ]
         # A command that ended before it made anything leaves only its settings.
         is_empty = part.count == 1 and next(iter(place.names_of_records()), None) is None
@@ -335,7 +342,7 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
             )
         if part.count > 1 and place.read(_COMPLETE) != before_text:
             raise InputError(
-                f"OUT {place.where}: another part has a list of {before['items']:,} inputs, and "
+                f"OUT {place.where}: another part has a list of {before_items:,} inputs, and "
                 f"this one has {current['items']:,}, or some have changed: give all parts the same "
                 "inputs; to start with other inputs, run the command once without --part"
             )

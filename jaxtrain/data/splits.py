@@ -120,6 +120,10 @@ def report(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first names, and how many more there are."""
+    """Returns the first names, each once, and how many more there are.
+
+    The clips of one video have its name.
+    """
+    names = list(dict.fromkeys(names))
     more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -194,6 +194,18 @@ def test_other_settings_are_refused(case: Case) -> None:
     assert jobs.settings_of(case.out) == {"size": 1}
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 1, "items": 2}', "{}"])
+def test_a_damaged_record_of_the_set_is_one_line(case: Case, content: str) -> None:
+    case.write(a="one")
+    case.run()
+    path = case.out / jobs.WORK / "set.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"\.jobs/set\.json is damaged: delete that file"):
+        case.run()
+    path.unlink()
+    assert (case.run().made, jobs.is_complete(case.out)) == (0, True)
+
+
 def test_settings_of_a_command_that_made_nothing_are_replaced(case: Case) -> None:
     case.write(a="shape")
     with pytest.raises(InputError, match="another shape"):

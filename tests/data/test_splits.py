@@ -84,6 +84,14 @@ def test_a_group_is_on_one_side_and_added_files_move_no_other() -> None:
     assert fewer == trains[:500]
 
 
+def test_a_name_of_several_files_is_listed_once() -> None:
+    lines: list[str] = []
+    splits.report(
+        "--data.path T", ["a", "b", "b", "b"], ["train", "val", "val", "val"], lines.append
+    )
+    assert lines == ["--data.path T: 3 of 4 files validate: b"]
+
+
 def test_the_console_names_what_validates() -> None:
     lines: list[str] = []
     splits.report("--data.path T", ["a", "b", "c"], ["train", "val", None], lines.append)
