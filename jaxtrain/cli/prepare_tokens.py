@@ -85,4 +85,4 @@ def _prepare(run: config.Run, flags: argparse.Namespace, say: Callable[[str], No
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         say(f"wrote {flags.json}")
-    return 0
+    return 1 if sources.bad else 0

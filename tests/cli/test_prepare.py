@@ -219,7 +219,7 @@ def test_too_many_broken_texts_are_refused(
         assert refusal in printed.err
         assert printed.out.count("skipped") == printed.out.count("skipped: ") == 3
         assert "ready in" not in printed.out
-    assert _main("prepare", "tokens", *data, "--data.max_bad_share", 0.6, "--workers", 1) == 0
+    assert _main("prepare", "tokens", *data, "--data.max_bad_share", 0.6, "--workers", 1) == 1
     assert capsys.readouterr().out.count("skipped") == 3
     run = ("--output-dir", tmp_path / "run", "--mesh.data", jax.device_count())
     assert _main(*data, *run, "--data.batch_size", jax.device_count()) == 2
