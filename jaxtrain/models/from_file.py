@@ -58,8 +58,7 @@ def model_config(saved: Any, source: str) -> Any:
         raise InputError(
             f"{source}: unknown model {errors.shown(said)}; the models are {', '.join(names())}"
         )
-    fields = {name: value for name, value in saved.items() if name != "class"}
-    return _make(made, fields, source, "model")
+    return _make(made, _without_class(saved), source, "model")
 
 
 def section(kind: type[T], saved: Any, source: str, name: str) -> T:
@@ -76,8 +75,13 @@ def section(kind: type[T], saved: Any, source: str, name: str) -> T:
     """
     if not isinstance(saved, Mapping):
         raise InputError(f"{source}: {name} is not a section: {_OTHER_VERSION}")
-    made: T = _make(kind, saved, source, name)
+    made: T = _make(kind, _without_class(saved), source, name)
     return made
+
+
+def _without_class(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model or of data, whose descriptions also have a class."""
+    return {name: value for name, value in saved.items() if name != "class"}
 
 
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:

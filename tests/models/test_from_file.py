@@ -163,6 +163,13 @@ def test_json_without_a_valid_model_is_refused(text: str, tmp_path: Path) -> Non
         weights.load(tmp_path / "x.safetensors")
 
 
+def test_data_are_read_back_as_a_section() -> None:
+    data = config.named("demo").data
+    saved = json.loads(json.dumps(config.to_dict(data)))
+    assert saved["class"] == "video"
+    assert from_file.section(type(data), saved, "x", "data") == data
+
+
 def test_errors_name_the_wrong_value() -> None:
     tiny = config.to_dict(gpt.Config.tiny())
     with pytest.raises(InputError, match=r"x: unknown model 'os.system'; the models are "):
