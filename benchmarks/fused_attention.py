@@ -9,7 +9,6 @@ is skipped only where jax sees no GPU: cuDNN's attention has no other implementa
 
 import argparse
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +22,22 @@ from flax import nnx
 from jaxtrain.models import mlm
 from jaxtrain.ops import attention, per_device
 
-KINDS = ("causal", "padding", "documents")
 # B, S, N, K: a layer of bert_base_h200_8, of mlm_h200_8, of gpt_h100_8, and a length that is not a
 # multiple of cuDNN's blocks of 128, with which backward passes with a mask have had bugs
 # (pytorch#196678).
-SHAPES = ((32, 512, 12, 64), (96, 256, 8, 32), (4, 2048, 10, 128), (8, 192, 12, 64))
+_BASE, _SMALL, _GPT, _ODD = (
+    (32, 512, 12, 64),
+    (96, 256, 8, 32),
+    (4, 2048, 10, 128),
+    (8, 192, 12, 64),
+)
+# Those that configs use, and the odd length: a case takes 20 s on an H100, almost all of it to
+# compile.
+CASES = (
+    *(("causal", shape) for shape in (_GPT, _ODD)),
+    *(("padding", shape) for shape in (_BASE, _SMALL, _ODD)),
+    *(("documents", shape) for shape in (_BASE, _GPT, _ODD)),
+)
 MODEL = mlm.Config(
     vocab_size=30_522, sequence_length=512, hidden=768, layers=2, heads=12, dropout=0.0
 )
@@ -148,7 +158,7 @@ def main() -> int:
         print(f"SKIPPED: jax runs on {jax.default_backend()}, and cuDNN's attention needs a GPU")
         return 0
     failed = 0
-    for kind, shape in itertools.product(KINDS, SHAPES):
+    for kind, shape in CASES:
         found = errors(kind, shape)
         # Written so that NaN fails.
         wrong = [name for name, (fused, plain) in found.items() if not fused <= 2 * plain + _FLOOR]

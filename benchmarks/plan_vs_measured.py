@@ -2,13 +2,14 @@
 
     python benchmarks/plan_vs_measured.py [--results FILE] [--json FILE] [--seconds S]
 
-On a GPU, each config is planned for that card without using it, and then measured on it: memory,
-time of a step, communication if there are several GPUs. Each step is also predicted from the rates
-that the other configs were measured at. On a CPU, rates are measured on four small configs, and the
+On a GPU, each config is planned for that card without using it, and measured on it with all that
+`jaxtrain bench` measures. Each step is also predicted from the rates that the other configs were
+measured at. On a CPU, rates are measured on four small configs, and the
 times of eight others are predicted from them; that tests how times are predicted, not how a GPU is.
 """
 
 import argparse
+import concurrent.futures
 import json
 import shlex
 import tempfile
@@ -20,7 +21,7 @@ import numpy as np
 import results
 import sizes
 
-from jaxtrain.bench.request import BenchRequest
+from jaxtrain.bench.request import PARTS, BenchRequest
 from jaxtrain.planning import calibration, cards, prediction
 from jaxtrain.planning.calibration import Calibration, MeasuredStep
 from jaxtrain.planning.planner import Planner
@@ -29,11 +30,11 @@ from jaxtrain.telemetry.hardware import GIB
 _TIMEOUT_S = 900.0
 Configs = dict[str, tuple[str, ...]]
 
-_DEMO = ("--data.demo", "True", "--optim.accumulate", "1")
+_ONE = (*sizes.ONE_GPU, "--data.demo", "True")
 GPU: Configs = {
-    "h100_8, 8 clips": ("h100_8", "--data.batch_size", "8", *_DEMO),
-    "BERT base": ("mlm_h200_8", *sizes.BERT_BASE, *_DEMO),
-    "gpt_h200_1": ("gpt_h200_1", "--data.batch_size", "32", *_DEMO),
+    "h100_8, 8 clips": ("h100_8", "--data.batch_size", "8", *_ONE),
+    "BERT base": ("mlm_h200_8", *sizes.BERT_BASE, *_ONE),
+    "gpt_h200_1": ("gpt_h200_1", "--data.batch_size", "32", *_ONE),
 }
 
 CALIBRATED: Configs = {
@@ -81,14 +82,16 @@ def main() -> None:
         flags.json.write_text(json.dumps(found, indent=1))
 
 
-def _measure(config: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Returns what bench finds about the steps of a config, in a process of its own."""
+def _measure(
+    config: tuple[str, ...], seconds: float, parts: tuple[str, ...] = ("steps", "trace")
+) -> dict[str, Any]:
+    """Returns what bench finds about a config, in a process of its own."""
     with tempfile.TemporaryDirectory() as compiled:
         found = BenchRequest(
             config=config[0],
             overrides=config[1:],
             simulate_devices=None,
-            parts=("steps", "trace"),
+            parts=parts,
             seconds=seconds,
             compiled=compiled,
             timeout_s=_TIMEOUT_S,
@@ -125,13 +128,18 @@ def _on_gpu(kind: str, count: int, seconds: float) -> Iterator[tuple[str, str]]:
     short = next((name for name, card in cards.CARDS.items() if card.name == kind), None)
     if short is None:
         raise SystemExit(f"{kind} is not among the cards of plan: {', '.join(cards.CARDS)}")
+    planners = {
+        name: Planner(config, typed, short, f"1x{count}", None)
+        for name, (config, *typed) in GPU.items()
+    }
     steps, plans = {}, {}
-    for name, (config, *typed) in GPU.items():
-        planner = Planner(config, typed, short, f"1x{count}", None)
-        plans[name] = planner.compiled(())
-        found = _measure((config, *planner.settings), seconds)
-        steps[name] = calibration.measured_step(name, found)
-        yield name, _line(plans[name], found)
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # on the CPU, while the GPU measures
+        planned = {name: pool.submit(one.compiled, ()) for name, one in planners.items()}
+        for name, planner in planners.items():
+            found = _measure((GPU[name][0], *planner.settings), seconds, PARTS)
+            steps[name] = calibration.measured_step(name, found)
+            plans[name] = planned[name].result()
+            yield name, "; ".join([_line(plans[name], found), *results.bench_results(found)])
     if count > 1:  # rates are those of one device
         return
     for name, step in steps.items():

@@ -56,13 +56,9 @@ def on_gpu(videos: str | None) -> list[Measurement]:
     return [
         _script("fused_attention.py"),  # first: it says whether the numbers of the others count
         _script("plan_vs_measured.py"),
-        _bench("ceilings"),
-        _script("video_ae_vs_torch.py", "torch", arguments=once),
-        _bench("video_ae", *video, *short),
-        _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
-        _bench("mlm base", *text, *short),
         _script("gpt_vs_torch.py", "torch", arguments=once),
-        _bench("gpt of depth 12", *gpt, "--data.batch_size", "32", *short),
+        _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
+        _script("video_ae_vs_torch.py", "torch", arguments=once),
         _bench("gpt of depth 20", *gpt, *depth_20, *short),
         _bench("video_ae, remat", *video, *short, "--sweep", "remat"),
         _bench("video_ae, batches", *video, *short, "--sweep", "batch"),

@@ -156,9 +156,14 @@ class _Session:
             self._state = self.built.fresh_state()
         return self._state
 
-    def once(self, batch: Any) -> Any:
-        """Runs one step; returns its metrics, perhaps before they are computed."""
-        self._state, metrics = self.step(self.state, batch)
+    def once(self, batch: Any, step: Any = None) -> Any:
+        """Runs one step; returns its metrics, perhaps before they are computed.
+
+        Args:
+            batch: on the devices.
+            step: the program; None is :attr:`step`.
+        """
+        self._state, metrics = (step or self.step)(self.state, batch)
         return metrics
 
     def times(
@@ -241,12 +246,15 @@ def _memory(step: Any) -> Rows:
 
 def _operations(session: _Session) -> dict[str, Any]:
     """Traces some steps; returns the slowest operations, and samples for a calibration."""
-    program = session.step.as_text()
+    step = session.built.compile_step(profiled=True)  # on CPUs the same program, from the cache
+    program = step.as_text() or ""
     devices = len(jax.local_devices())
     with tempfile.TemporaryDirectory() as folder:
+        # The first call of a program also loads its kernels.
+        jax.block_until_ready(session.once(session.batch, step))
         with jax.profiler.trace(folder):
             for _ in range(_TRACED_STEPS):
-                metrics = session.once(session.batch)
+                metrics = session.once(session.batch, step)
             jax.block_until_ready(metrics)
         times = profiler.instruction_times(Path(folder).rglob("*.xplane.pb"), program)
     if not times:

@@ -128,17 +128,18 @@ class StepSetup:
         make = jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
         return cast(State, make())
 
-    def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
+    def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
-        return self.trace_step(donate=donate).lower().compile()
+        return self.trace_step(donate=donate, profiled=profiled).lower().compile()
 
     def trace_step(
-        self, *, donate: bool = True, probe: replay.Probe | None = None
+        self, *, donate: bool = True, profiled: bool = False, probe: replay.Probe | None = None
     ) -> jax.stages.Traced:
         """Traces the training step, without lowering it to a platform.
 
         Args:
             donate: reuse the memory of the state.
+            profiled: see :func:`jaxtrain.xla.options.options`.
             probe: makes the step return checksums, too.
         """
         step = build_train_step(
@@ -163,6 +164,7 @@ class StepSetup:
             self.rule.mesh,
             donate=donate,
             deterministic=self.run.deterministic,
+            profiled=profiled,
             probed=probe is not None,
         )
         return jitted.trace(self.target, self.spec)
@@ -458,7 +460,7 @@ def open_training(
         stack.callback(batches.close)
         evaluator = _evaluator(step_setup, sources, quarantine, threads=workers.number)
         with phases.within("compile"), explained():
-            step = compile_in_all_processes(step_setup, flags.debug, log)
+            step = compile_in_all_processes(step_setup, flags, log)
         checkpoints = Checkpoints(
             directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
@@ -678,18 +680,18 @@ def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
     return found
 
 
-def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
+def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunLog) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
 
     Args:
         setup: of the step.
-        debug: whether ``--debug`` is set.
+        flags: of the run.
         log: of the run.
     """
     began = time.perf_counter()
-    compiled = setup.compile_step(donate=not debug)
+    compiled = setup.compile_step(donate=not flags.debug, profiled=flags.profile is not None)
     log.say(f"compiled in {time.perf_counter() - began:.1f} s")
     memory = compiled.memory_analysis()
     log.emit(
@@ -709,7 +711,7 @@ def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> Trai
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
-    return debugging.checked(compiled) if debug else compiled
+    return debugging.checked(compiled) if flags.debug else compiled
 
 
 def _replay(

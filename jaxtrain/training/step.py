@@ -255,6 +255,7 @@ def jit_train_step(
     *,
     donate: bool = True,
     deterministic: bool = False,
+    profiled: bool = False,
     probed: bool = False,
 ) -> Any:
     """Jits a train step for a mesh.
@@ -265,6 +266,7 @@ def jit_train_step(
         mesh: over all devices.
         donate: reuse the old state's memory for the new one; off only for debugging.
         deterministic: bitwise reproducible on GPUs.
+        profiled: see :func:`jaxtrain.xla.options.options`.
         probed: whether the step also returns checksums.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
@@ -273,7 +275,9 @@ def jit_train_step(
         in_shardings=(state_shardings, batch_sharding(mesh)),
         out_shardings=(state_shardings, *[replicated(mesh)] * (1 + probed)),
         donate_argnums=(0,) if donate else (),
-        compiler_options=options.options(_platform(mesh), deterministic=deterministic),
+        compiler_options=options.options(
+            _platform(mesh), deterministic=deterministic, profiled=profiled
+        ),
     )
 
 

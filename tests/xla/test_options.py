@@ -44,6 +44,11 @@ def test_gpus_have_no_options_by_default() -> None:
     assert options.options("gpu") == options.options("cuda") == {}
 
 
+def test_a_profiled_step_launches_no_cuda_graphs() -> None:
+    assert options.options("gpu", profiled=True) == {"xla_gpu_enable_command_buffer": ""}
+    assert options.options("cpu", profiled=True) == options.options("cpu")
+
+
 def test_on_cpus_eigen_runs_convolutions_and_ynnpack_runs_sums() -> None:
     def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = ("NHWC", "HWIO", "NHWC")
@@ -62,5 +67,7 @@ def test_the_compiler_accepts_the_options() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     compiled = lowered.compile(compiler_options=options.options(jax.devices()[0].platform))
     assert compiled(1.0) == 2.0
+    of_gpus = options.options("gpu", deterministic=True, profiled=True)
+    assert lowered.compile(compiler_options=of_gpus)(1.0) == 2.0  # read on every platform
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         lowered.compile(compiler_options={"xla_no_such_option": "1"})
