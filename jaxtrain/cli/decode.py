@@ -8,7 +8,6 @@ folder, OUT is a folder with report.json. To resume, repeat the command.
 
 import argparse
 import functools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
     writing.check_path(flags.target)
     latents = latent_files.LatentFile(flags.latents)
     model = _model(flags)
-    progress = video_flags.Counter(model.model.timing.shown(latents.frames))
+    progress = video_flags.Counter(latents.frames)
     with command_line.cleaning_up():
         found = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
     if found.padded_from:
@@ -58,9 +57,7 @@ def _model(flags: argparse.Namespace) -> "Autoencoder":
     from jaxtrain.inference.video import Autoencoder
     from jaxtrain.interop import hub
 
-    return Autoencoder(
-        hub.local(flags.source), flags.precision, command="decode", preview=flags.preview
-    )
+    return Autoencoder(hub.local(flags.source), flags.precision, command="decode")
 
 
 def _folder(flags: argparse.Namespace) -> int:
@@ -72,7 +69,6 @@ def _folder(flags: argparse.Namespace) -> int:
     settings = {
         "weights": model.digest(),
         "precision": flags.precision,
-        "preview": None if flags.preview is None else list(flags.preview),
         "crf": flags.crf,
     }
     work = functools.partial(_decode_file, flags.crf)
@@ -86,18 +82,8 @@ def _decode_file(
     return {"frames": found.frames, "size": found.size}
 
 
-def _preview(text: str) -> tuple[int, int]:
-    """Parses ``--preview``."""
-    if not re.fullmatch(r"[0-9]{1,3}x[0-9]{1,3}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: use two numbers such as 1x2: frames per latent, divisor of height and width"
-        )
-    frames, shrink = text.split("x")
-    return int(frames), int(shrink)
-
-
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain decode SOURCE IN OUT [--preview FxS] [--crf N] [--workers N]"
+    usage = "jaxtrain decode SOURCE IN OUT [--crf N] [--workers N]"
     parser = command_line.bare_parser("decode", usage, __doc__)
     add = parser.add_argument
     add(
@@ -113,12 +99,6 @@ def _parser() -> argparse.ArgumentParser:
         help="latents from jaxtrain encode, or a folder of them",
     )
     add("target", metavar="OUT", type=command_line.named_file, help="the video or folder to write")
-    add(
-        "--preview",
-        metavar="FxS",
-        type=_preview,
-        help="F frames per latent at 1/S of the size, such as 1x2",
-    )
     video_flags.add_crf(parser)
     video_flags.add_workers(parser)
     command_line.add_precision(parser)

@@ -99,7 +99,7 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
         part: sum(array.size for name, array in params.items() if name.startswith(part))
         for part in ("encoder.", "decoder.")
     }
-    dropped = model.timing.growth - 1
+    dropped = model.timing.factor - 1
     trim = {
         "always": f"first {dropped} frames dropped",
         "odd_latents": f"first {dropped} frames dropped only for an odd number of latents "

@@ -43,7 +43,6 @@ def main(arguments: list[str]) -> int:
     from jaxtrain.interop import hub
 
     model = Autoencoder(hub.local(flags.source), flags.precision)
-    model.require_whole()
     with command_line.cleaning_up():
         _reconstruct(model, video, flags.target, flags)
     return 0

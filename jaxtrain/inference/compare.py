@@ -107,7 +107,6 @@ class Meter:
         features: Features | None = None,
     ) -> None:
         for model in models:
-            model.require_whole()
             factor = model.model.space_factor
             if height % factor or width % factor:
                 raise InputError(

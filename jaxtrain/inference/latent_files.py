@@ -263,9 +263,7 @@ def decode(
     from jaxtrain.inference import video as autoencoding
 
     _check(model, source)
-    timing = model.model.timing
-    wanted = timing.shown(source.frames)
-    rate = source.rate * timing.growth / timing.factor
+    wanted, rate = source.frames, source.rate
     with writing.writing(
         target, rate=rate, time_base=1 / rate, pixel_aspect=source.pixel_aspect, crf=crf
     ) as writer:
@@ -351,7 +349,7 @@ def _check(model: "Autoencoder", source: LatentFile) -> None:
             timing.check_latents(shape[0])
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-    if shape[0] == 0 or timing.decoded(shape[0]) < timing.shown(source.frames):
+    if shape[0] == 0 or timing.decoded(shape[0]) < source.frames:
         raise InputError(
             f"{path} has {shape[0]} latents, too few for {source.frames} frames of "
             f"{model.source} (model.trim={model.model.trim}): pass the model that encoded the video"

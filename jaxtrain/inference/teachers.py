@@ -251,7 +251,6 @@ def _fitting(ours: tuple[int, int, int], theirs: tuple[int, int, int]) -> str:
     if frames != ours[0]:
         down = [str(number < halvings) for number in range(3)]
         flags.append(f"--model.time_downscale {' '.join(down)}")
-        flags.append(f"--model.time_upscale {' '.join(reversed(down))}")
     return f"set {' '.join(flags)}"
 
 

@@ -22,10 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.config import Precision, to_dict
-from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.models.video_ae import streaming
-from jaxtrain.training import state
 
 _AHEAD = 2  # results by which the device may be ahead of the host
 
@@ -60,7 +58,6 @@ class Autoencoder:
         source: a checkpoint, a run directory, a weights file, or an already loaded model.
         precision: precision of the computation.
         command: the command that uses the model, for messages.
-        preview: frames per latent of a smaller decoder, and what divides height and width.
 
     Attributes:
         model: its config.
@@ -70,7 +67,7 @@ class Autoencoder:
         module: the network.
 
     Raises:
-        InputError: no video autoencoder there, it has no such preview, or jax does not see the GPU.
+        InputError: no video autoencoder there, or jax does not see the GPU.
     """
 
     def __init__(
@@ -79,21 +76,12 @@ class Autoencoder:
         precision: Precision = "float32",
         *,
         command: str = "reconstruct",
-        preview: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(source, load.TrainedModel):
             trained = source
             load.use_cache()
         else:
             trained = load.load(source, command, "decode")
-        if preview is not None:
-            config = trained.config.preview(*preview)
-            trained = dataclasses.replace(
-                trained,
-                config=config,
-                definition=state.ModelDefinition(config.build),
-                params=config.fitted(trained.params),
-            )
         self.trained, self.precision = trained, precision
         self.model, self.source = trained.config, trained.source
         self._device: jax.Device | None = None
@@ -118,24 +106,6 @@ class Autoencoder:
             found.update(name.encode())
             found.update(np.ascontiguousarray(self.trained.params[name]).data)
         return found.hexdigest()[:16]
-
-    @property
-    def whole(self) -> bool:
-        """Whether decoded videos have the size and length of the originals."""
-        return bool(self.model.whole)
-
-    def require_whole(self) -> None:
-        """Refuses a decoder that returns fewer or smaller frames.
-
-        Raises:
-            InputError: the decoder does.
-        """
-        if not self.whole:
-            raise InputError(
-                f"{self.source} has a decoder for previews (model.time_upscale, "
-                "model.space_upscale), whose frames cannot be compared with the originals: use "
-                "weights with all of these on"
-            )
 
     def padding(self, height: int, width: int) -> Padding:
         """Returns the padding that makes an image of this size fit the model."""
@@ -176,11 +146,11 @@ class Autoencoder:
             count: number of latents; only needed if ``model.trim`` depends on it.
         """
         stream = streaming.DecoderStream(self.module, count)
-        up, factor = self.module.space_up, self.module.space_factor
-        size = {"height": -(-height * up // factor), "width": -(-width * up // factor)}
         pending: collections.deque[jax.Array] = collections.deque()
         for latent in latents:
-            pending.append(_images(stream.push(self._put(latent)[None]), **size))
+            pending.append(
+                _images(stream.push(self._put(latent)[None]), height=height, width=width)
+            )
             if len(pending) > _AHEAD:
                 yield from np.asarray(pending.popleft())
         while pending:

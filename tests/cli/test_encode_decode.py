@@ -127,15 +127,6 @@ def test_smaller_dtypes(place: Path, dtype: str, type_: Any, close: float, tmp_p
         assert file.get_tensor("latents").dtype == dtype
 
 
-def test_a_preview_has_a_lower_resolution_and_frame_rate(place: Path, tmp_path: Path) -> None:
-    preview = small_autoencoder.save(
-        tmp_path / "p.safetensors", time_upscale=(True, False), space_upscale=(True, True, False)
-    )
-    assert run("decode", preview, place / "z.safetensors", tmp_path / "out.mp4") == 0
-    assert small_autoencoder.read(tmp_path / "out.mp4").shape == (5, 10, 18, 3)
-    assert reading.Video(tmp_path / "out.mp4").rate == 6
-
-
 def changed(place: Path, to: Path, **about: str | None) -> Path:
     """Copies the latents with changed metadata; None removes an entry."""
     metadata = header(place / "z.safetensors") | about
@@ -382,40 +373,6 @@ def test_a_cluster_encodes_and_decodes_the_same(
     assert len(made["alone"]) == 6
     assert asked == [("a:1", 3, 0.5)] * 2
     assert len(cluster.items) == 5
-
-
-def test_a_preview_by_flag_equals_the_preview_of_the_reference_s_rule(
-    place: Path, tmp_path: Path
-) -> None:
-    weights = place / "weights.safetensors"
-    typed = (weights, place / "z.safetensors", tmp_path / "out.mp4", "--preview", "2x2")
-    assert run("decode", *typed) == 0
-    switches = {"time_upscale": (True, False), "space_upscale": (True, True, False)}
-    config = small_autoencoder.config(**switches)
-    tensors = safetensors.numpy.load_file(weights)
-    from jaxtrain.interop import weights as files
-
-    files.save(tmp_path / "p.safetensors", config, config.from_weights(tensors, "weights"))
-    again = (tmp_path / "p.safetensors", place / "z.safetensors", tmp_path / "same.mp4")
-    assert run("decode", *again) == 0
-    assert (tmp_path / "out.mp4").read_bytes() == (tmp_path / "same.mp4").read_bytes()
-    assert small_autoencoder.read(tmp_path / "out.mp4").shape == (5, 10, 18, 3)
-
-
-@pytest.mark.parametrize(
-    ("preview", "message"),
-    [
-        ("3x2", r"3x2: this decoder makes 1 or 2 or 4 frames .* by 1 or 2 or 4 or 8: .* is 2x2"),
-        ("1x16", r"the nearest is 1x8"),
-        ("1", r"'1': use two numbers such as 1x2"),
-    ],
-)
-def test_other_previews_are_refused(
-    place: Path, tmp_path: Path, preview: str, message: str
-) -> None:
-    typed = (place / "weights.safetensors", place / "z.safetensors", tmp_path / "o.mp4")
-    with pytest.raises(InputError, match=message):
-        decode.main([*map(str, typed), "--preview", preview])
 
 
 @pytest.mark.long

@@ -226,7 +226,6 @@ def test_broken_weights_are_named(
 
 def test_wrong_use(place: Path, tmp_path: Path) -> None:
     source, data = place / "0.safetensors", ["--data", place / "videos"]
-    preview = small_autoencoder.save(tmp_path / "p.safetensors", space_upscale=(True, True, False))
     for arguments, message in (
         ([source], "the following arguments are required: --data"),
         (data, "the following arguments are required: SOURCE"),
@@ -242,7 +241,6 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         ([source, *data, "--clips", "many"], "invalid int value: 'many'"),
         ([source, *data, *SIZE, "--frames", 99], "none of 4 videos can be used"),
         ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
-        ([preview, *data, *SIZE], "has a decoder for previews"),
     ):
         with pytest.raises(InputError, match=message):
             command.main([str(one) for one in arguments])

@@ -32,7 +32,7 @@ RECORDED = {
     "frames": 4,
     "height": 16,
     "width": 16,
-    "time_upscale": [True, True],
+    "time_downscale": [True, True, False],
     "teacher": {"encoder_weight": 0.5},
 }
 

@@ -120,7 +120,7 @@ def test_it_has_no_gradient_and_no_optimizer_state() -> None:
             r"model.frames=8: .* cover 5 of them; .* cover 8 .*: use --model.frames 9",
         ),
         (
-            {"time_downscale": (True,) * 3, "time_upscale": (True,) * 3},
+            {"time_downscale": (True,) * 3},
             r"model.frames=12: .* makes 3 latents .* makes 2, .*: use --model.frames 4",
         ),
     ],

@@ -23,7 +23,6 @@ FIXTURES = (
     "taehv_super_patch2_z48",
     "taehv_patch4_z128_time8",  # the first 16 of the 21 frames that the reference was given
     "taehv_h3",
-    "taehv_preview_time1_space4",
 )
 _TRIM = {True: "odd_latents", False: "always"}
 
@@ -75,8 +74,6 @@ class Reference:
             decoder=given.get("arch_variant", "base"),
             trim=self.trim,
             time_downscale=tuple(given.get("encoder_time_downscale", (True, True, False))),
-            time_upscale=tuple(given.get("decoder_time_upscale", (True, True))),
-            space_upscale=tuple(given.get("decoder_space_upscale", (True, True, True))),
         )
         self.tensors = reference_values(self.shapes)
         self.params = self.config.from_weights(self.tensors, path.name)
@@ -200,41 +197,6 @@ def test_every_array_that_does_not_fit_is_named(base: Reference) -> None:
     assert "missing: encoder.0.bias, decoder.20.weight" in said
     assert "extra: decoder.99.weight" in said
     assert "misshapen: encoder.17.weight (12, 64, 3, 3) instead of (16, 64, 3, 3)" in said
-
-
-def preview(base: Reference, **switches: Any) -> Any:
-    config = video_ae.Config(
-        frames=12, height=32, width=48, patch_size=1, latent_channels=16, **switches
-    )
-    return config, filled(config, config.from_weights(base.tensors, "base"))
-
-
-def test_disabled_upscaling_gives_fewer_and_smaller_frames(base: Reference) -> None:
-    latents = base.arrays["latent_nthwc"]
-    config, module = preview(base, time_upscale=(True, False), space_upscale=(True, True, False))
-    found = jitted(module, lambda m, x: m.decode(x))(latents)
-    assert found.shape == (1, 2 * 3 - 1, 16, 24, 3)
-    close(jitted(module, streaming.decode_in_turn)(latents), found, 1e-5)
-    grow = "decoder.stages.2.grow.kernel"  # the reference keeps the last frame's channels
-    whole = base.params[grow]
-    np.testing.assert_array_equal(np.asarray(flat(module)[grow]), whole[:, whole.shape[1] // 2 :])
-    assert config.timing.growth == 2
-
-
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [
-        ({"time_upscale": (True, False)}, r"2 frames of a latent \(model.time_upscale\)"),
-        ({"space_upscale": (True, True, False)}, r"model.space_upscale"),
-    ],
-)
-def test_previews_cannot_be_trained(switches: dict[str, Any], message: str) -> None:
-    config = video_ae.Config(
-        frames=4, height=16, width=16, encoder_width=8, decoder_widths=(8, 8, 8, 8), **switches
-    )
-    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-    with pytest.raises(InputError, match=message):
-        jax.eval_shape(lambda s, b: nnx.merge(graph, s).evaluate(b), state, config.batch_spec(1))
 
 
 def test_a_stream_reports_that_it_needs_the_number_of_latents() -> None:

@@ -3,7 +3,6 @@
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import augment, network, quality, samples
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
@@ -47,7 +45,6 @@ class VideoAutoencoder(nnx.Module):
             latent_channels=config.latent_channels,
             patch_size=config.patch_size,
             grows=config.grows,
-            space_ups=config.space_ups,
             rngs=rngs,
         )
         if config.init == "thumbnail":
@@ -55,7 +52,6 @@ class VideoAutoencoder(nnx.Module):
             self.decoder.start_as_thumbnail()
         self.timing = config.timing
         self.space_factor = config.space_factor
-        self.space_up = math.prod(config.space_ups) * config.patch_size
         self.remat = config.remat
         self.reconstruction_weight = config.reconstruction_weight
         self.teacher = config.teacher
@@ -76,7 +72,7 @@ class VideoAutoencoder(nnx.Module):
     def decode(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Maps latents [B, L, h, w, C] to [B, 4 L - 3, 8P h, 8P w, 3], not clamped.
 
-        With other `time_upscale`, `space_upscale` or `trim`, the size differs: see
+        With other `time_downscale` or `trim`, the number of frames differs: see
         :class:`timing.Timing`.
         """
         count = latents_BLHWC.shape[1]
@@ -206,16 +202,7 @@ class VideoAutoencoder(nnx.Module):
         return self.lpips(*frames).reshape(b, t)
 
     def _seen(self, video_BTHW3: jax.Array, batch: Batch) -> "_Seen":
-        """Encodes and decodes a batch.
-
-        Raises:
-            InputError: the decoder's frames have another size than the input.
-        """
-        if self.space_up != self.space_factor:
-            raise InputError(
-                "model.space_upscale: the decoder's frames are smaller than the input and cannot "
-                "be compared with it; set all switches to True to train"
-            )
+        """Encodes and decodes a batch."""
         target = self.timing.target(video_BTHW3)
         encoded = self.encode(video_BTHW3)
         taught = self._taught(video_BTHW3, batch)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,14 +69,8 @@ class Config:
     128, 64, 64, or 512, 256, 128, 64 for super."""
     time_downscale: tuple[bool, bool, bool] = (True, True, False)
     """Whether the encoder halves the number of frames in each of its stages. Use all three for
-    8 frames per latent, as in LTX-2's models (taeltx)."""
-    time_upscale: tuple[bool, ...] = (True, True)
-    """Whether the decoder doubles the frames: two switches for its second and third stages, or
-    three for all. If it makes fewer frames than the encoder got, it is for previews and cannot be
-    trained."""
-    space_upscale: tuple[bool, bool, bool] = (True, True, True)
-    """Whether the decoder doubles height and width in each of its stages. If not, it makes smaller
-    previews, and cannot be trained."""
+    8 frames per latent, as in LTX-2's models (taeltx). The decoder doubles them in as many of its
+    last stages."""
     trim: timing.Trim = "always"
     """Which frames to drop. always: the first decoded frames (3 of 4 per latent); odd_latents: the
     same, but only if the number of latents is odd, as weights for CogVideoX (taecvx) require; h3:
@@ -124,39 +118,18 @@ class Config:
             )
         for channels in widths or ():
             bounds.whole("model.decoder_widths", channels, _MOST_CHANNELS)
-        for name, counts in (
-            ("time_downscale", (3,)),
-            ("time_upscale", (2, 3)),
-            ("space_upscale", (3,)),
-        ):
-            if len(getattr(self, name)) not in counts:
-                raise InputError(
-                    f"model.{name}={getattr(self, name)}: use {' or '.join(map(str, counts))} "
-                    "switches",
-                    about=f"model.{name}",
-                )
-        frames = self.timing
-        if frames.growth > frames.factor:
+        if len(self.time_downscale) != 3:
             raise InputError(
-                f"model.time_upscale={self.time_upscale} makes {frames.growth} frames of a latent, "
-                f"but model.time_downscale={self.time_downscale} makes a latent of "
-                f"{frames.factor}: switch off {(frames.growth // frames.factor).bit_length() - 1} "
-                "of the switches of model.time_upscale",
-                about=("model.time_upscale", "model.time_downscale"),
+                f"model.time_downscale={self.time_downscale}: use 3 switches",
+                about="model.time_downscale",
             )
-        if frames.chunked and (frames.growth, frames.factor) != (timing.TIME_FACTOR,) * 2:
+        frames = self.timing
+        if frames.chunked and frames.factor != timing.TIME_FACTOR:
             raise InputError(
                 f"model.trim=h3 has {timing.TIME_FACTOR} frames per latent, not {frames.factor} "
-                f"encoded and {frames.growth} decoded (model.time_downscale, model.time_upscale): "
-                "set --model.trim always, or the defaults of both",
-                about=("model.trim", "model.time_downscale", "model.time_upscale"),
-            )
-        if self.decoder == "super" and not self.whole:
-            raise InputError(
-                f"model.time_upscale={self.time_upscale} and model.space_upscale="
-                f"{self.space_upscale}: only the base decoder has these switches; omit them with "
-                "model.decoder=super",
-                about=("model.time_upscale", "model.space_upscale", "model.decoder"),
+                "(model.time_downscale): set --model.trim always, or the default of "
+                "model.time_downscale",
+                about=("model.trim", "model.time_downscale"),
             )
         frames.check_clip(self.frames)
         factor = self.space_factor
@@ -243,12 +216,7 @@ class Config:
     @property
     def timing(self) -> timing.Timing:
         """Returns how frames map to latents."""
-        return timing.Timing(math.prod(self.grows), self.trim, math.prod(self.pools))
-
-    @property
-    def whole(self) -> bool:
-        """Whether decoded clips have the size and length of the originals; previews do not."""
-        return all(self.space_upscale) and self.timing.growth == self.timing.factor
+        return timing.Timing(math.prod(self.pools), self.trim)
 
     @property
     def pools(self) -> tuple[int, ...]:
@@ -263,13 +231,8 @@ class Config:
     @property
     def grows(self) -> tuple[int, ...]:
         """Returns the factor of the number of frames of each stage of the decoder."""
-        first = (1,) * (3 - len(self.time_upscale))
-        return (*first, *(2 if up else 1 for up in self.time_upscale))
-
-    @property
-    def space_ups(self) -> tuple[int, ...]:
-        """Returns the factor of height and width of each stage of the decoder."""
-        return tuple(2 if up else 1 for up in self.space_upscale)
+        doublings = sum(self.time_downscale)
+        return (1,) * (3 - doublings) + (2,) * doublings
 
     def _nearest(self, size: int) -> int:
         """Returns the valid size nearest to `size`, at least 16."""
@@ -288,19 +251,8 @@ class Config:
         return dataclasses.replace(self, teacher=None, perceptual=None, adversary=None)
 
     def problems(self) -> list[str]:
-        """Returns why this model cannot be trained: a decoder for previews, or missing files."""
+        """Returns why this model cannot be trained: missing files."""
         found: list[str] = []
-        if not self.whole:
-            found.append(
-                Problem(
-                    f"model.time_upscale={self.time_upscale} and model.space_upscale="
-                    f"{self.space_upscale}: this decoder makes previews that are smaller than the "
-                    f"input (model.time_downscale={self.time_downscale}) and cannot be compared "
-                    "with it: set all of them to True to train",
-                    "model.time_upscale",
-                    "model.space_upscale",
-                )
-            )
         if self.perceptual is not None:
             for name in ("weights", "backbone"):
                 path = getattr(self.perceptual, name)
@@ -454,7 +406,6 @@ class Config:
             wide=self.decoder == "super",
             pools=self.pools,
             grows=self.grows,
-            space_ups=self.space_ups,
             timing=self.timing,
         )
 
@@ -494,7 +445,7 @@ class Config:
             del fields["decoder_widths"]
         side = network.SPACE_FACTOR * int(fields["patch_size"]) * 2
         factor = 2 ** sum(fields["time_downscale"])
-        frames = timing.Timing(factor, fields["trim"], factor).decoded(2)
+        frames = timing.Timing(factor, fields["trim"]).decoded(2)
         try:
             return cls(frames=frames, height=side, width=side, **fields)
         except InputError as error:
@@ -504,55 +455,6 @@ class Config:
     def ambiguity(cls, tensors: Mapping[str, np.ndarray], source: str) -> str | None:
         """Explains which values of ``trim`` fit the reference's weights; None if one does."""
         return weights.ambiguity(cls.guess(tensors, source), source)
-
-    def preview(self, frames: int, shrink: int) -> "Config":
-        """Returns this network with a decoder for previews, which needs no other weights.
-
-        The last doublings are switched off, so that frames are evenly spaced in time and the
-        largest are never computed.
-
-        Args:
-            frames: frames per latent.
-            shrink: divides height and width.
-
-        Raises:
-            InputError: the decoder cannot; names what it can.
-        """
-        most, halvings = self.timing.growth, sum(self.space_upscale)
-        counts = [2**n for n in range(most.bit_length())]
-        shrinks = [2**n for n in range(halvings + 1)]
-        asked = f"a preview of {frames}x{shrink}"
-        if self.decoder == "super":
-            raise InputError(f"{asked}: model.decoder=super has no previews, only base has")
-        if self.trim == "h3" and frames != most:
-            raise InputError(f"{asked}: model.trim=h3 has {most} frames per latent: use {most}x2")
-        if frames not in counts or shrink not in shrinks:
-            raise InputError(
-                f"{asked}: this decoder makes {_listed(counts)} frames per latent and divides "
-                f"height and width by {_listed(shrinks)}: the nearest is "
-                f"{min(counts, key=lambda n: abs(n - frames))}x"
-                f"{min(shrinks, key=lambda n: abs(n - shrink))}"
-            )
-        return dataclasses.replace(
-            self,
-            time_upscale=_last_off(self.time_upscale, (most // frames).bit_length() - 1),
-            space_upscale=_last_off(self.space_upscale, shrink.bit_length() - 1),
-        )
-
-    def fitted(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the parameters of a decoder for previews from those of the full one.
-
-        As in the reference, a growing layer keeps the outputs of the last frames.
-        """
-        kept = {
-            f"decoder.stages.{number}.grow.kernel": grow for number, grow in enumerate(self.grows)
-        }
-        sides = self.widths[1:] if self.decoder == "super" else self.widths[:-1]
-        wide = dict(zip(kept, sides, strict=True))
-        return {
-            name: array[:, -kept[name] * wide[name] :] if name in kept else array
-            for name, array in params.items()
-        }
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -565,14 +467,3 @@ class Config:
             encoder_width=8,
             decoder_widths=(16, 8, 8, 8),
         )
-
-
-def _last_off(switches: tuple[bool, ...], count: int) -> Any:
-    """Switches off the last `count` of those that are on."""
-    on = [number for number, switch in enumerate(switches) if switch]
-    off = on[len(on) - count :]
-    return tuple(switch and number not in off for number, switch in enumerate(switches))
-
-
-def _listed(numbers: list[int]) -> str:
-    return " or ".join(map(str, numbers))

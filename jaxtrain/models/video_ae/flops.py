@@ -43,7 +43,6 @@ def forward(
     wide: bool,
     pools: Sequence[int],
     grows: Sequence[int],
-    space_ups: Sequence[int],
     timing: Timing,
 ) -> Forward:
     """Returns the forward FLOPs for one clip."""
@@ -62,13 +61,13 @@ def forward(
     t, encoder = latents, total
     decoder_first = (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
     total += decoder_first
-    stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, space_ups, strict=True)
-    for number, (w, following, grow, up) in enumerate(stages):
+    stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, strict=True)
+    for number, (w, following, grow) in enumerate(stages):
         dropped = timing.dropped(latents) if number == len(grows) - 1 else 0
-        after = pixels * up**2
+        after = 4 * pixels
         if wide:
             block = 2 * blocks.WIDE**2 * 2 * w + 2 * 2 * w * 4 * w + 2 * 4 * w * w
-            total += t * pixels * (network.MEMORY_BLOCKS * block + _CONV * w * up**2 * following)
+            total += t * pixels * (network.MEMORY_BLOCKS * block + _CONV * w * 4 * following)
             total += 2 * t * after * following**2 * grow
         else:
             total += t * pixels * (_CONV * w * w * 4 * network.MEMORY_BLOCKS + 2 * w * w * grow)

@@ -124,33 +124,28 @@ class Encoder(nnx.Module):
 
 
 class DecoderStage(nnx.Module):
-    """Applies memory blocks, then enlarges space `space_up` times and time `grow` times."""
+    """Applies memory blocks, then enlarges space twice and time `grow` times."""
 
-    def __init__(
-        self, width: int, next_width: int, grow: int, space_up: int, *, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, width: int, next_width: int, grow: int, *, rngs: nnx.Rngs) -> None:
         self.blocks = nnx.List([blocks.MemoryBlock(width, rngs=rngs) for _ in range(MEMORY_BLOCKS)])
         self.grow = blocks.TimeGrow(width, grow, rngs=rngs)
         self.out = blocks.Conv(width, next_width, use_bias=False, rngs=rngs)
         self.width = width
-        self.space_up = space_up
 
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
         if self.grow.stride == 1:
             # The first stage has small frames and a large kernel. Folding would make the kernel and
             # its gradient, which is summed over devices, four times as large.
-            x = self.grow(x_BTHWC)
-            return self.out(x if self.space_up == 1 else blocks.upsample(x))
-        up = self.space_up
+            return self.out(blocks.upsample(self.grow(x_BTHWC)))
 
         def fold(parts: tuple[list[jax.Array], jax.Array]) -> jax.Array:
             matrices, kernel = parts
-            kernels = [_enlarging(matrix, kernel, up) for matrix in matrices]
+            kernels = [_enlarging(matrix, kernel) for matrix in matrices]
             return jnp.concatenate(kernels, axis=-1)
 
         parts = (self.grow.matrices(), self.out.kernel[...])
-        return _unfolded(blocks.conv_frames(x_BTHWC, parts, fold=fold), self.grow.stride, up)
+        return _unfolded(blocks.conv_frames(x_BTHWC, parts, fold=fold), self.grow.stride)
 
     def carry(self, channels: int) -> None:
         """Makes the first channels of the enlarged frames those of the small ones."""
@@ -161,24 +156,21 @@ class DecoderStage(nnx.Module):
 class WideStage(nnx.Module):
     """Does the same with wide memory blocks; a convolution computes the larger frame's pixels."""
 
-    def __init__(
-        self, width: int, next_width: int, grow: int, space_up: int, *, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, width: int, next_width: int, grow: int, *, rngs: nnx.Rngs) -> None:
         self.blocks = nnx.List(
             [blocks.WideMemoryBlock(width, rngs=rngs) for _ in range(MEMORY_BLOCKS)]
         )
-        self.out = blocks.Conv(width, space_up**2 * next_width, rngs=rngs)
+        self.out = blocks.Conv(width, folding.UP**2 * next_width, rngs=rngs)
         self.grow = blocks.TimeGrow(next_width, grow, rngs=rngs)
         self.width = width
-        self.space_up = space_up
 
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
-        return self.grow(blocks.shuffle(relu(self.out(x_BTHWC)), self.space_up))
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
+        return self.grow(blocks.shuffle(relu(self.out(x_BTHWC)), folding.UP))
 
     def carry(self, channels: int) -> None:
         """Makes the first channels of the enlarged frames those of the small ones."""
-        blocks.carry(self.out.kernel, channels, blocks.SAME, copies=self.space_up**2)
+        blocks.carry(self.out.kernel, channels, blocks.SAME, copies=folding.UP**2)
         blocks.carry(self.grow.kernel, channels, grow=self.grow.stride)
 
 
@@ -194,12 +186,11 @@ class _AnyDecoder(nnx.Module):
         latent_channels: int,
         patch_size: int,
         grows: tuple[int, ...],
-        space_ups: tuple[int, ...],
         rngs: nnx.Rngs,
     ) -> None:
         self.patch_size = patch_size
         self.head = self.first(latent_channels, widths[0], rngs)
-        sizes = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
+        sizes = zip(widths[:-1], widths[1:], grows, strict=True)
         self.stages = nnx.List([self.stage(*pair, rngs=rngs) for pair in sizes])
         self.tail = _tail(widths[-1], patch_size, rngs)
 
@@ -236,10 +227,10 @@ class _AnyDecoder(nnx.Module):
         This is the only part at full resolution. Each layer sees a single frame, so dropped frames
         are not computed.
         """
-        grow, up = self.stages[-1].grow.stride, self.stages[-1].space_up
+        grow = self.stages[-1].grow.stride
         skipped = [max(0, math.ceil((first_frame - number) / grow)) for number in range(grow)]
         squares = pairs.interleaved(self.last_layers(x_BTHWC, remat, skipped), first_frame)
-        return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
+        return blocks.shuffle(blocks.shuffle(squares, folding.UP), self.patch_size)
 
     def start_as_thumbnail(self) -> None:
         """Makes the initial decoder enlarge the colors that the encoder carries.
@@ -261,7 +252,7 @@ class _AnyDecoder(nnx.Module):
         for stage in self.stages:
             shape = (clips, 1, height, width, stage.width)
             memory.append([jnp.zeros(shape, dtype)] * MEMORY_BLOCKS)
-            height, width = height * stage.space_up, width * stage.space_up
+            height, width = folding.UP * height, folding.UP * width
         return memory
 
     def first_layers(self, latents_BLHWC: jax.Array) -> jax.Array:
@@ -306,12 +297,11 @@ class Decoder(_AnyDecoder):
         stage, found = self.stages[-1], []
         assert isinstance(stage, DecoderStage)
         assert self.tail.bias is not None
-        up = stage.space_up
 
         def fold(parts: tuple[jax.Array, ...]) -> pairs.Pair:
             matrix, kernel, last, bias = parts
-            enlarging = _enlarging(matrix, kernel, up)
-            return pairs.Pair(enlarging, None, _last_kernel(last, up), _last_bias(bias, up))
+            enlarging = _enlarging(matrix, kernel)
+            return pairs.Pair(enlarging, None, folding.of_squares(last), _last_bias(bias))
 
         shared = (stage.out.kernel[...], self.tail.kernel[...], self.tail.bias[...])
         for matrix, skip in zip(stage.grow.matrices(), skipped, strict=True):
@@ -340,18 +330,17 @@ class WideDecoder(_AnyDecoder):
         stage, least = self.stages[-1], min(skipped)
         assert stage.out.bias is not None
         assert self.tail.bias is not None
-        up = stage.space_up
 
         def fold(
             parts: tuple[jax.Array, jax.Array, list[jax.Array], jax.Array, jax.Array],
         ) -> pairs.Pair:
             kernel, kernel_bias, matrices, last, bias = parts
-            lasts = [_last_kernel(folding.after_matrix(matrix, last), up) for matrix in matrices]
+            lasts = [folding.of_squares(folding.after_matrix(matrix, last)) for matrix in matrices]
             return pairs.Pair(
                 folding.square_major(kernel),
                 folding.square_major(kernel_bias),
                 jnp.concatenate(lasts, axis=-1),
-                jnp.tile(_last_bias(bias, up), len(lasts)),
+                jnp.tile(_last_bias(bias), len(lasts)),
             )
 
         parts = (
@@ -363,23 +352,18 @@ class WideDecoder(_AnyDecoder):
         return [one[:, skip - least :] for one, skip in zip(of_frames, skipped, strict=True)]
 
 
-def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array, up: int) -> jax.Array:
+def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array) -> jax.Array:
     """Folds the kernel that computes one of a frame's enlarged frames, squares as channels."""
-    kernel = folding.after_matrix(matrix, kernel_33IO)
-    return kernel if up == 1 else folding.enlarged(kernel)
+    return folding.enlarged(folding.after_matrix(matrix, kernel_33IO))
 
 
-def _last_kernel(kernel_33IO: jax.Array, up: int) -> jax.Array:
-    return kernel_33IO.astype(jnp.float32) if up == 1 else folding.of_squares(kernel_33IO)
+def _last_bias(bias: jax.Array) -> jax.Array:
+    return jnp.repeat(bias.astype(jnp.float32), folding.UP**2)
 
 
-def _last_bias(bias: jax.Array, up: int) -> jax.Array:
-    return jnp.repeat(bias.astype(jnp.float32), up**2)
-
-
-def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:
-    """Unfolds channels (frame, row, column, C) to [B, T * grow, H * up, W * up, C]."""
-    b, t, h, w, _ = x_BTHWC.shape
+def _unfolded(x_BTHWC: jax.Array, grow: int) -> jax.Array:
+    """Unfolds channels (frame, row, column, C) to [B, T * grow, 2 H, 2 W, C]."""
+    (b, t, h, w, _), up = x_BTHWC.shape, folding.UP
     pieces = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
     return pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
 

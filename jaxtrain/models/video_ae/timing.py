@@ -1,10 +1,9 @@
 """Converts between numbers of frames and latents, and matches decoded frames to originals.
 
 T frames are padded to a multiple of ``factor`` (4 or 8) by repeating the last one and become L =
-ceil(T / factor) latents. A decoder makes ``growth`` frames of each latent (``factor`` in training).
-The first ``growth - 1`` frames are dropped, because the first latent has no past: decoded frame i
-then reconstructs frame i of the padded clip. Two families of weights have other rules, see
-:data:`Trim`.
+ceil(T / factor) latents. A decoder makes ``factor`` frames of each latent. The first ``factor - 1``
+are dropped, because the first latent has no past: decoded frame i then reconstructs frame i of the
+padded clip. Two families of weights have other rules, see :data:`Trim`.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ TIME_FACTOR = 4
 """Frames per latent of most models."""
 
 Trim = Literal["always", "odd_latents", "h3"]
-"""Which frames the decoder's output keeps. always: all but the first ``growth - 1``; odd_latents:
+"""Which frames the decoder's output keeps. always: all but the first ``factor - 1``; odd_latents:
 the same if the number of latents is odd, else all, for the latents of CogVideoX, whose models
 encode 4 n + 1 frames as n + 1 latents.
 
@@ -43,14 +42,12 @@ class Timing:
     """How an encoder and a decoder map frames to latents and back.
 
     Attributes:
-        growth: frames that the decoder makes of each latent; fewer than `factor` in a preview.
+        factor: frames per latent.
         trim: which decoded frames are kept.
-        factor: frames per latent of the encoder.
     """
 
-    growth: int = TIME_FACTOR
-    trim: Trim = "always"
     factor: int = TIME_FACTOR
+    trim: Trim = "always"
 
     @property
     def chunked(self) -> bool:
@@ -129,7 +126,7 @@ class Timing:
                 )
             if latents % 2 == 0:
                 return 0
-        return self.growth - 1
+        return self.factor - 1
 
     def dropped_later(self, latents: range) -> list[int]:
         """Returns which frames of latents after the first are dropped, counted from 0 in `latents`.
@@ -139,7 +136,7 @@ class Timing:
         """
         if not self.chunked:
             return []
-        frames = range(latents.start * self.growth, latents.stop * self.growth)
+        frames = range(latents.start * self.factor, latents.stop * self.factor)
         period = H3_CHUNK + H3_BLACK
         late = [i for i in frames if i >= period and i % period < H3_BLACK]
         return [i - frames.start for i in late]
@@ -147,14 +144,10 @@ class Timing:
     def decoded(self, latents: int) -> int:
         """Returns the number of frames that `latents` latents are decoded to."""
         later = len(self.dropped_later(range(latents)))
-        return latents * self.growth - self.dropped(latents) - later
-
-    def shown(self, frames: int) -> int:
-        """Returns the number of decoded frames to show for a video of `frames` frames."""
-        return math.ceil(frames * self.growth / self.factor)
+        return latents * self.factor - self.dropped(latents) - later
 
     def needed(self, frames: int) -> int:
-        """Returns the number of latents needed to decode :meth:`shown` frames.
+        """Returns the number of latents needed to decode `frames` frames.
 
         That is :meth:`latent_frames`, plus what is missing where dropping frames would leave too
         few; the extra latents encode the last frame, repeated.
@@ -162,7 +155,7 @@ class Timing:
         if self.chunked:
             return self.latent_frames(frames + H3_CHUNK - _H3_SHOWN)
         latents = self.latent_frames(frames)
-        while self.decoded(latents) < self.shown(frames):
+        while self.decoded(latents) < frames:
             latents += 1
         return latents
 
@@ -174,17 +167,7 @@ class Timing:
         return needed * self.factor
 
     def target(self, video_BTHWC: jax.Array) -> jax.Array:
-        """Returns the frames that a decoded clip should equal: frame i for decoded frame i.
-
-        Raises:
-            InputError: this decoder makes fewer frames than were encoded.
-        """
-        if self.growth != self.factor:
-            raise InputError(
-                f"a decoder that makes {self.growth} frames of a latent (model.time_upscale) has "
-                f"no frame for each of the {self.factor} that went in: use all switches to train "
-                "and to compare"
-            )
+        """Returns the frames that a decoded clip should equal: frame i for decoded frame i."""
         filled = self.pad_time(video_BTHWC)
         return filled[:, : self.decoded(self.latent_frames(video_BTHWC.shape[1]))]
 

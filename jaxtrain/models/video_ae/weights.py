@@ -105,9 +105,6 @@ def from_reference(
 ) -> dict[str, np.ndarray]:
     """Converts the reference's state dict to our parameters, float32.
 
-    As in the reference, a growing layer that makes more frames than this model needs drops the
-    first ones, so the weights of a full model also fit one with `time_upscale` switched off.
-
     Args:
         tensors: name -> array.
         expected: dotted path -> shape of each of the model's parameters.
@@ -130,8 +127,6 @@ def from_reference(
         tensor = np.asarray(tensors[one.reference], np.float32)
         # A broadcast array takes no memory, except where the layout change copies it.
         wanted = _OUT[one.kind](np.broadcast_to(np.bool_(0), expected[one.ours])).shape
-        if one.kind == "grow" and tensor.ndim == 4 and tensor.shape[0] == 2 * wanted[0]:
-            tensor = tensor[-wanted[0] :]  # switched off: the reference keeps the last frame
         if tensor.shape != wanted:
             misshapen.append(f"{one.reference} {tensor.shape} instead of {wanted}")
         else:
@@ -145,8 +140,8 @@ def from_reference(
     if complaints:
         raise InputError(
             f"{source} does not fit this model; {'; '.join(complaints)}. Its shape is set by "
-            "--model.patch_size, --model.latent_channels, --model.decoder, --model.time_downscale, "
-            "and --model.time_upscale"
+            "--model.patch_size, --model.latent_channels, --model.decoder, and "
+            "--model.time_downscale"
         )
     return found
 
@@ -180,10 +175,6 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
     found["time_downscale"] = tuple(
         _strides(tensors, name, [f"encoder.{2 + 5 * number}.conv.weight" for number in range(3)], 1)
     )
-    first = 7 if wide else 3 + 4
-    grows = [f"decoder.{first + (7 if wide else 6) * number}.conv.weight" for number in range(3)]
-    switches = tuple(_strides(tensors, name, grows, 0))
-    found["time_upscale"] = switches if switches[0] else switches[1:]
     reference = {one.ours: one.reference for one in table(wide=wide)}
     inside = (*(f"decoder.stages.{number}.out" for number in range(3)), "decoder.tail")
     kernels = [tensors.get(reference[f"{layer}.kernel"]) for layer in inside]
