@@ -281,6 +281,7 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
     for name, words in (
         ("tokens_per_second", "tokens/s"),
         ("mfu", "MFU"),
+        ("efficiency", "of the speed at the datasheet's peaks"),
         ("share_of_measured_flops", "of the matmul rate measured in the same run"),
         ("machine_drift", "change of that rate during the run"),
         ("share_of_measured_copy", "of the measured copy rate"),

@@ -77,7 +77,6 @@ def on_cpu(videos: str | None) -> list[Measurement]:
         _bench("demo", "--config", "demo", "--seconds", "10"),
         _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10"),
         _bench("demo_gpt", "--config", "demo_gpt", "--seconds", "10"),
-        _script("plan_vs_measured.py"),
         _script("input_vs_dataloader.py", "torch", "av"),
     ]
     found += [

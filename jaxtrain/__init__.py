@@ -165,7 +165,7 @@ def plan(
     cores: int | None = None,
     source: "Source | None" = None,
     measure_input: bool = False,
-    calibration: "str | Path | None" = None,
+    efficiency: "str | Path | None" = None,
 ) -> "PlanResult":
     """Predicts memory, time, input, and cost of a run on GPUs, without any.
 
@@ -179,8 +179,8 @@ def plan(
         source: ``"clips"`` for the output of ``prepare clips``, ``"videos"`` for others; None looks
             at ``data.path``, or assumes ``"videos"``.
         measure_input: measure on this machine how fast a core loads the data.
-        calibration: a file of rates measured on the card, written by ``jaxtrain bench
-            --calibration``; None assumes fractions of the card's peaks.
+        efficiency: a file that ``jaxtrain bench --efficiency`` wrote on the same kind of GPU; None
+            assumes a range.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -198,7 +198,7 @@ def plan(
         cores=(cores, int | None),
         source=(source, Source | None),
         measure_input=(measure_input, bool),
-        calibration=(calibration, str | None),
+        efficiency=(efficiency, str | None),
     )
     with invocation.from_python():
         return predict(
@@ -210,5 +210,5 @@ def plan(
             cores=cores,
             source=source,
             measure_input=measure_input,
-            calibration=None if calibration is None else Path(calibration),
+            efficiency=None if efficiency is None else Path(efficiency),
         )

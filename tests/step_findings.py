@@ -18,7 +18,6 @@ def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
         "flops": 1e15,
         "convolutions": False,
         "moved_bytes": 1e12,
-        "work": {"matmul bf16": (1e15, 1e11, 10.0), "collective": (0.0, 1e9, 2.0)},
         "attention": {"forward": 0, "backward": 0},
         "kernels": {"convolutions": 279, "other_convolutions": 0},
         "formula_bytes": 1,

@@ -197,8 +197,8 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
     class Recorded:
         said = ("an assumption",)
 
-        def __init__(self, *arguments: object, host: Host, calibration: Path | None) -> None:
-            assert calibration is None
+        def __init__(self, *arguments: object, host: Host, efficiency: Path | None) -> None:
+            assert efficiency is None
             asked.append((*arguments, host))
 
         def compiled(self, changes: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
-from jaxtrain.planning import calibration
+from jaxtrain.planning import cards, flops, prediction
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
@@ -51,9 +51,9 @@ def measure(request: dict[str, Any], send: Send) -> None:
     Args:
         request: a :class:`jaxtrain.bench.request.BenchRequest` as a dict.
         send: receives all findings after each part: ``rows`` (name -> number or
-            :meth:`timing.Times.summary`), ``device``, ``operations``, ``samples`` (for a
-            calibration), ``notes`` (part -> why it was skipped or failed), ``failed`` (the parts
-            that failed; the others were skipped, because of the config or the data).
+            :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part ->
+            why it was skipped or failed), ``failed`` (the parts that failed; the others were
+            skipped, because of the config or the data).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
@@ -90,7 +90,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     session = _Session(built, step, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
-        "trace": lambda: found.update(_operations(session)) or {},
+        "trace": lambda: found.update(operations=_operations(session)) or {},
         "pipeline": lambda: _pipeline(session),
         "save": lambda: _save(session),
         "ceilings": lambda: _shares(session, rows),
@@ -147,7 +147,6 @@ class _Session:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
         self.product_rates = (math.nan, math.nan)  # before and after the last timed steps
-        self.step_s = math.nan  # of a synthetic batch, once measured
 
     @property
     def state(self) -> State:
@@ -202,7 +201,6 @@ class _Session:
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    session.step_s = times.median_s
     return _rates(session, times, times.median_s, "synthetic") | _memory(session.step)
 
 
@@ -244,8 +242,8 @@ def _memory(step: Any) -> Rows:
     return rows
 
 
-def _operations(session: _Session) -> dict[str, Any]:
-    """Traces some steps; returns the slowest operations, and samples for a calibration."""
+def _operations(session: _Session) -> list[dict[str, Any]]:
+    """Traces some steps; returns the slowest operations."""
     step = session.built.compile_step(profiled=True)  # on CPUs the same program, from the cache
     program = step.as_text() or ""
     devices = len(jax.local_devices())
@@ -261,62 +259,7 @@ def _operations(session: _Session) -> dict[str, Any]:
         raise InputError("the profiler recorded no operation of the step")
     runs = _TRACED_STEPS * devices
     top = profiler.top_operations(times, program, runs=runs, count=TOP_OPERATIONS)
-    found = samples(times, program, runs)
-    if jax.default_backend() == "cpu" and math.isfinite(session.step_s):
-        found = with_convolutions(found, session.step_s)
-    return {
-        "operations": [dataclasses.asdict(one) for one in top],
-        "samples": [dataclasses.asdict(one) for one in found],
-    }
-
-
-def samples(times: Mapping[str, float], program: str, runs: int) -> list[calibration.Sample]:
-    """Pairs the measured times of instructions with what they compute and move.
-
-    Instructions of one class that compute and move the same amount become one sample. Those that
-    the trace does not show are omitted, and so are collectives: how long they take depends on the
-    links and on the other devices.
-
-    Args:
-        times: instruction -> nanoseconds, from :func:`profiler.instruction_times`.
-        program: ``compiled.as_text()``.
-        runs: how many times the program ran, on all devices together.
-    """
-    sums: dict[tuple[str, float, float], list[float]] = {}
-    for one in operations.costs(program):
-        if one.kind == operations.COLLECTIVE or one.name not in times:
-            continue
-        calls, seconds = sums.setdefault((one.kind, one.flops, one.moved), [0.0, 0.0])
-        seconds += times[one.name] / 1e9 / runs
-        sums[one.kind, one.flops, one.moved] = [calls + one.times, seconds]
-    return [
-        calibration.Sample(
-            kind=kind, flops=calls * flops, moved=calls * moved, calls=calls, seconds=seconds
-        )
-        for (kind, flops, moved), (calls, seconds) in sums.items()
-    ]
-
-
-def with_convolutions(
-    samples: Sequence[calibration.Sample], step_s: float
-) -> list[calibration.Sample]:
-    """Gives convolutions the time of a step that no other class of operation takes, by FLOPs.
-
-    On a CPU, XLA's convolutions return before they are done, so a trace shows almost nothing of
-    them: 1.3 TFLOP/s on two cores that reach 0.1.
-
-    Args:
-        samples: from :func:`samples`.
-        step_s: time of a step that was not traced.
-    """
-    is_one = [one.kind.startswith(operations.CONVOLUTION) for one in samples]
-    pairs = list(zip(samples, is_one, strict=True))
-    left = max(0.0, step_s - sum(one.seconds for one, convolution in pairs if not convolution))
-    flops = sum(one.flops for one, convolution in pairs if convolution)
-    return [
-        dataclasses.replace(one, seconds=left * one.flops / flops) if convolution else one
-        for one, convolution in pairs
-    ]
+    return [dataclasses.asdict(one) for one in top]
 
 
 def _pipeline(session: _Session) -> Rows:
@@ -391,19 +334,33 @@ def _save(session: _Session) -> Rows:
 
 
 def _shares(session: _Session, rows: Rows) -> Rows:
-    """Measures the device's peaks, and how close the synthetic step comes to them."""
+    """Measures the device's peaks, and how close the synthetic step comes to them and to others.
+
+    The others are the datasheet's peaks: the step's efficiency is the fraction of them that it
+    reaches, by the arithmetic of ``plan``.
+    """
     found = ceilings.measure()
     shares: Rows = {
         f"ceilings/{field.name}": getattr(found, field.name) for field in dataclasses.fields(found)
     }
     if "synthetic/step" not in rows:
         return shares
-    rate = operations.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
+    step_s = rows["synthetic/step"]["median_s"]
+    moved = operations.moved_bytes(session.step.as_text())
+    rate = moved / step_s
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
     datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
     if datasheet is not None:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
+    card, built = cards.of_device(jax.devices()[0].device_kind), session.built
+    if card is not None:
+        work = {"flops": flops.product_flops(built.trace_step().jaxpr), "moved_bytes": moved}
+        time = prediction.time(
+            work | {"traffic": []}, card, built.rule.mesh.size, built.run.precision
+        )
+        shares["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
+        shares["synthetic/efficiency"] = shares["synthetic/step_at_peaks"] / step_s
     return shares
 
 

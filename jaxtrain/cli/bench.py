@@ -12,7 +12,7 @@ from jaxtrain.bench import report
 from jaxtrain.bench.request import KINDS, PARTS, BenchRequest, sweep_points
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.planning import calibration
+from jaxtrain.planning import efficiency
 from jaxtrain.storage import addresses, atomic
 
 _TIMEOUT_S = 3600.0
@@ -40,12 +40,11 @@ def main(arguments: list[str]) -> int:
         )
     points = sweep_points(run, flags.sweep) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
-    if flags.calibration is not None:
-        atomic.check_writable("--calibration", flags.calibration)
-        calibration.check(flags.calibration)
+    if flags.efficiency is not None:
+        atomic.check_writable("--efficiency", flags.efficiency)
         if run.mesh.devices > 1:
             raise InputError(
-                f"--calibration measures one device, but the mesh has {run.mesh.devices}: add "
+                f"--efficiency measures one device, but the mesh has {run.mesh.devices}: add "
                 "--mesh.data 1 --mesh.fsdp 1, and a batch that fits"
             )
 
@@ -70,8 +69,8 @@ def main(arguments: list[str]) -> int:
         findings["sweep"][label] = _point(flags, [*overrides, *changes])
         keep(findings)
     code = _finish(keep(findings), flags.json)
-    if flags.calibration is not None:
-        _calibrate(findings, flags, overrides)
+    if flags.efficiency is not None:
+        _write_efficiency(findings, flags, overrides)
     return code
 
 
@@ -96,34 +95,39 @@ def _parser() -> argparse.ArgumentParser:
         help="also measure other batch sizes, remat settings, or shardings",
     )
     add(
-        "--calibration",
+        "--efficiency",
         metavar="FILE",
         type=Path,
-        help="add the measured rates of this step's operations to FILE, for plan --calibration",
+        help="write the measured fraction of the GPU's peaks to FILE, for plan --efficiency",
     )
     command_line.add_ignored(parser, "--simulate-devices")
     return parser
 
 
-def _calibrate(findings: dict[str, Any], flags: argparse.Namespace, overrides: list[str]) -> None:
-    """Adds the measured step to the calibration file.
+def _write_efficiency(
+    findings: dict[str, Any], flags: argparse.Namespace, overrides: list[str]
+) -> None:
+    """Writes the measured efficiency to the file.
 
     Raises:
-        InputError: the step could not be measured, or the file is of another device.
+        InputError: the step could not be measured, or plan does not know the peaks of the device.
     """
-    if not findings.get("samples") or "synthetic/step" not in findings.get("rows", {}):
+    rows: dict[str, Any] = findings.get("rows", {})
+    if "synthetic/efficiency" not in rows:
         notes: dict[str, str] = findings.get("notes", {})
-        why = notes.get("steps") or notes.get("trace") or findings.get("failure", "no trace")
-        raise InputError(f"nothing added to {flags.calibration}: the step was not measured ({why})")
+        why = findings.get("failure") or notes.get("steps") or notes.get("ceilings")
+        if why is None:
+            why = f"plan does not know the peaks of {findings['device']['kind']}"
+        raise InputError(f"{flags.efficiency} not written: {why}")
     typed = addresses.scrubbed([flags.config, *overrides])
-    calibration.add(
-        flags.calibration,
-        findings["device"]["kind"],
-        calibration.measured_step(shlex.join(typed), findings),
+    measured = efficiency.Efficiency(
+        device=findings["device"]["kind"],
+        config=shlex.join(typed),
+        jax=findings["versions"]["jax"],
+        efficiency=rows["synthetic/efficiency"],
     )
-    terminal.out(f"measured rates added to {flags.calibration}")
-    if findings["device"]["platform"] == "cpu":
-        terminal.out("note: plan is for GPUs, and takes no rates of a CPU")
+    efficiency.write(flags.efficiency, measured)
+    terminal.out(f"efficiency written to {flags.efficiency}")
 
 
 def _request(

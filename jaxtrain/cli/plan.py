@@ -51,7 +51,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         flags.gpus,
         flags.price_per_gpu_hour,
         host=input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
-        calibration=flags.calibration,
+        efficiency=flags.efficiency,
     )
     for line in planned.said:
         terminal.out(line)
@@ -173,11 +173,11 @@ def _parser() -> argparse.ArgumentParser:
         "using recorded rates",
     )
     add(
-        "--calibration",
+        "--efficiency",
         metavar="FILE",
         type=Path,
-        help="predict times from rates that bench --calibration FILE measured on the same kind of "
-        "GPU",
+        help="predict times with the fraction of the peaks that bench --efficiency FILE measured "
+        "on the same kind of GPU",
     )
     add(
         "--price-per-gpu-hour", metavar="P", type=float, help="price in any currency; adds the cost"

@@ -244,6 +244,11 @@ def usual_card(name: str) -> str:
     return next((card for memory, card in _OF_MEMORY.items() if memory in name.split("_")), "h100")
 
 
+def of_device(kind: str) -> Card | None:
+    """Returns the card that jax and nvidia-smi print as ``kind``; None if it is not listed."""
+    return next((card for card in CARDS.values() if card.name == kind), None)
+
+
 def target_config(card: Card) -> str:
     """Describes the card to XLA (``GpuTargetConfigProto``, text form)."""
     threads, shared, shared_of_block, units = _LIMITS[card.capability]

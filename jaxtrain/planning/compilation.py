@@ -42,8 +42,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         computed twice, whose outputs are a second state. ``largest``: temporaries.
         ``model_flops``, ``flops``: per step, over all devices. ``moved_bytes``: per step and
         device; None in an estimate, as are ``largest``, ``traffic``, ``attention`` (cuDNN attention
-        calls per step, by direction) and ``work`` (class of operation -> FLOPs, bytes and calls,
-        per step and device) and ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
+        calls per step, by direction) and ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
         ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
         ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
         that are read from files and not trained), ``elements`` (number of parameters),
@@ -126,7 +125,6 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
         "moved_bytes": operations.moved_bytes(text),
-        "work": operations.totals(operations.costs(text)),
         "attention": hlo.attention_calls(text),
         "kernels": hlo.kernels(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
@@ -135,7 +133,7 @@ def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, An
 
 def _nothing() -> dict[str, Any]:
     """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
-    names = ("largest", "moved_bytes", "work", "attention", "kernels", "traffic")
+    names = ("largest", "moved_bytes", "attention", "kernels", "traffic")
     return dict.fromkeys(names)
 
 

@@ -25,7 +25,7 @@ class Tried:
         overrides: to add to the typed ones; () for the config as it is.
         needed: bytes per device.
         spare: bytes per device; negative if it does not fit (known only if ``exact``).
-        best: predicted seconds per step at the card's peaks.
+        best: the fewest predicted seconds per step.
         exact: whether ``needed`` is exact; False if compiled for another platform.
     """
 

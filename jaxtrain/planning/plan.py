@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from jaxtrain import config
 from jaxtrain.planning import duration, input_rate, prediction
-from jaxtrain.planning.calibration import Calibration
 from jaxtrain.planning.cards import Card
 from jaxtrain.planning.input_rate import Host, Input
 from jaxtrain.storage import addresses
@@ -24,7 +23,7 @@ def make_plan(
     gpus_per_node: int,
     price: float | None,
     host: Host,
-    calibration: Calibration | None = None,
+    efficiency: float | None = None,
 ) -> Plan:
     """Adds predicted memory, input, time, and cost to the compiler's findings.
 
@@ -36,12 +35,12 @@ def make_plan(
         gpus_per_node: GPUs in each node.
         price: per GPU-hour, in any currency; None omits the cost.
         host: what is known about the hosts that load the data.
-        calibration: rates measured on the card.
+        efficiency: measured on the card; None assumes a range.
     """
     devices = run.mesh.devices
     memory = prediction.memory(findings, card, devices, gpus_per_node)
     about = (findings, card, devices, run.precision)
-    time = None if findings["estimate"] else prediction.time(*about, calibration)
+    time = None if findings["estimate"] else prediction.time(*about, efficiency)
     nodes = -(-devices // gpus_per_node)
     gpus = min(devices, gpus_per_node)
     found = input_rate.predict(run, gpus, nodes, host)
@@ -62,7 +61,6 @@ def make_plan(
         "memory": dataclasses.asdict(memory) | {"spare": memory.spare},
         "arithmetic_s": prediction.arithmetic(*about),
         "time": None if time is None else dataclasses.asdict(time) | {"bound": _bound(time, found)},
-        "worst_efficiency": prediction.WORST_EFFICIENCY,
         "input": dataclasses.asdict(found)
         | {
             "waits": None if step is None else _waits(step, found),

@@ -15,7 +15,7 @@ from jaxtrain import config, terminal, versions
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
-from jaxtrain.planning import calibration as measured_rates
+from jaxtrain.planning import efficiency as measured_efficiency
 from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
@@ -71,13 +71,13 @@ class Planner:
         price: per GPU-hour.
         say: receives a line for each candidate.
         host: what is known about the hosts that load the data.
-        calibration: a file of rates measured on the card; None assumes fractions of its peaks.
+        efficiency: a file that ``bench --efficiency`` wrote on the card; None assumes a range.
 
     Attributes:
         said: assumptions, to be printed.
 
     Raises:
-        InputError: the config, the card, the devices or the calibration is invalid.
+        InputError: the config, the card, the devices or the efficiency file is invalid.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Planner:
         price: float | None,
         say: Callable[[str], None] = terminal.out,
         host: input_rate.Host = _UNKNOWN_HOST,
-        calibration: Path | None = None,
+        efficiency: Path | None = None,
     ) -> None:
         self._say, self._host = say, host
         self.said: list[str] = []
@@ -123,18 +123,21 @@ class Planner:
                 f"config {name} names no GPU: planning for {short} (choose another with --gpu)"
             )
         self._short, self._card = short, cards.card(short)
-        self._calibration = None if calibration is None else measured_rates.load(calibration)
-        if self._calibration is not None and self._calibration.device != self._card.name:
+        self._efficiency = None if efficiency is None else self._measured(efficiency)
+
+    def _measured(self, path: Path) -> float:
+        measured, now = measured_efficiency.load(path), versions.versions()["jax"]
+        if measured.device != self._card.name:
             raise InputError(
-                f"{calibration} was measured on {self._calibration.device}, but the plan is for "
-                f"{self._card.name} (--gpu {short}): use a file measured on that GPU"
+                f"{path} was measured on {measured.device}, but the plan is for "
+                f"{self._card.name} (--gpu {self._short}): use a file measured on that GPU"
             )
-        now = versions.versions()["jax"]
-        if self._calibration is not None and self._calibration.jax != {now}:
+        if measured.jax != now:
             self.said.append(
-                f"{calibration} was measured with jax {', '.join(sorted(self._calibration.jax))}; "
-                f"this is jax {now}, whose programs may differ"
+                f"{path} was measured with jax {measured.jax}; this is jax {now}, whose programs "
+                "may differ"
             )
+        return measured.efficiency
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -169,7 +172,7 @@ class Planner:
             gpus_per_node=self._per_node,
             price=self._price,
             host=self._host,
-            calibration=self._calibration,
+            efficiency=self._efficiency,
         )
 
     def search(

@@ -1,7 +1,7 @@
 """Predicts memory, time, and cost from what the compiler reported. Pure arithmetic.
 
-Without a calibration, a step is assumed to reach between 40% and 100% of the card's roofline; with
-one (:mod:`jaxtrain.planning.calibration`), each class of operation has its measured rate.
+A step reaches a fraction of the card's roofline: a range that is assumed, or that around a measured
+one (:mod:`jaxtrain.planning.efficiency`).
 Communication that overlaps other work costs nothing in the best case, and its full time in the
 worst.
 """
@@ -9,16 +9,15 @@ worst.
 import dataclasses
 from typing import Any
 
-from jaxtrain.planning.calibration import Calibration
 from jaxtrain.planning.cards import Card
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
-from jaxtrain.xla.operations import COLLECTIVE
 
-WORST_EFFICIENCY = 0.4
-LEAST_ERROR = 0.15
-"""Factor, less one, by which a calibrated time is taken to be uncertain in both directions, even if
-the measured steps differ less from their own prediction. Assumed: no GPU has been measured."""
+EFFICIENCY = (0.4, 1.0)
+"""The least and the largest fraction of the roofline without a measurement."""
+ERROR = 0.15
+"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions. On
+one H100, three models reached 47%, 49% and 56% of the roofline (benchmarks/RESULTS.md)."""
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
@@ -67,13 +66,11 @@ class Time:
         memory: bytes read and written by instructions, at the memory-bandwidth peak.
         communication: all collectives at the stated link rates.
         hidden: the part of ``communication`` that overlaps other work.
-        best: arithmetic, memory and hidden communication run concurrently at their peaks, or at
-            the rates of a calibration, divided by 1 + error.
-        worst: no communication is hidden and the rest reaches :data:`WORST_EFFICIENCY`, or the
-            rates of a calibration, times 1 + error.
-        calibrated: class of operation -> seconds at the measured rates, without communication;
-            None without a calibration.
-        error: factor, less one, between the calibrated time and both ends.
+        best: arithmetic or memory at the largest fraction of the peaks, while the hidden
+            communication runs.
+        worst: no communication is hidden and the rest reaches the least fraction.
+        efficiency: the least and the largest fraction.
+        measured: the fraction that was measured; None if the range is assumed.
     """
 
     arithmetic: float
@@ -82,8 +79,8 @@ class Time:
     hidden: float
     best: float
     worst: float
-    calibrated: dict[str, float] | None = None
-    error: float | None = None
+    efficiency: tuple[float, float]
+    measured: float | None
 
     @property
     def bound(self) -> str:
@@ -136,34 +133,30 @@ def time(
     card: Card,
     devices: int,
     precision: str,
-    calibration: Calibration | None = None,
+    efficiency: float | None = None,
 ) -> Time:
     """Predicts the time of a step; the first arguments are those of :func:`arithmetic`.
 
     The findings must include the communication, so they must not be an estimate.
 
     Args:
-        calibration: rates measured on this card; None assumes fractions of its peaks.
+        efficiency: measured on this card; None assumes :data:`EFFICIENCY`.
     """
     computing = arithmetic(findings, card, devices, precision)
     moving = findings["moved_bytes"] / card.memory_rate
     communication = sum(row["seconds"] for row in findings["traffic"])
     hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
-    best, worst = max(computing, moving), max(computing, moving) / WORST_EFFICIENCY
-    kinds = uncertain = None
-    if calibration is not None:
-        work = {kind: one for kind, one in findings["work"].items() if kind != COLLECTIVE}
-        found = calibration.predict(work)
-        error = max(found.error, LEAST_ERROR)
-        best, worst = found.seconds / (1 + error), found.seconds * (1 + error)
-        kinds, uncertain = found.kinds, error
+    roofline = max(computing, moving)
+    least, most = EFFICIENCY
+    if efficiency is not None:
+        least, most = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
     return Time(
         computing,
         moving,
         communication,
         hidden,
-        best=max(best, hidden) + communication - hidden,
-        worst=worst + communication,
-        calibrated=kinds,
-        error=uncertain,
+        best=max(roofline / most, hidden) + communication - hidden,
+        worst=roofline / least + communication,
+        efficiency=(least, most),
+        measured=efficiency,
     )

@@ -8,6 +8,7 @@ from jaxtrain import versions
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.plan import Plan
+from jaxtrain.planning.prediction import ERROR
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
@@ -261,18 +262,16 @@ def _run(plan: Plan) -> str:
 
 
 def _rates(plan: Plan) -> list[str]:
-    """Says which rates the time of a step rests on."""
-    kinds: dict[str, float] | None = plan["time"]["calibrated"]
-    if kinds is None:
+    """Says which fraction of the peaks the time of a step rests on."""
+    (least, most), measured = plan["time"]["efficiency"], plan["time"]["measured"]
+    if measured is None:
         return [
-            f"    from {plan['worst_efficiency']:.0%} of the GPU's peaks, no communication hidden,",
-            "    to 100%, all overlapped communication hidden",
+            f"    from {least:.0%} of the GPU's peaks, no communication hidden,",
+            f"    to {most:.0%}, all overlapped communication hidden",
         ]
-    slowest = sorted(kinds.items(), key=lambda one: -one[1])
     return [
-        f"    at rates measured on this kind of GPU, plus or minus {plan['time']['error']:.0%},",
-        "    with and without hidden communication:",
-        *(f"    {name:<20} {1000 * seconds:9.2f} ms" for name, seconds in slowest),
+        f"    at {measured:.0%} of the GPU's peaks, as measured, plus or minus {ERROR:.0%},",
+        "    with and without hidden communication",
     ]
 
 

@@ -44,7 +44,7 @@ def predict(
     cores: int | None = None,
     source: input_rate.Source | None = None,
     measure_input: bool = False,
-    calibration: Path | None = None,
+    efficiency: Path | None = None,
 ) -> PlanResult:
     """Compiles the step for the GPUs and predicts the run.
 
@@ -58,7 +58,7 @@ def predict(
         source: ``clips`` for the output of ``prepare clips``, ``videos`` for others; None looks at
             the data, or assumes ``videos``.
         measure_input: whether to measure on this machine how fast a core loads the data.
-        calibration: a file of rates measured on the card, written by ``bench --calibration``.
+        efficiency: a file that ``bench --efficiency`` wrote on the card; None assumes a range.
 
     Raises:
         InputError: wrong use, or the step cannot be compiled.
@@ -82,5 +82,5 @@ def predict(
         raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
     measured = input_measurement.measure(name, typed, None) if measure_input else None
     host = input_rate.Host(cores=cores, source=source, measured=measured)
-    planner = Planner(name, typed, gpu, devices, price, host=host, calibration=calibration)
+    planner = Planner(name, typed, gpu, devices, price, host=host, efficiency=efficiency)
     return PlanResult(planner.compiled(()) | {"assumptions": planner.said})

@@ -1,6 +1,5 @@
-"""Tests the rates of steps that wait for their batches, and the times of convolutions."""
+"""Tests the rates of steps that wait for their batches."""
 
-import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.bench import ceilings, measurement, timing
-from jaxtrain.planning import calibration
 
 AT_ONCE, PAUSE_S = 4, 0.1
 
@@ -58,18 +56,3 @@ def test_rates_are_relative_to_the_matmul_rates_before_and_after() -> None:
     assert rows["x/machine_drift"] == 0.5
     flops = 16 * run.model.flops_per_example() / 2
     assert rows["x/share_of_measured_flops"] == pytest.approx(flops / 2.5e9)
-
-
-def test_convolutions_take_the_time_that_no_other_operation_takes() -> None:
-    sample = functools.partial(calibration.Sample, moved=1.0, calls=2.0)
-    traced = [
-        sample(kind="convolution f32", flops=3e9, seconds=0.001),
-        sample(kind="elementwise", flops=0.0, seconds=0.02),
-        sample(kind="convolution f32", flops=1e9, seconds=0.002),
-    ]
-    found = measurement.with_convolutions(traced, step_s=0.1)
-    assert [one.seconds for one in found] == pytest.approx([0.06, 0.02, 0.02])
-    assert [one.flops for one in found] == [3e9, 0.0, 1e9]
-    # The other operations may run at the same time, and then take longer than the step.
-    assert [one.seconds for one in measurement.with_convolutions(traced, 0.01)] == [0.0, 0.02, 0.0]
-    assert measurement.with_convolutions(traced[1:2], 0.1) == traced[1:2]

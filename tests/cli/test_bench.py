@@ -1,24 +1,25 @@
 """``jaxtrain bench`` on a tiny config: real workers, cold and warm, and a sweep."""
 
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
 from jaxtrain.bench.request import BenchRequest
-from jaxtrain.planning import calibration
+from jaxtrain.planning import cards, efficiency
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 
 
 @pytest.mark.long
 def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, rates = tmp_path / "found.json", tmp_path / "rates.json"
+    output = tmp_path / "found.json"
     data = ["--data.path", str(write_corpus(tmp_path)), "--data.cache_dir", str(tmp_path / "cache")]
-    files = ["--json", str(output), "--calibration", str(rates)]
-    assert main.main([*TINY, *data, *files, "--sweep", "remat"]) == 0
+    assert main.main([*TINY, *data, "--json", str(output), "--sweep", "remat"]) == 0
     found = json.loads(output.read_text())
     rows = found["rows"]
     for name in (
@@ -41,14 +42,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["operations"][0]["ms_per_step"] > 0
     assert set(found["sweep"]) == {"none", "block"}
     assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
-    calibrated = calibration.load(rates)
-    assert calibrated.device == found["device"]["kind"]
-    (step,) = calibrated.measured
-    assert step.step_s == rows["synthetic/step"]["median_s"]
-    assert sum(one.flops for one in step.samples) > 0
-    assert sum(one.seconds for one in step.samples if one.kind == "matmul f32") > 0
     printed = capsys.readouterr().out
-    assert f"measured rates added to {rates}" in printed
     assert "steps with the real input pipeline" in printed
     assert "speed (examples/s)" in printed
 
@@ -61,9 +55,8 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--config", "demo", "--sweep", "depth"], "depth"),
         (["--config", "demo", "--sweep", "shard"], "mesh.fsdp is 1"),
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
-        (["--config", "demo", "--calibration", "/nowhere/at/all.json"], "/nowhere/at"),
-        (["--config", "demo", "--calibration", __file__], "as a calibration file"),
-        (["--config", "h100_8", "--calibration", "/tmp/new.json"], "measures one device"),
+        (["--config", "demo", "--efficiency", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--config", "h100_8", "--efficiency", "/tmp/new.json"], "measures one device"),
         (["--config", "demo", "--seconds", "nan"], "--seconds nan"),
         (["ceilings", "--sweep", "batch"], "unknown argument --sweep batch"),
     ],
@@ -103,3 +96,44 @@ def test_a_part_that_fails_sets_the_exit_code(
     monkeypatch.setattr(BenchRequest, "findings", lambda self: found)
     assert main.main(["bench", *TINY_MLM]) == 1
     assert "save: failed: OSError: no space left on device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"rows": {}, "notes": {"steps": "no memory"}}, "no memory"),
+        ({"rows": {}}, "plan does not know the peaks of cpu"),
+        ({"failure": "out of memory", "detail": "x", "rows": {}}, "out of memory"),
+    ],
+)
+def test_the_efficiency_is_written_for_plan(
+    changes: dict[str, Any],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, kind = tmp_path / "h100.json", cards.CARDS["h100"].name
+    device = {
+        "kind": kind if expected is None else "cpu",
+        "count": 1,
+        "platform_version": "cuda 13",
+        "driver": None,
+    }
+    rows = {"synthetic/step_at_peaks": 0.07, "synthetic/efficiency": 0.49}
+    found = {"rows": rows, "notes": {}, "failed": [], "operations": [], "device": device} | changes
+    monkeypatch.setattr(BenchRequest, "findings", lambda self: found)
+    code = main.main(["bench", *TINY_MLM, "--efficiency", str(path)])
+    printed = capsys.readouterr()
+    if expected is None:
+        assert code == 0
+        measured = efficiency.load(path)
+        assert (measured.device, measured.efficiency) == (kind, 0.49)
+        assert measured.config == shlex.join(TINY_MLM[1:])
+        assert f"efficiency written to {path}" in printed.out
+        assert " 49 %" in printed.out
+    else:
+        assert code == 2
+        assert printed.err.strip().endswith(f"{path} not written: {expected}")
+        assert not path.exists()

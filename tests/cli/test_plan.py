@@ -88,8 +88,8 @@ def test_alternatives_are_compiled_and_ranked(
         (["--config", "demo", "--cores", "0"], "--cores 0"),
         (["--config", "demo", "--source", "clip"], "--source"),
         (["--config", "h100_16", "--measure-input", "/nowhere"], "/nowhere"),
-        (["--config", "h100_16", "--calibration", "/nowhere"], "/nowhere does not exist"),
-        (["--config", "h100_16", "--calibration", __file__], "as a calibration file"),
+        (["--config", "h100_16", "--efficiency", "/nowhere"], "/nowhere does not exist"),
+        (["--config", "h100_16", "--efficiency", __file__], "as an efficiency file"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -268,10 +268,10 @@ def _resumed() -> tuple[Seed, ...]:
     return (Seed(("run-trained", "texts"), (command,), "folder", written=True),)
 
 
-def _calibrations() -> tuple[Seed, ...]:
+def _efficiencies() -> tuple[Seed, ...]:
     """Returns a file of another GPU: plan reads it completely, and then refuses to compile."""
-    flags = ("--config", "demo", "--gpu", "h100", "--calibration", "{}")
-    return (Seed(("calibration.json",), (Command(("plan", *flags), allowed=(2,)),)),)
+    flags = ("--config", "demo", "--gpu", "h100", "--efficiency", "{}")
+    return (Seed(("efficiency.json",), (Command(("plan", *flags), allowed=(2,)),)),)
 
 
 def _blind_spots() -> tuple[Seed, ...]:
@@ -311,7 +311,7 @@ KINDS: dict[str, Kind] = {
     "video": Kind(_videos("video.mp4", "sound.mp4", "video.mkv", "video.webm"), 9),
     "list": Kind(_lists(), 3),
     "report": Kind(_reports(), 6),
-    "calibration": Kind(_calibrations(), 2),
+    "efficiency": Kind(_efficiencies(), 2),
     "blind": Kind(_blind_spots(), 4),
     "resume": Kind(_resumed(), 1, seconds=120.0),
     "rendezvous": Kind(_meetings(), 2, "fuzz.rendezvous:main", network=True),

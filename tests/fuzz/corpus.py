@@ -19,6 +19,8 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _DONE = "done"
+EFFICIENCY = {"device": "NVIDIA A10", "config": "demo", "jax": "0.10.2", "efficiency": 0.49}
+"""As if measured on an A10."""
 TEXT = "once upon a time there was a time. largo, largo. paris is the capital of france. "
 WORDS = ("paris", "is", "the", "capital", "of", "france", "a", "once", "upon", "time", ".")
 GPT_WORDS = 290
@@ -72,7 +74,7 @@ def _write(place: Path) -> None:
     _write_reports(place)
     _write_trained(place)
     _write_packets(place / "packets.json")
-    _write_calibration(place / "calibration.json")
+    (place / "efficiency.json").write_text(json.dumps(EFFICIENCY))
 
 
 def _texts() -> dict[str, bytes]:
@@ -229,24 +231,6 @@ def _write_packets(path: Path) -> None:
     """Writes a caller's messages at the rendezvous, as a stranger could forge them."""
     plain = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
     path.write_text(json.dumps([plain, {"jaxtrain": "", "again": False}]))
-
-
-def _write_calibration(path: Path) -> None:
-    """Writes rates of two steps, as if measured on an A10."""
-    from jaxtrain.planning import calibration
-
-    for step_s in (0.5, 0.25):
-        samples = tuple(
-            calibration.Sample(kind=kind, flops=1e9 * step_s, moved=1e6, calls=2.0, seconds=step_s)
-            for kind in ("matmul bf16", "elementwise")
-        )
-        measured = calibration.MeasuredStep(
-            config=f"demo --seed {1 / step_s:.0f}",
-            step_s=2.1 * step_s,
-            samples=samples,
-            versions={"jax": "0.10.2"},
-        )
-        calibration.add(path, "NVIDIA A10", measured)
 
 
 if __name__ == "__main__":

@@ -88,8 +88,6 @@ def summary(name: str) -> dict[str, Any]:
         "formula_bytes": compiled["formula_bytes"],
         "attention": compiled["attention"],
         "kernels": compiled["kernels"],
-        "counted_flops": sum(flops for flops, _, _ in compiled["work"].values())
-        / (compiled["flops"] / plan["devices"]),
         # Without the lines, so that an edit above them leaves the file as it is.
         "largest": [
             [re.sub(r":\d+", "", made_by) for made_by in one["made_by"]]
@@ -154,19 +152,6 @@ def test_kernels_are_unchanged(pair: tuple[dict[str, Any], dict[str, Any]]) -> N
     found, golden = pair
     assert found["kernels"]["other_convolutions"] == 0
     assert found["kernels"] == golden["kernels"]
-
-
-def test_the_instructions_account_for_the_flops_of_the_trace(
-    pair: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
-    """Times from measured rates rest on these FLOPs.
-
-    XLA omits work whose result is unused. Why the matmuls of `gpt_32gb_high` have 22.5 TFLOP more
-    than its trace (6.4% of the step) is not known; the others agree to 2%.
-    """
-    found, _ = pair
-    most = 1.07 if found["config"] == "gpt_32gb_high" else 1.01
-    assert 0.95 < found["counted_flops"] < most
 
 
 def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(

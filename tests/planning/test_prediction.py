@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxtrain import config
-from jaxtrain.planning import calibration, cards, duration, input_rate, plan, prediction, report
+from jaxtrain.planning import cards, duration, input_rate, plan, prediction, report
 from jaxtrain.telemetry.hardware import GIB
 
 H100 = cards.card("h100")
@@ -31,7 +31,6 @@ def findings(**more: Any) -> dict[str, Any]:
         "flops": 1e15,
         "convolutions": False,
         "moved_bytes": 1e11,
-        "work": {"matmul bf16": (1e15, 1e11, 10.0), "collective": (0.0, 1e9, 2.0)},
         "attention": {"forward": 40, "backward": 20},
         "kernels": {"convolutions": 3, "other_convolutions": 2},
         "traffic": [
@@ -64,7 +63,7 @@ def made(
     price: float | None = None,
     host: input_rate.Host = CLIPS,
     typed: Sequence[str] = (),
-    rates: calibration.Calibration | None = None,
+    efficiency: float | None = None,
     **more: Any,
 ) -> plan.Plan:
     run = config.load("h100_16", typed)
@@ -76,7 +75,7 @@ def made(
         gpus_per_node=8,
         price=price,
         host=host,
-        calibration=rates,
+        efficiency=efficiency,
     )
 
 
@@ -125,19 +124,15 @@ def test_best_time_is_at_most_the_worst_and_at_least_each_peak(seed: int) -> Non
     assert slowest == max(time.arithmetic, time.memory, time.communication)
 
 
-def test_measured_rates_replace_the_peaks_and_communication_is_added() -> None:
-    """The measured matmuls run at 1 FLOP/ns, and steps take 1.5 times their operations."""
-    sample = calibration.Sample(kind="matmul bf16", flops=1e9, moved=0, calls=1, seconds=1.0)
-    step = calibration.MeasuredStep(config="x", step_s=1.5, samples=(sample,), versions={})
-    rates = calibration.Calibration(H100.name, [step])
-    time = prediction.time(findings(), H100, 16, "bfloat16", rates)
-    busy, error = 1.5e6, prediction.LEAST_ERROR  # 1e15 FLOPs; the collectives have links' rates
-    assert time.calibrated == {"matmul bf16": pytest.approx(busy)}
-    assert time.best == pytest.approx(busy / (1 + error) + time.communication - time.hidden)
-    assert time.worst == pytest.approx(busy * (1 + error) + time.communication)
-    printed = report.text(made(rates=rates))
-    assert "at rates measured on this kind of GPU, plus or minus 15%," in printed
+def test_a_measured_efficiency_replaces_the_range_and_communication_is_added() -> None:
+    time = prediction.time(findings(), H100, 16, "bfloat16", 0.5)
+    step = 2 * max(time.arithmetic, time.memory)
+    assert time.best == pytest.approx(step / 1.15 + time.communication - time.hidden)
+    assert time.worst == pytest.approx(step * 1.15 + time.communication)
+    printed = report.text(made(efficiency=0.5))
+    assert "at 50% of the GPU's peaks, as measured, plus or minus 15%," in printed
     assert "of the GPU's peaks, no communication" not in printed
+    assert "    from 40% of the GPU's peaks, no communication hidden," in report.text(made())
 
 
 def test_float32_matmuls_run_at_half_the_rate() -> None:

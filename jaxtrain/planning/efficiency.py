@@ -1,0 +1,61 @@
+"""The measured fraction of a GPU's peaks that a step reaches.
+
+``bench --efficiency FILE`` writes it, and ``plan --efficiency FILE`` predicts with it.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from jaxtrain.errors import InputError, shown
+from jaxtrain.storage import atomic
+
+_HOW = "write one with jaxtrain bench --config NAME --efficiency FILE"
+_RANGE = (1e-3, 2.0)  # caches may save some of the counted memory traffic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """A measured step.
+
+    Attributes:
+        device: kind of GPU, as jax prints it.
+        config: its name and overrides, as typed.
+        jax: the version of jax.
+        efficiency: seconds of the step at the GPU's peaks (those of arithmetic or of memory
+            traffic, whichever are more), divided by the median of the measured ones.
+    """
+
+    device: str
+    config: str
+    jax: str
+    efficiency: float
+
+
+def load(path: Path) -> Efficiency:
+    """Reads a file that ``bench`` wrote.
+
+    Raises:
+        InputError: it is missing, or is not such a file.
+    """
+    try:
+        content = atomic.read_json(path)
+        value = float(content["efficiency"])
+        if not _RANGE[0] <= value <= _RANGE[1]:
+            raise ValueError(f"efficiency {shown(content['efficiency'])} is not one of a step")
+        return Efficiency(
+            device=str(content["device"]),
+            config=str(content["config"]),
+            jax=str(content["jax"]),
+            efficiency=value,
+        )
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: {_HOW}") from None
+    except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise InputError(f"{path} cannot be read as an efficiency file: {why}: {_HOW}") from None
+
+
+def write(path: Path, measured: Efficiency) -> None:
+    """Writes the file; replaces an earlier one."""
+    atomic.write_whole(path, json.dumps(dataclasses.asdict(measured), indent=1).encode() + b"\n")
