@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.bench import ceilings, measurement, timing
+from jaxtrain.planning import cards
 
 AT_ONCE, PAUSE_S = 4, 0.1
 
@@ -56,3 +58,24 @@ def test_rates_are_relative_to_the_matmul_rates_before_and_after() -> None:
     assert rows["x/machine_drift"] == 0.5
     flops = 16 * run.model.flops_per_example() / 2
     assert rows["x/share_of_measured_flops"] == pytest.approx(flops / 2.5e9)
+
+
+def test_the_efficiency_is_the_time_at_the_peaks_of_the_measured_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of one matmul, by the arithmetic of plan, which takes twice as long as at the peak."""
+    h100 = cards.CARDS["h100"]
+    monkeypatch.setattr(cards, "of_device", lambda kind: h100)
+    monkeypatch.setattr(ceilings, "measure", lambda: ceilings.Ceilings(1e12, 1e12, 1e12))
+    x = jnp.zeros((256, 256), jnp.bfloat16)
+    traced = jax.jit(jnp.matmul).trace(x, x)
+    built = SimpleNamespace(
+        trace_step=lambda: traced,
+        rule=SimpleNamespace(mesh=SimpleNamespace(size=1)),
+        run=SimpleNamespace(precision="bfloat16"),
+    )
+    session: Any = SimpleNamespace(built=built, step=SimpleNamespace(as_text=lambda: "HloModule m"))
+    at_peak = 2 * 256**3 / h100.bf16_flops
+    rows = measurement._shares(session, {"synthetic/step": {"median_s": 2 * at_peak}})
+    assert rows["synthetic/step_at_peaks"] == pytest.approx(at_peak)
+    assert rows["synthetic/efficiency"] == pytest.approx(0.5)
