@@ -13,18 +13,24 @@ from jaxtrain.planning.cards import Card
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
-EFFICIENCY = (0.4, 1.0)
-"""The least and the largest fraction of the roofline without a measurement."""
+EFFICIENCY = (0.4, 0.65)
+"""The least and the largest fraction of the roofline without a measurement. On one H100, a GPT of
+depth 12 reached 56% (101.4 ms at the roofline, 180.7 measured), the video autoencoder 49% (71.1,
+144.2) and BERT base 47% (26.1, 56.0) (benchmarks/RESULTS.md, 2026-11-26). The ends leave room for
+other models and cards, which have not been measured."""
 ERROR = 0.15
-"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions. On
-one H100, three models reached 47%, 49% and 56% of the roofline (benchmarks/RESULTS.md)."""
+"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions.
+The three models above differ by up to 14% from the one in the middle."""
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
 CUDA's total: 0.48 GiB on an RTX 5090 (31.36), 0.54 on an H100 (79.11), 0.67 on an A800 (79.33)."""
 
-# Memory that the runtime uses besides the compiled program, bytes per device. All assumed, none
-# measured yet. The first two are outside XLA's pool, as is the driver's, and must fit there.
+# Memory that the runtime uses besides the compiled program, bytes per device, assumed. On one H100,
+# the sums for a whole step agreed with the allocator's peak: 24.63 GiB planned (with CUDNN) and
+# 24.13 measured for the video autoencoder, 12.10 and 12.04 for BERT base, 26.85 and 27.35 for a
+# GPT. The first two are outside XLA's pool, as is the driver's, and must fit there: that peak does
+# not include them.
 CONTEXT = 0.7 * GIB
 """CUDA's context, the libraries' kernels, the compiled program."""
 NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
