@@ -60,7 +60,6 @@ def on_gpu(videos: str | None) -> list[Measurement]:
         _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
         _script("video_ae_vs_torch.py", "torch", arguments=once),
         _bench("gpt of depth 20", *gpt, *depth_20, *short),
-        _bench("video_ae, remat", *video, *short, "--sweep", "remat"),
         _bench("video_ae, batches", *video, *short, "--sweep", "batch"),
         _script("input_vs_dataloader.py", "torch", "av"),
         _bench("mlm base, batches", *text, *short, "--sweep", "batch"),
@@ -81,7 +80,7 @@ def on_cpu(videos: str | None) -> list[Measurement]:
     ]
     found += [
         _bench("sweep demo", "--config", "demo", "--seconds", "5", "--sweep", "batch"),
-        _bench("sweep demo_mlm", "--config", "demo_mlm", "--seconds", "5", "--sweep", "remat"),
+        _bench("sweep demo_mlm", "--config", "demo_mlm", "--seconds", "5", "--sweep", "batch"),
     ]
     if videos:
         clip = ("--model.frames", "12", "--model.height", "480", "--model.width", "720")

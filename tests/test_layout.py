@@ -231,7 +231,6 @@ CHOSEN = {
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/llama.py Config.to_settings": _FIELDS,
-    "models/video_ae/config.py Config.__post_init__": _LITERAL,
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/losses.py Adversary.__post_init__": _LITERAL,
     "models/video_ae/losses.py Teacher.__post_init__": _LITERAL,

@@ -8,49 +8,24 @@ import dataclasses
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.config import overrides
-from jaxtrain.errors import InputError
 from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
-KINDS = ("batch", "remat", "shard")
 _DOUBLINGS = (-2, -1, 0, 1, 2, 3)
 WORKER = "worker"  # the part that has failed if the worker ended before all parts
 _FUNCTION = "jaxtrain.bench.measurement:measure"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
 
-def sweep_points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
+def batch_sizes(run: config.Run) -> dict[str, tuple[str, ...]]:
     """Returns the points of a sweep, label -> overrides, in the order of measurement.
 
-    Args:
-        run: the config to vary.
-        kind: ``"batch"`` (per-device microbatch size, from 1/4 to 8 times the config's),
-            ``"remat"`` or ``"shard"`` (all values of the field).
-
-    Raises:
-        InputError: the config lacks the field, or has only one device to shard over.
+    They are per-device microbatch sizes, from 1/4 to 8 times the config's.
     """
-    if kind == "batch":
-        unit = run.mesh.devices * run.optim.accumulate
-        sizes = sorted({int(run.microbatch_size * 2.0**power) for power in _DOUBLINGS} - {0})
-        return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
-    if kind == "remat":
-        if not hasattr(run.model, "remat"):
-            raise InputError(
-                f"--sweep remat: {type(run.model).__name__} has no model.remat: use --sweep batch "
-                "or shard"
-            )
-        return {mode: ("--model.remat", mode) for mode in overrides.choices(run.model, "remat")}
-    if kind == "shard":
-        if run.mesh.fsdp == 1:
-            raise InputError(
-                "--sweep shard: mesh.fsdp is 1, so there is nothing to shard over: "
-                "set --mesh.fsdp to the number of devices"
-            )
-        return {mode: ("--mesh.shard", mode) for mode in overrides.choices(run.mesh, "shard")}
-    raise InputError(f"--sweep {kind} is unknown: use one of {', '.join(KINDS)}")
+    unit = run.mesh.devices * run.optim.accumulate
+    sizes = sorted({int(run.microbatch_size * 2.0**power) for power in _DOUBLINGS} - {0})
+    return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxtrain import config, terminal
 from jaxtrain.bench import report
-from jaxtrain.bench.request import KINDS, PARTS, BenchRequest, sweep_points
+from jaxtrain.bench.request import PARTS, BenchRequest, batch_sizes
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import efficiency
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seconds {flags.seconds:g}: use more than 0, and at most {_LONGEST_S:g}"
         )
-    points = sweep_points(run, flags.sweep) if flags.sweep else {}
+    points = batch_sizes(run) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
     if flags.efficiency is not None:
         atomic.check_writable("--efficiency", flags.efficiency)
@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
     add(
         "--sweep",
-        choices=KINDS,
-        help="also measure other batch sizes, remat settings, or shardings",
+        choices=("batch",),
+        help="also measure other batch sizes",
     )
     add(
         "--efficiency",

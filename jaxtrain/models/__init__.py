@@ -101,7 +101,7 @@ member                   of       used for
 ``bare``                 Config   loading a trained model without its training-only parts
 ``latent_shape``         Config   ``prepare latents``
 ``teacher``, a field     Config   latents in video batches, if ``teacher.prepared``
-``remat``, a field       Config   ``plan --fit`` and ``bench sweep``, which try its other values
+``remat``, a field       Config   ``plan --fit``, which tries its other values
 ``to_weights``           Config   ``export``; with ``from_weights``, ``guess``, ``not_in_weights``
 ``to_settings``          Config   folders of transformers; with ``from_settings``, ``model_type``
 ``derived``              module   metrics computed from others, such as perplexity

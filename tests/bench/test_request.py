@@ -8,35 +8,21 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.bench import report, request
-from jaxtrain.errors import InputError
 
 RUN = config.named("h100_16")  # 128 = 8 x 16
 
 
 def test_batches_double_from_a_quarter() -> None:
-    found = request.sweep_points(RUN, "batch")
+    found = request.batch_sizes(RUN)
     assert list(found) == ["2", "4", "8", "16", "32", "64"]
     assert found["4"] == ("--data.batch_size", "64")
     small = dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, batch_size=16))
-    assert list(request.sweep_points(small, "batch")) == ["1", "2", "4", "8"]
+    assert list(request.batch_sizes(small)) == ["1", "2", "4", "8"]
 
 
 def test_every_point_is_a_valid_config() -> None:
-    for kind in request.KINDS:
-        points = request.sweep_points(RUN, kind)
-        assert len(points) > 1
-        for overrides in points.values():
-            config.load("h100_16", overrides)
-
-
-def test_remat_and_shard_use_all_values_of_the_field() -> None:
-    assert request.sweep_points(RUN, "remat")["block"] == ("--model.remat", "block")
-    assert set(request.sweep_points(RUN, "shard")) == {"params", "optimizer", "none"}
-
-
-def test_one_device_has_nothing_to_shard_over() -> None:
-    with pytest.raises(InputError, match=r"mesh.fsdp is 1.*--mesh.fsdp"):
-        request.sweep_points(config.named("demo"), "shard")
+    for overrides in request.batch_sizes(RUN).values():
+        config.load("h100_16", overrides)
 
 
 def test_a_point_that_runs_out_of_memory_appears_in_the_curve() -> None:
