@@ -123,6 +123,21 @@ def machine(device_kind: str) -> str:
     return f"{len(os.sched_getaffinity(0))} cores {model}"
 
 
+def commit() -> str:
+    """Returns the checkout's commit, with "+" if files other than the results differ from it.
+
+    For a copy without git history, $JAXTRAIN_COMMIT names it.
+    """
+    git = ("git", "-C", str(common_start.CHECKOUT))
+    head = subprocess.run(
+        [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if head.returncode:
+        return os.environ.get("JAXTRAIN_COMMIT", "unknown")
+    changed = ("diff", "--quiet", "HEAD", "--", ":(top,exclude)benchmarks/RESULTS.md")
+    return head.stdout.strip() + ("+" if subprocess.run([*git, *changed]).returncode else "")
+
+
 def append_row(path: Path, device_kind: str, what: str, result: str, command: str) -> None:
     """Appends a dated row to the last table of a results file; creates a missing table."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -131,7 +146,7 @@ def append_row(path: Path, device_kind: str, what: str, result: str, command: st
     where = f"{machine(device_kind)}, Python {python}, jax {jax}"
     cells = (
         today,
-        report.commit() or "unknown",
+        commit(),
         where + (f", driver {driver}" if driver else ""),
         what,
         result,
@@ -282,8 +297,7 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
         ("tokens_per_second", "tokens/s"),
         ("mfu", "MFU"),
         ("efficiency", "of the speed at the datasheet's peaks"),
-        ("share_of_measured_flops", "of the matmul rate measured in the same run"),
-        ("machine_drift", "change of that rate during the run"),
+        ("share_of_measured_flops", "of the measured matmul rate"),
         ("share_of_measured_copy", "of the measured copy rate"),
         ("data_wait_fraction", "waiting for data"),
     ):

@@ -43,16 +43,6 @@ def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceiling
     )
 
 
-def product_rate(dtype: str, at_most_s: float = 0.5) -> float:
-    """Measures the current matmul FLOP/s of the first device; it varies on a shared machine.
-
-    Args:
-        dtype: ``"bfloat16"`` or ``"float32"``.
-        at_most_s: seconds for the measurement.
-    """
-    return _products(jax.local_devices()[0], jnp.dtype(dtype), at_most_s)
-
-
 def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> float:
     """Measures FLOP/s, 2 n^3 per matmul of random matrices (zeros would let a GPU clock higher)."""
     side = _of(_SIDE, device)

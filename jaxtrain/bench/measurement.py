@@ -6,7 +6,6 @@ program, and planned memory from the compiler.
 
 import collections
 import dataclasses
-import math
 import os
 import tempfile
 import time
@@ -146,7 +145,6 @@ class _Session:
     ) -> None:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
-        self.product_rates = (math.nan, math.nan)  # before and after the last timed steps
 
     @property
     def state(self) -> State:
@@ -173,15 +171,13 @@ class _Session:
     ) -> timing.Times:
         """Times steps as the loop runs them: a step's metrics are read once the next is queued.
 
-        Each time is that from the end of one step to the end of the next. The matmul rate is
-        measured before and after, as the speed of a shared machine varies.
+        Each time is that from the end of one step to the end of the next.
 
         Args:
             batches: one per step.
             first: number of warm-up steps, not timed.
             queued: called with the metrics of each step once it is queued.
         """
-        before = ceilings.product_rate(self.built.run.precision)
         pending: collections.deque[Any] = collections.deque()
         ends: list[float] = []
 
@@ -195,17 +191,16 @@ class _Session:
             if len(pending) > 1:
                 finish()
         finish()
-        self.product_rates = before, ceilings.product_rate(self.built.run.precision)
         return timing.Times(tuple(np.diff(ends[first:])))
 
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    return _rates(session, times, times.median_s, "synthetic") | _memory(session.step)
+    return _rates(session.built, times, times.median_s, "synthetic") | _memory(session.step)
 
 
-def _rates(session: _Session, times: timing.Times, step_s: float, prefix: str) -> Rows:
-    built, run = session.built, session.built.run
+def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) -> Rows:
+    run = built.run
     rate = run.data.batch_size / step_s
     rows: Rows = {f"{prefix}/step": times.summary(), f"{prefix}/examples_per_second": rate}
     tokens = run.model.tokens_per_example()
@@ -216,9 +211,6 @@ def _rates(session: _Session, times: timing.Times, step_s: float, prefix: str) -
     peak = hardware.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:
         rows[f"{prefix}/mfu"] = flops / peak
-    before, after = session.product_rates
-    rows[f"{prefix}/share_of_measured_flops"] = 2 * flops / (before + after)
-    rows[f"{prefix}/machine_drift"] = after / before - 1
     return rows
 
 
@@ -296,7 +288,7 @@ def _pipeline(session: _Session) -> Rows:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
     share = {"pipeline/data_wait_fraction": _waited_share(waits, times)}
-    return rows | _rates(session, times, times.mean_s, "pipeline") | share
+    return rows | _rates(built, times, times.mean_s, "pipeline") | share
 
 
 def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[Any]:
@@ -345,7 +337,10 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     }
     if "synthetic/step" not in rows:
         return shares
-    step_s = rows["synthetic/step"]["median_s"]
+    built, step_s = session.built, rows["synthetic/step"]["median_s"]
+    matmuls = found.bf16_flops if built.run.precision == "bfloat16" else found.float32_flops
+    of_model = rows["synthetic/flops_per_second_per_device"]
+    shares["synthetic/share_of_measured_flops"] = of_model / matmuls
     moved = operations.moved_bytes(session.step.as_text())
     rate = moved / step_s
     shares["synthetic/bytes_per_second"] = rate
@@ -353,7 +348,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
     if datasheet is not None:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
-    card, built = cards.of_device(jax.devices()[0].device_kind), session.built
+    card = cards.of_device(jax.devices()[0].device_kind)
     if card is not None:
         work = {"flops": flops.product_flops(built.trace_step().jaxpr), "moved_bytes": moved}
         time = prediction.time(

@@ -1,12 +1,8 @@
 """Formats bench findings as JSON and as a table."""
 
-import contextlib
 import datetime
-import importlib.metadata
 import json
-import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,87 +19,40 @@ _GROUPS = {
     "save": "save",
     "ceilings": "this device's peaks, measured",
 }
-_UNITS = (
-    ("_fraction", "%"),
-    ("share_of_measured_flops", "%"),
-    ("machine_drift", "%"),
-    ("share_of_measured_copy", "%"),
-    ("share_of_datasheet_bandwidth", "%"),
-    ("mfu", "%"),
-    ("efficiency", "%"),
-    ("flops_per_second_per_device", "TFLOP/s"),
-    ("_flops", "TFLOP/s"),
-    ("bytes_per_second", "GB/s"),
-    ("copy_bytes", "GB/s"),
-    ("_per_second", "/s"),
-    ("gib", "GiB"),
-)
-_GIT_S = 30.0
-_NOT_RESULTS = ":(top,exclude)benchmarks/RESULTS.md"
-_FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
-_SHARE = "model FLOPs, of the matmul rate measured before and after"
-_DRIFT = "change of that rate in between, due to the machine"
-_NOTES = {
-    "synthetic/mfu": "model FLOPs, of the datasheet's dense bf16 peak",
-    "synthetic/share_of_measured_flops": _SHARE,
-    "pipeline/share_of_measured_flops": _SHARE,
-    "synthetic/machine_drift": _DRIFT,
-    "pipeline/machine_drift": _DRIFT,
-    "synthetic/step_at_peaks": "arithmetic or memory traffic at the datasheet's rates",
-    "synthetic/efficiency": "that time, of the measured one",
-    "synthetic/bytes_per_second": "read and written by the step's instructions",
-    "memory/compiled_gib": "planned by the compiler, per device",
-    "memory/compiled_temporaries_gib": "of which temporaries",
-    "memory/device_peak_gib": "the allocator's peak",
-    "memory/host_peak_gib": "of the training process",
-    "save/blocks_loop": "until the loop continues",
-    "save/complete": "until the checkpoint is on disk",
+# End of a row's name -> its unit, and what it is. The first match wins; others are seconds.
+_ROWS = {
+    "_fraction": ("%", ""),
+    "/mfu": ("%", "model FLOPs, of the datasheet's dense bf16 peak"),
+    "/share_of_measured_flops": ("%", "model FLOPs, of the measured matmul rate"),
+    "/share_of_measured_copy": ("%", ""),
+    "/share_of_datasheet_bandwidth": ("%", ""),
+    "/step_at_peaks": ("s", "arithmetic or memory traffic at the datasheet's rates"),
+    "/efficiency": ("%", "that time, of the measured one"),
+    "/flops_per_second_per_device": ("TFLOP/s", ""),
+    "_flops": ("TFLOP/s", ""),
+    "/bytes_per_second": ("GB/s", "read and written by the step's instructions"),
+    "/copy_bytes": ("GB/s", ""),
+    "_per_second": ("/s", ""),
+    "/compiled_gib": ("GiB", "planned by the compiler, per device"),
+    "/compiled_temporaries_gib": ("GiB", "of which temporaries"),
+    "/device_peak_gib": ("GiB", "the allocator's peak"),
+    "/host_peak_gib": ("GiB", "of the training process"),
+    "gib": ("GiB", ""),
+    "/blocks_loop": ("s", "until the loop continues"),
+    "/complete": ("s", "until the checkpoint is on disk"),
+    "": ("s", ""),
 }
+_FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
 
 
 def complete(findings: Findings, arguments: list[str]) -> Findings:
-    """Adds the command, time, commit, and versions."""
+    """Adds the command, time, and versions."""
     return {
         "command": shlex.join(["jaxtrain", "bench", *arguments]),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions.versions() | _others(),
+        "versions": versions.versions(),
         **findings,
     }
-
-
-def _others() -> dict[str, str]:
-    """Returns the versions of PyTorch, transformers, and the CUDA plugins, if installed."""
-    found = {}
-    for name in ("torch", "transformers", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def commit() -> str | None:
-    """Returns the checkout's commit, with "+" if files differ from it; None without one.
-
-    Changes to the results file do not count, as the commit is recorded there. For a copy without
-    git history, $JAXTRAIN_COMMIT names the commit.
-    """
-    try:
-        # Installed inside some other repository, this file is not one of that repository's.
-        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)
-        named = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git(
-            "status", "--porcelain", "--untracked-files=no", "--", ":(top)", _NOT_RESULTS
-        )
-    except (OSError, subprocess.SubprocessError):  # a copy without its history, or a slow disk
-        return os.environ.get("JAXTRAIN_COMMIT")
-    return named + ("+" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    """Returns what git prints about the folder of this file."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
-    return done.stdout.strip()
 
 
 def write(findings: Findings, path: Path) -> None:
@@ -112,12 +61,12 @@ def write(findings: Findings, path: Path) -> None:
 
 
 def heading(findings: Findings) -> str:
-    """Formats the devices, the commit, and the versions in one line."""
+    """Formats the devices and the versions in one line."""
     device = findings["device"]
     driver = f", driver {device['driver']}" if device["driver"] else ""
     return (
         f"{device['count']} x {device['kind']} ({device['platform_version']}"
-        f"{driver}), commit {findings['commit'] or 'unknown'}, "
+        f"{driver}), "
         + ", ".join(
             f"{name} {findings['versions'][name]}" for name in ("python", "jax", "jaxtrain")
         )
@@ -151,17 +100,13 @@ def table(findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def curve(name: str, values: dict[str, float | str], unit: str) -> str:
-    """Draws a bar for each point; a text in place of a number is printed as it is."""
-    numbers = [value for value in values.values() if isinstance(value, float)]
-    largest = max(numbers, default=1.0)
-    width = max(map(len, values), default=0)
-    lines = [f"{name} ({unit})"]
-    for point, value in values.items():
-        if isinstance(value, float):
-            lines.append(f"  {point:>{width}}  {'#' * round(40 * value / largest):<40} {value:.4g}")
-        else:
-            lines.append(f"  {point:>{width}}  {value}")
+def sweep(points: dict[str, Findings]) -> str:
+    """Formats the points of a sweep, one per line; a point that failed says why."""
+    lines = [f"{'batch per device':>16}  {'examples/s':>10}  {'GiB per device':>14}"]
+    for label, findings in points.items():
+        rate, memory = sweep_point(findings)
+        failed = isinstance(rate, str)
+        lines.append(f"{label:>16}  {rate if failed else f'{rate:10.4g}  {memory:14.4g}'}")
     return "\n".join(lines)
 
 
@@ -185,8 +130,7 @@ def _line(full: str, name: str, value: Any) -> str:
             f"spread {value['spread']:.1%} of {value['count']}"
         )
         return f"  {label:<28}{text}"
-    unit = next((unit for end, unit in _UNITS if full.endswith(end)), "s")
-    note = _NOTES.get(full, "")
+    unit, note = next(how for end, how in _ROWS.items() if full.endswith(end))
     return f"  {label:<28}{value * _FACTORS.get(unit, 1.0):10.4g} {unit:<8}{note}".rstrip()
 
 

@@ -1,7 +1,7 @@
 """Chooses what to measure, and runs each measurement in a worker process.
 
 A measurement that fails keeps its findings so far. A point of a sweep that runs out of memory is
-shown in the curve and does not end the sweep.
+shown in the table and does not end the sweep.
 """
 
 import dataclasses

@@ -197,11 +197,7 @@ def _finish(findings: dict[str, Any], path: Path | None) -> int:
         terminal.out(f"\n{report.heading(findings)}")
     terminal.out(report.table(findings))
     if findings["sweep"]:
-        summaries = {label: report.sweep_point(one) for label, one in findings["sweep"].items()}
-        rates = {label: found[0] for label, found in summaries.items()}
-        memory = {label: found[1] for label, found in summaries.items()}
-        terminal.out("\n" + report.curve("speed", rates, "examples/s"))
-        terminal.out("\n" + report.curve("memory", memory, "GiB per device"))
+        terminal.out("\n" + report.sweep(findings["sweep"]))
     if path:
         report.write(findings, path)
         terminal.out(f"\nwritten to {path}")

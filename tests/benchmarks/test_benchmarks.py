@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,25 @@ def test_the_ratio_is_theirs_over_ours() -> None:
     assert found.ratio == 3.0
     assert found.range == (2.0, 3.0)
     assert side_by_side.largest_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+
+
+def test_a_row_names_the_commit_and_whether_other_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results.common_start, "CHECKOUT", tmp_path)
+    monkeypatch.setenv("JAXTRAIN_COMMIT", "of a copy")
+    assert results.commit() == "of a copy"
+    (tmp_path / "benchmarks").mkdir()
+    table, program = tmp_path / "benchmarks" / "RESULTS.md", tmp_path / "x.py"
+    table.touch()
+    program.touch()
+    user = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *user, *command], check=True)
+    table.write_text("a row")
+    assert len(results.commit()) == 12
+    program.write_text("x = 1")
+    assert results.commit()[12:] == "+"
 
 
 def test_a_row_creates_a_missing_table_and_cannot_break_it(tmp_path: Path) -> None:

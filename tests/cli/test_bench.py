@@ -44,7 +44,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
     printed = capsys.readouterr().out
     assert "steps with the real input pipeline" in printed
-    assert "speed (examples/s)" in printed
+    assert "GiB per device" in printed
 
 
 @pytest.mark.parametrize(
