@@ -91,7 +91,10 @@ def with_sound(path: Path, images: list[np.ndarray], seconds: float, codec: str 
             container.mux(video.encode())
         tone = np.sin(np.arange(int(rate * seconds)) / 5).astype(np.float32)
         form = sound.codec_context.format.name
-        scaled = {"u8": (tone * 100 + 128).astype(np.uint8)}
+        scaled = {
+            "u8": (tone * 100 + 128).astype(np.uint8),
+            "s16": (tone * 10_000).astype(np.int16),
+        }
         wave = scaled.get(form, tone)
         for first in range(0, len(wave), 1024):
             frame = av.AudioFrame.from_ndarray(wave[None, first : first + 1024], form, "mono")

@@ -100,7 +100,8 @@ def _beside(path: Path) -> Iterator[Path]:
         yield Path(name)
     except OSError as error:
         if error.filename is None or str(error.filename) == name:
-            error.filename = str(path)  # the temporary name means nothing to the user
+            with contextlib.suppress(AttributeError):  # PyAV's errors cannot be changed
+                error.filename = str(path)  # the temporary name means nothing to the user
         raise
     finally:
         with contextlib.suppress(OSError):

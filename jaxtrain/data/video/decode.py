@@ -6,12 +6,13 @@ of the frames that are decoded for it, which includes those that its frames are 
 check finds damage that the decoder takes for an image: usual for VP8, VP9, AV1, and flipped bits.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import av
 from av.container import InputContainer
-from av.video.frame import VideoFrame
+from av.video.frame import PictureType, VideoFrame
 from av.video.stream import VideoStream
 
 from jaxtrain.data.video.packets import (
@@ -34,10 +35,15 @@ _PACKET_BYTES = 512  # memory that a packet takes besides its data
 # In streams, damage can merge or remove packets, and only a neighbor is flagged. So all frames are
 # decoded. Other formats list their packets.
 _STREAMS = ("mpeg", "mpegts")
+_PREDICTED = (PictureType.P, PictureType.B, PictureType.S)
 
 
 class Undecodable(BadExample):
     """A frame cannot be decoded intact."""
+
+
+class _NotInOrder(Exception):
+    """The decoder's output does not ascend, so time stamps do not number the frames."""
 
 
 class FrameCheck(NamedTuple):
@@ -89,7 +95,7 @@ def items(
     try:
         with open_input(path, span) as container:
             stream = _open_stream(container, info, threads)
-            for item in _demuxed(container, stream, audio):
+            for item in _demuxed(container, stream, info.skipped, audio):
                 if isinstance(item, VideoFrame):
                     if item.is_corrupt:
                         raise Undecodable(path, f"frame {count} is corrupt")
@@ -103,12 +109,14 @@ def items(
 
 
 def _demuxed(
-    container: InputContainer, video: VideoStream, audio: bool
+    container: InputContainer, video: VideoStream, skipped: int, audio: bool
 ) -> Iterator[VideoFrame | av.Packet]:
     streams: list[Any] = [video, *(container.streams.audio if audio else ())]
     for packet in container.demux(streams):
         if packet.stream_index == video.index:
-            if packet.size:
+            if packet.size and skipped:
+                skipped -= 1
+            elif packet.size:
                 yield from video.codec_context.decode(packet)
         elif packet.size and packet.dts is not None:
             yield packet
@@ -129,7 +137,7 @@ def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
         return FrameCheck(tuple(range(len(delivered), info.frames)), None)
     with open_input(path, span) as container:
         stream = _open_stream(container, info)
-        packets = (packet for packet in container.demux(stream) if packet.size)
+        packets = itertools.islice(_with_data(container, stream), info.skipped, None)
         stamps = [packet.pts for packet in packets if shows_frame(packet, stream)]
     decoded = set(delivered)
     ordered = sorted(pts for pts in stamps if pts is not None)
@@ -177,8 +185,14 @@ def read(
             take(positions[number], frame)
 
         try:
-            with open_input(path, span) as container:
-                _read_from(path, container, info, numbers, start, give)
+            try:
+                with open_input(path, span) as container:
+                    _read_from(path, container, info, numbers, start, give)
+            except _NotInOrder:
+                came.clear()
+                with open_input(path, span) as container:
+                    stream = _open_stream(container, info)
+                    _read_in_order(path, container, stream, info.skipped, numbers, give)
             decoded = came
         except Undecodable as bad:
             failure = f": {bad.reason}"
@@ -217,7 +231,7 @@ def _read_from(
     stream = _open_stream(container, info)
     stream.codec_context.open(strict=False)  # AV1's decoder fixes skip_frame when it opens
     if not info.keyframes:
-        _read_in_order(path, container, stream, numbers, give)
+        _read_in_order(path, container, stream, info.skipped, numbers, give)
         return
     if start is not None:
         container.seek(start.pts, stream=stream)
@@ -225,8 +239,9 @@ def _read_from(
     packets: list[av.Packet] = []
     stamps: list[int] = []
     size = 0
-    for packet in container.demux(stream):
-        if not packet.size or packet.pts is None:
+    skipped = 0 if start is not None else info.skipped
+    for packet in itertools.islice(_with_data(container, stream), skipped, None):
+        if packet.pts is None:
             break
         here = start is None or (packet.pts == start.pts and packet.is_keyframe)
         if not packets and not here:
@@ -251,6 +266,9 @@ def _read_from(
     # may not notice that the end of a frame is damaged, but it notices that the next one's start
     # is; decoding one more frame takes 4% longer (MPEG-4, a keyframe every 8 frames).
     to_decode: list[av.Packet | None] = [*packets[: last + 2], None]
+    # The H.264 decoder flags frames after an entry that is not a keyframe, such as gradual refresh.
+    trusted = start is None or stream.codec_context.name == "h264"
+    previous: int | None = None
     for coded in to_decode:
         skip = skips and coded is not None and coded.pts not in wanted
         stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
@@ -258,6 +276,12 @@ def _read_from(
             # Frames before the keyframe may be predicted from others that were not decoded.
             if frame.is_corrupt and (start is None or frame.pts is None or frame.pts >= start.pts):
                 raise Undecodable(path, "it or a frame before it is corrupt")
+            is_entry = not trusted and start is not None and frame.pts == start.pts
+            if is_entry and frame.pict_type in _PREDICTED:
+                raise Undecodable(path, f"frame {first} is not a keyframe, but marked as one")
+            if previous is not None and (frame.pts is None or frame.pts <= previous):
+                raise _NotInOrder
+            previous = frame.pts
             if frame.pts in wanted:
                 give(wanted[frame.pts], frame)
 
@@ -266,17 +290,24 @@ def _read_in_order(
     path: str,
     container: InputContainer,
     stream: VideoStream,
+    skipped: int,
     numbers: Sequence[int],
     give: Callable[[int, VideoFrame], None],
 ) -> None:
     wanted = frozenset(numbers)
-    for number, frame in enumerate(container.decode(stream)):
+    for number, frame in enumerate(_demuxed(container, stream, skipped, audio=False)):
+        assert isinstance(frame, VideoFrame)
         if frame.is_corrupt:
             raise Undecodable(path, f"frame {number} is corrupt")
         if number in wanted:
             give(number, frame)
         if number >= numbers[-1]:
             break
+
+
+def _with_data(container: InputContainer, stream: VideoStream) -> Iterator[av.Packet]:
+    """Yields the packets of a stream; an empty one marks its end."""
+    return (packet for packet in container.demux(stream) if packet.size)
 
 
 def _open_stream(container: InputContainer, info: Scan, threads: str = "NONE") -> VideoStream:

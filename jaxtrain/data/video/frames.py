@@ -40,7 +40,7 @@ _PLAIN = ":in_range=limited:in_color_matrix=bt709"  # the color options of prepa
 LIMITED_BT709 = ":out_range=limited:out_color_matrix=bt709"
 """The scale filter's color options for a result like prepared clips."""
 _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on time
-_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+_LIMITED_RANGE, _FULL_RANGE = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 
 Filters = Callable[[VideoFrame], Sequence[tuple[str, ...]]]
 """Returns the names and arguments of filters for frames like the given one."""
@@ -127,7 +127,10 @@ class Crop:
         self._position = position
         turned = info.rotation % 180 == 90
         self._target = (width, height) if turned else (height, width)
-        self._flip = (("vflip" if turned else "hflip",),) if position.mirror else ()
+        self._flip = (
+            *((("hflip",),) if info.mirror else ()),
+            *((("vflip" if turned else "hflip",),) if position.mirror else ()),
+        )
         self._graph = FilterGraph()
 
     def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
@@ -181,6 +184,7 @@ class Planes:
         self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
         self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
         self._mirror = position.mirror
+        self._stored_mirror = info.mirror
         self._turns = info.rotation // 90
         turned = self._turns % 2 == 1
         aspect = height / width if turned else width / height
@@ -208,7 +212,8 @@ class Planes:
             rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
             high, wide = self._high // part, self._wide // part
             cut_hw = rows_hw[top // part :][:high, left // part :][:, :wide]
-            turned_hw = np.rot90(cut_hw, self._turns) if self._turns else cut_hw
+            upright_hw = cut_hw[:, ::-1] if self._stored_mirror else cut_hw
+            turned_hw = np.rot90(upright_hw, self._turns) if self._turns else upright_hw
             out_hw[: turned_hw.shape[0], : turned_hw.shape[1]] = turned_hw
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -233,18 +238,19 @@ class FullFrames:
     """Converts uncropped frames of a video to upright RGB images.
 
     Args:
-        rotation: degrees counterclockwise by which stored frames must be turned.
+        info: the scan of the file, for how its frames are stored.
     """
 
-    def __init__(self, rotation: int) -> None:
-        self._turns = rotation // 90
+    def __init__(self, info: Scan) -> None:
+        self._turns, self._mirror = info.rotation // 90, info.mirror
         self._size: tuple[int, int] | None = None
         self._graph = FilterGraph()
 
     def __call__(self, frame: VideoFrame) -> np.ndarray:
         """Returns uint8 [H, W, 3]; all frames are resized to the size of the first one."""
         image_HWC = self._graph(frame, self._filters).to_ndarray()
-        return np.ascontiguousarray(np.rot90(image_HWC, self._turns))
+        upright_HWC = image_HWC[:, ::-1] if self._mirror else image_HWC
+        return np.ascontiguousarray(np.rot90(upright_HWC, self._turns))
 
     def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
         stored = (frame.width, frame.height)
@@ -310,9 +316,20 @@ def _filters(
     return [
         *([("crop", ":".join(map(str, crop)) + ":exact=1")] if cuts else ()),
         *flip,
+        *gray_as_yuv(frame),
         ("scale", f"{width}:{height}:flags={_FLAGS}{color_options(frame)}{colors}"),
         *(("format", name) for name in formats),
     ]
+
+
+def gray_as_yuv(frame: VideoFrame) -> list[tuple[str, ...]]:
+    """Returns filters for gray frames of limited range, which libswscale takes for full range."""
+    name = frame.format.name
+    if frame.color_range != _LIMITED_RANGE or not name.startswith(("gray", "ya")):
+        return []
+    bits = frame.format.components[0].bits
+    depth = "" if bits == 8 else f"{bits}le"
+    return [("scale", "in_range=full:out_range=full"), ("format", f"yuv444p{depth}")]
 
 
 def is_hd(height: int, width: int) -> bool:

@@ -29,7 +29,7 @@ from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket
 
-_FORMAT = 3  # version of the index; one of another version is rebuilt
+_FORMAT = 4  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
 _KEEP_EVERY_S = 60.0
 _NAME = "index.jsonl"

@@ -171,8 +171,9 @@ def shrinking(info: Scan, settings: Settings) -> Callable[[VideoFrame], VideoFra
             high, wide = wide, high
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
         options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
-        turns = _TURNS.get(info.rotation, ())
-        return [("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
+        turns = ((("hflip",),) if info.mirror else ()) + _TURNS.get(info.rotation, ())
+        gray = video_frames.gray_as_yuv(frame)
+        return [*gray, ("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
 
     return lambda frame: graph(frame, filters)
 

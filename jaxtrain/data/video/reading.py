@@ -38,6 +38,7 @@ class Video:
     Attributes:
         height, width: size of an upright frame, in pixels.
         rate: average number of frames per second.
+        start_s: when the first frame is shown or the first sound begins, in seconds.
         time_base: seconds per tick.
         pixel_aspect: width of a pixel of an upright frame divided by its height.
         frames: number of packets with a frame; decoding may yield a few fewer.
@@ -58,10 +59,17 @@ class Video:
         with packets.open_input(str(path)) as container:
             stream = container.streams[info.stream]
             assert isinstance(stream, VideoStream)
-            rate = stream.average_rate or stream.guessed_rate or _DEFAULT_RATE
             aspect = stream.sample_aspect_ratio or Fraction(1)
             base = stream.time_base
-        self.rate = Fraction(rate)
+            starts = {
+                one.index: one.start_time * one.time_base
+                for one in (stream, *container.streams.audio)
+                if one.start_time is not None and one.time_base is not None
+            }
+        self.rate = Fraction(info.fps).limit_denominator(1001) or _DEFAULT_RATE
+        # Before 0 is what an edit list hides, such as the first samples of AAC.
+        self.start_s = max(Fraction(0), min(starts.values(), default=Fraction(0)))
+        self._first_s = max(Fraction(0), starts.get(info.stream, self.start_s) - self.start_s)
         self.pixel_aspect = 1 / Fraction(aspect) if turned else Fraction(aspect)
         self.frames = info.frames
         # Without keyframes in the scan, time stamps do not determine the display order.
@@ -89,10 +97,14 @@ class Video:
     def items(self, *, sound: bool) -> Iterator[Frame | av.Packet]:
         """Yields all frames, and with ``sound`` the audio packets in the order of the file.
 
+        Time starts at 0: a transport stream has the clock of its sender, such as 20 hours. If that
+        clock jumps back, because two recordings were joined, the second one follows the first.
+
         Raises:
             InputError: as :meth:`images`.
         """
-        convert = frames.FullFrames(self._info.rotation)
+        convert = frames.FullFrames(self._info)
+        clocks: dict[int, _Clock] = {}
         number, last = 0, -1
         for item in self._decoded(audio=sound):
             if isinstance(item, VideoFrame):
@@ -100,6 +112,7 @@ class Video:
                 number += 1
                 yield Frame(self._converted(convert, item), last)
             else:
+                clocks.setdefault(item.stream_index, _Clock(item, self.start_s)).set(item)
                 yield item
 
     def _decoded(self, *, audio: bool) -> Iterator[VideoFrame | av.Packet]:
@@ -119,7 +132,27 @@ class Video:
 
     def _stamp(self, frame: VideoFrame, number: int, last: int) -> int:
         if not self._stamped or frame.pts is None:
-            ticks = round(number / self.rate / self.time_base)
+            ticks = round((self._first_s + number / self.rate) / self.time_base)
         else:
-            ticks = frame.pts
+            ticks = frame.pts - round(self.start_s / self.time_base)
         return ticks if number == 0 else max(ticks, last + 1)
+
+
+class _Clock:
+    """Shifts the time stamps of an audio stream, which must not jump back."""
+
+    def __init__(self, first: av.Packet, start_s: Fraction) -> None:
+        self._shift = -round(start_s / (first.time_base or 1))
+        self._last: int | None = None
+        self._end = 0
+
+    def set(self, packet: av.Packet) -> None:
+        """Changes the time stamps of the next packet."""
+        assert packet.dts is not None, "packets without time stamps are skipped"
+        if self._last is not None and packet.dts < self._last:
+            self._shift = self._end - packet.dts
+        self._last = packet.dts
+        packet.dts += self._shift
+        if packet.pts is not None:
+            packet.pts += self._shift
+        self._end = packet.dts + (packet.duration or 0)

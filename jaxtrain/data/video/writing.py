@@ -21,6 +21,8 @@ ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
 # by default that of the machine's cores.
 _REPEATABLE = "cpu-independent=1"
 _THREADS = 8
+_USUAL_LAYOUTS = {1: "mono", 2: "stereo", 4: "quad", 6: "5.1", 8: "7.1"}
+_NOT_IN_MOV = ("flac", "opus")  # FFmpeg's table has them, and its muxer refuses them
 _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
 
@@ -107,7 +109,12 @@ class Writer:
         stream.codec_context.color_range = ColorRange.MPEG
         self._stream = stream
         for source in self._sound:
-            self._copies[source.index] = self._container.add_stream_from_template(source)
+            copy = self._container.add_stream_from_template(source)
+            context = source.codec_context
+            # AVI and Matroska do not say which channels PCM has, and MP4 has to.
+            if context is not None and context.layout.name.endswith(" channels"):
+                copy.codec_context.layout = _USUAL_LAYOUTS.get(context.channels, "mono")
+            self._copies[source.index] = copy
         for packet in self._waiting:
             self.copy(packet)
         self._waiting.clear()
@@ -134,27 +141,39 @@ def writing(
         InputError: the file format does not support the audio codec, or writing fails.
         RunAgain: the disk is full.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as inputs:
         sound: list[AudioStream] = []
         if sound_of is not None:
-            source = stack.enter_context(packets.open_input(str(sound_of.path)))
+            source = inputs.enter_context(packets.open_input(str(sound_of.path)))
             sound = list(source.streams.audio)
         try:
-            beside = stack.enter_context(atomic.appearing(path))
-            container = stack.enter_context(av.open(str(beside), "w"))
-            _check_sound(path, container, sound)
-            writer = Writer(
-                container,
-                rate=rate,
-                time_base=time_base,
-                pixel_aspect=pixel_aspect,
-                crf=crf,
-                sound=sound,
-            )
-            yield writer
-            writer.finish()
+            with atomic.appearing(path) as beside, _opened(beside) as container:
+                _check_sound(path, container, sound)
+                writer = Writer(
+                    container,
+                    rate=rate,
+                    time_base=time_base,
+                    pixel_aspect=pixel_aspect,
+                    crf=crf,
+                    sound=sound,
+                )
+                yield writer
+                writer.finish()
         except (av.FFmpegError, OSError) as error:
             raise disks.unwritable(path, packets.reason(error)) from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Opens a file for writing. Closing writes, too; after an error, only that one counts."""
+    container = av.open(str(path), "w")
+    try:
+        yield container
+    except BaseException:
+        with contextlib.suppress(av.FFmpegError, OSError):
+            container.close()
+        raise
+    container.close()
 
 
 def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
@@ -162,7 +181,8 @@ def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
         context = stream.codec_context
         codec = "(unknown)" if context is None else context.name
         names = set() if context is None else {codec, stream.codec.canonical_name}
-        if not names & container.supported_codecs:
+        refused = path.suffix.lower() == ".mov" and names & {*_NOT_IN_MOV}
+        if refused or not names & container.supported_codecs:
             raise InputError(
                 f"{path}: {path.suffix} does not support the audio codec {codec}: choose another "
                 "format, such as .mkv, or omit the audio with --no-audio"

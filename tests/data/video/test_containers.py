@@ -1,0 +1,369 @@
+"""Clips of every kind of file equal its frames when it is decoded from the start, or it is refused.
+
+The files are those of public bug reports about other programs: frames without time stamps, or with
+those of decoding, clocks that jump back, false keyframes, pauses, and mirrors.
+"""
+
+import hashlib
+import random
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+import sample_videos as sample
+from av.video.frame import VideoFrame
+
+from jaxtrain.data.video import decode, frames, packets, pieces, reading
+from jaxtrain.errors import BadExample
+
+FRAMES, CLIP = 48, 8
+
+H264 = {"codec": "libx264", "g": "12", "crf": "20"}
+B_FRAMES: dict[str, dict[str, str]] = {
+    "h264": H264 | {"bf": "2"},
+    "h264, no B": H264 | {"bf": "0"},
+    "h264, open GOP": H264 | {"bf": "3", "x264-params": "open-gop=1"},
+    "mpeg2": {"codec": "mpeg2video", "g": "12", "bf": "2", "b": "4M"},
+    "mpeg4": {"codec": "mpeg4", "g": "12", "bf": "2", "b": "4M"},
+}
+HEVC = {"hevc": {"codec": "libx265", "x265-params": "keyint=12:bframes=3:log-level=none"}}
+VP = {
+    "vp8": {"codec": "libvpx", "g": "12", "b": "2M"},
+    "vp9": {"codec": "libvpx-vp9", "g": "12", "b": "2M", "cpu-used": "8"},
+}
+MJPEG = {"mjpeg": {"codec": "mjpeg", "pix_fmt": "yuvj420p"}}
+KINDS: dict[str, dict[str, dict[str, str]]] = {
+    "mp4": B_FRAMES | HEVC,
+    "mov": B_FRAMES | HEVC | MJPEG,
+    "mkv": B_FRAMES | HEVC | VP | MJPEG,
+    "webm": VP,
+    "avi": B_FRAMES | MJPEG,
+    "ts": B_FRAMES | HEVC,
+    "mpg": {name: B_FRAMES[name] for name in ("mpeg2", "h264", "h264, no B")},
+    "flv": {name: B_FRAMES[name] for name in ("h264", "h264, no B")},
+    "wmv": B_FRAMES,
+    "mxf": {"mpeg2": B_FRAMES["mpeg2"]},
+    "gif": {"gif": {"codec": "gif", "pix_fmt": "rgb8"}},
+}
+CELLS = [(suffix, codec) for suffix, codecs in KINDS.items() for codec in codecs]
+ALWAYS = {  # the other cells are long
+    *(("ts", "h264"), ("wmv", "mpeg2"), ("wmv", "h264"), ("avi", "h264"), ("mpg", "h264, no B")),
+    *(("mkv", "vp9"), ("mp4", "h264, open GOP"), ("mov", "mjpeg"), ("flv", "h264")),
+}
+
+
+def digest(frame: VideoFrame) -> str:
+    return hashlib.sha256(frame.to_ndarray(format="rgb24").tobytes()).hexdigest()
+
+
+def in_order(path: Path) -> list[str]:
+    """Returns the frames of a file in the order in which a decoder outputs them."""
+    with av.open(str(path)) as container:
+        return [digest(frame) for frame in container.decode(video=0)]
+
+
+def check(path: Path, *, clips: int = 6) -> packets.Scan:
+    """Checks some clips; returns the scan."""
+    info, expected, rng = packets.scan(str(path)), in_order(path), random.Random(0)
+    assert info.frames == len(expected)
+    assert decode.verify(str(path), info) == decode.FrameCheck((), None)
+    for _ in range(clips):
+        start = rng.randrange(info.frames - CLIP + 1)
+        made: dict[int, str] = {}
+
+        def take(position: int, frame: VideoFrame, made: dict[int, str] = made) -> None:
+            made[position] = digest(frame)
+
+        decode.read(str(path), info, range(start, start + CLIP), take)
+        got = [made[number] for number in range(CLIP)]
+        assert got == expected[start : start + CLIP], f"the clip from frame {start}"
+    return info
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [pytest.param(*cell, marks=[] if cell in ALWAYS else [pytest.mark.long]) for cell in CELLS],
+)
+def test_clips_are_the_frames_in_order(tmp_path: Path, suffix: str, codec: str) -> None:
+    options: dict[str, Any] = KINDS[suffix][codec]
+    path = sample.write(tmp_path / f"a.{suffix}", sample.busy(FRAMES), **options)
+    assert check(path).fps == pytest.approx(25, rel=1e-3)
+
+
+def part(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
+    """Writes numbered frames at 25 fps, whose clock starts at a number of ticks of 1/90,000 s."""
+    base = Fraction(1, 90_000)
+    with av.open(str(path), "w", format="mpegts") as container:
+        options = {"g": "10", "bf": str(b_frames), "sc_threshold": "0"}
+        stream: Any = container.add_stream("libx264", rate=25, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.time_base = base
+        for place, number in enumerate(numbers):
+            frame = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
+            frame.pts, frame.time_base = clock + 3600 * place, base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def numbers_in(path: Path) -> list[int]:
+    return [sample.number_of(image.pixels) for image in reading.Video(path).images()]
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+@pytest.mark.parametrize("clock", [-3600 * 20, 1800, 3600 * 15, 3600 * 30, 3600 * 500])
+def test_two_recordings_in_one_file_follow_each_other(
+    tmp_path: Path, clock: int, b_frames: int
+) -> None:
+    """The second clock jumps back by more or less than the length of the first one, or ahead."""
+    first = part(tmp_path / "1.ts", range(30), 3600 * 30, b_frames=b_frames)
+    second = part(tmp_path / "2.ts", range(30, 60), 3600 * 30 + clock, b_frames=b_frames)
+    path = tmp_path / "joined.ts"
+    path.write_bytes(first.read_bytes() + second.read_bytes())
+    info = check(path)
+    assert bool(info.keyframes) == (clock > 3600 * 20), "frames are not numbered by their stamps"
+    assert numbers_in(path) == list(range(60))
+    stamps = [image.pts for image in reading.Video(path).images()]
+    assert stamps[0] == 0
+    assert np.diff(stamps).min() > 1000  # of 3600
+
+
+def without_index(path: Path) -> Path:
+    """Removes the list of keyframes of an MP4, so that all its frames count as keyframes."""
+    data = path.read_bytes()
+    assert data.count(b"stss") == 1
+    path.write_bytes(data.replace(b"stss", b"free"))
+    return path
+
+
+@pytest.mark.parametrize("codec", ["mpeg4", "mpeg2", "hevc", "h264", "h264, no B"])
+def test_frames_marked_as_keyframes_need_not_be(tmp_path: Path, codec: str) -> None:
+    options: dict[str, Any] = (B_FRAMES | HEVC)[codec]
+    path = without_index(sample.write(tmp_path / "a.mp4", sample.busy(FRAMES), **options))
+    assert len(check(path).keyframes) in (4, FRAMES)  # FFmpeg itself looks at H.264
+
+
+def test_every_frame_of_h263_in_avi_is_marked_as_a_keyframe(tmp_path: Path) -> None:
+    images = sample.busy(FRAMES, height=144, width=176)
+    path = sample.write(tmp_path / "a.avi", images, codec="h263", g="12", b="4M")
+    assert len(check(path).keyframes) == FRAMES
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "flv", "ts", "mp4"])
+@pytest.mark.parametrize("keyframe", [False, True], ids=["predicted", "keyframe"])
+def test_a_pause_of_the_recorder_is_not_damage(tmp_path: Path, suffix: str, keyframe: bool) -> None:
+    """The first frame after the pause of 5 s is a keyframe, or is not."""
+    times = [40 * number + (5000 if number >= 24 else 0) for number in range(FRAMES)]
+    path = tmp_path / f"a.{suffix}"
+    with av.open(str(path), "w") as container:
+        options = {"bf": "0", "g": "12" if keyframe else "20", "sc_threshold": "0"}
+        stream: Any = container.add_stream("libx264", rate=25, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for image, time in zip(sample.busy(FRAMES), times, strict=True):
+            frame = av.VideoFrame.from_ndarray(image, "rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    check(path)
+
+
+def remux(source: Path, target: Path, keep: Callable[[int, av.Packet], bool]) -> Path:
+    """Copies the packets of a video that `keep` chooses, by their number."""
+    with av.open(str(source)) as read, av.open(str(target), "w") as write:
+        stream = write.add_stream_from_template(read.streams.video[0])
+        packet_list = [packet for packet in read.demux(video=0) if packet.size]
+        for number, packet in enumerate(packet_list):
+            if keep(number, packet):
+                packet.stream = stream
+                write.mux(packet)
+    return target
+
+
+@pytest.mark.parametrize("until", [20, 24])
+def test_frames_that_the_decoder_does_not_miss_are_missed(tmp_path: Path, until: int) -> None:
+    """VP8 after a gap: of another keyframe it may be a pause, of a predicted frame it is damage."""
+    whole = sample.write(tmp_path / "w.webm", sample.busy(FRAMES), codec="libvpx", g="12", b="2M")
+    path = remux(whole, tmp_path / "a.webm", lambda number, _: not 14 <= number < until)
+    if until == 24:
+        assert packets.scan(str(path)).frames == FRAMES - 10
+        return
+    with pytest.raises(BadExample, match=r"has gaps: it has 42 of 48 frames"):
+        packets.scan(str(path))
+
+
+def test_a_capture_may_start_between_keyframes(tmp_path: Path) -> None:
+    whole = part(tmp_path / "w.ts", range(60), 0, b_frames=0)
+    path = remux(whole, tmp_path / "a.ts", lambda number, _: number >= 14)
+    info = check(path)
+    assert (info.frames, info.skipped) == (40, 6)
+    assert numbers_in(path) == list(range(20, 60))
+
+
+@pytest.mark.parametrize(
+    ("packet", "shows"),
+    [
+        (b"\x82\x00", True),  # a keyframe of profile 0
+        (b"\x86\x00", True),  # a predicted frame
+        (b"\x84\x00", False),  # a hidden one
+        (b"\x88\x00", True),  # one that was decoded before
+        (b"\xb3\x00", True),  # profile 3
+        (b"\xb2\x00", False),
+        (b"\x84\x00" + b"\xc1\x01\x01\xc1", True),  # a superframe of two
+        (b"\x84\x00" + b"\x00\x01\x01\xc1", False),  # ends like one
+    ],
+)
+def test_hidden_frames_of_vp9_may_be_packets_of_their_own(packet: bytes, shows: bool) -> None:
+    assert packets._vp9_shows_frame(packet) == shows
+
+
+# Display matrices (ISO 14496-12, 6.2.2): where the right and the bottom of a stored frame point to,
+# right and down, and what it shows.
+DIHEDRAL: dict[tuple[int, int, int, int], Callable[[np.ndarray], np.ndarray]] = {
+    (1, 0, 0, 1): lambda image: image,
+    (0, 1, -1, 0): lambda image: np.rot90(image, 3),
+    (-1, 0, 0, -1): lambda image: np.rot90(image, 2),
+    (0, -1, 1, 0): np.rot90,
+    (-1, 0, 0, 1): np.fliplr,
+    (1, 0, 0, -1): np.flipud,
+    (0, 1, 1, 0): lambda image: image.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda image: np.rot90(image, 2).swapaxes(0, 1),
+}
+
+
+def corners(height: int = 64, width: int = 96) -> np.ndarray:
+    """Returns an image with a different gray in each corner."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[: height // 2, : width // 2], image[: height // 2, width // 2 :] = 40, 100
+    image[height // 2 :, : width // 2], image[height // 2 :, width // 2 :] = 160, 220
+    return image
+
+
+def grays(image: np.ndarray) -> list[int]:
+    """Returns the grays of the corners: top left and right, bottom left and right."""
+    height, width = image.shape[:2]
+    places = [(y, x) for y in (height // 4, 3 * height // 4) for x in (width // 4, 3 * width // 4)]
+    return [int(round(float(image[place].mean()) / 60, 0)) * 60 for place in places]
+
+
+@pytest.mark.parametrize("matrix", DIHEDRAL, ids=str)
+def test_frames_are_upright_for_every_display_matrix(
+    tmp_path: Path, matrix: tuple[int, int, int, int]
+) -> None:
+    path = sample.write(tmp_path / "a.mp4", [corners()] * 16, crf="10", g="8")
+    data = bytearray(path.read_bytes())
+    right_x, right_y, down_x, down_y = (one << 16 for one in matrix)
+    place = data.index(b"tkhd") + 4 + 40
+    data[place : place + 36] = struct.pack(
+        ">9i", right_x, right_y, 0, down_x, down_y, 0, 0, 0, 1 << 30
+    )
+    path.write_bytes(data)
+    expected = DIHEDRAL[matrix](corners())
+    height, width = expected.shape[:2]
+    video = reading.Video(path)
+    assert (video.height, video.width) == (height, width)
+    shown = grays(expected)
+    assert grays(next(video.images()).pixels) == shown
+    info = packets.scan(str(path))
+    for mirror in (False, True):
+        position = frames.CropPosition(mirror=mirror)
+        crop = frames.Crop(info, frames=1, height=height, width=width, position=position)
+        decode.read(str(path), info, [3], crop.put)
+        assert grays(crop.out_THWC[0]) == (grays(np.fliplr(expected)) if mirror else shown)
+    planes = frames.Planes(
+        info,
+        frames=1,
+        height=height,
+        width=width,
+        plane_size=(height, width),
+        position=frames.CropPosition(),
+    )
+    decode.read(str(path), info, [3], planes.put)
+    luma = planes.arrays()["luma"][0][..., None].repeat(3, -1).astype(float)
+    assert grays((luma - 16) * 255 / 219) == shown
+    settings = pieces.Settings(height=height, width=width, min_frames=1, min_side=8)
+    (tmp_path / "cut").mkdir()
+    pieces.cut(str(path), None, tmp_path / "cut", settings)
+    (piece,) = (tmp_path / "cut").iterdir()
+    assert grays(next(reading.Video(piece).images()).pixels) == shown
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_upright_for_every_exif_orientation(tmp_path: Path, orientation: int) -> None:
+    image = PIL.Image.fromarray(corners())
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    path = tmp_path / "a.jpg"
+    image.save(path, exif=exif, quality=95)
+    with PIL.Image.open(path) as opened:
+        expected = np.asarray(PIL.ImageOps.exif_transpose(opened))
+    (found,) = reading.Video(path).images()
+    assert found.pixels.shape == expected.shape
+    assert grays(found.pixels) == grays(expected)
+
+
+@pytest.mark.parametrize("rate", ["15", "24000/1001", "25", "30000/1001", "30", "50", "60"])
+@pytest.mark.parametrize("suffix", ["mkv", "webm", "flv", "ts", "mp4"])
+def test_the_frame_rate_is_that_of_the_frames(tmp_path: Path, suffix: str, rate: str) -> None:
+    """The file declares 25 frames per second, or none; its time stamps are rounded."""
+    path, expected = tmp_path / f"a.{suffix}", Fraction(rate)
+    codec = "libvpx" if suffix == "webm" else "libx264"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec, rate=25, options={"bf": "0"})
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 90_000)
+        for number, image in enumerate(sample.busy(90)):
+            frame = av.VideoFrame.from_ndarray(image, "rgb24")
+            frame.pts = round(number / expected * 90_000)
+            frame.time_base = Fraction(1, 90_000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert packets.scan(str(path)).fps == pytest.approx(float(expected), rel=1e-3)
+    assert reading.Video(path).rate == expected
+
+
+@pytest.mark.parametrize("pix_fmt", ["gray", "gray10le", "gray12le", "gray16le"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_gray_of_limited_range_becomes_black_and_white(
+    tmp_path: Path, pix_fmt: str, limited: bool
+) -> None:
+    """FFV1 keeps the values: 16 and 235 of limited range, 0 and 255 of full range."""
+    path, bits = tmp_path / "a.mkv", int(pix_fmt[4:-2] or 8)
+    values = np.zeros((64, 96), int)
+    values[:, 48:] = 235 if limited else 255
+    values[:, :48] = 16 if limited else 0
+    values = values << (bits - 8) if limited else values * (2**bits - 1) // 255
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("ffv1", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, pix_fmt
+        stream.codec_context.color_range = 1 if limited else 2
+        frame = av.VideoFrame(96, 64, pix_fmt)
+        plane = frame.planes[0]
+        rows = np.zeros((64, plane.line_size // (1 if bits == 8 else 2)), np.uint16)
+        rows[:, :96] = values
+        plane.update(rows.astype(np.uint8 if bits == 8 else "<u2").tobytes())
+        frame.color_range = 1 if limited else 2
+        for number in range(4):
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    info = packets.scan(str(path))
+    image = next(reading.Video(path).images()).pixels
+    crop = frames.Crop(info, frames=1, height=64, width=96, position=frames.CropPosition())
+    decode.read(str(path), info, [1], crop.put)
+    for made in (image, crop.out_THWC[0]):
+        assert made[:, :40].max() <= 1
+        assert made[:, 56:].min() >= 254
+
+
+def test_colors_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mp4", 12, **{"x264-params": "colormatrix=YCgCo"})
+    with pytest.raises(BadExample, match=r"a.mp4: has YCgCo colors, which cannot be converted"):
+        packets.scan(str(path))
