@@ -17,7 +17,7 @@ from jaxtrain.telemetry import hardware
 MIB = 2**20
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Card:
     """One kind of GPU.
 
@@ -59,153 +59,45 @@ def _known(rate: float | None) -> float:
     return rate
 
 
-_NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter per GPU between nodes [A]"
-_A100 = "NVLink 3, 600 GB/s both ways [D]; one 200 Gb/s adapter per GPU between nodes [A]"
-_BRIDGE = "PCIe 5 x16, no NVLink bridge [A]; one 400 Gb/s adapter for 8 GPUs between nodes [A]"
+# One-way bytes/s to another GPU of the node and, per GPU, to another node; and their description.
+_ADAPTER = "one 400 Gb/s adapter per GPU between nodes [A]"
+_SHARED = "one 100 Gb/s adapter for 8 GPUs between nodes [A]"
+_HDR = "one 200 Gb/s adapter per GPU between nodes [A]"
+_NVLINK_3 = (300e9, 25e9, f"NVLink 3, 600 GB/s both ways [D]; {_HDR}")
+_NVLINK_3_A800 = (200e9, 25e9, f"NVLink 3, 400 GB/s both ways [D]; {_HDR}")
+_NVLINK_4 = (450e9, 50e9, f"NVLink 4, 900 GB/s both ways [D]; {_ADAPTER}")
+_NVLINK_5 = (900e9, 50e9, f"NVLink 5, 1,800 GB/s both ways [D]; {_ADAPTER}")
+_PCIE_4 = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink [D]; {_SHARED}")
+_PCIE_4_BRIDGE = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink bridge [A]; {_SHARED}")
+_PCIE_5 = (63e9, 1.56e9, f"PCIe 5 x16 [D]; {_SHARED}")
+_PCIE_5_BRIDGE = (
+    63e9,
+    6.25e9,
+    "PCIe 5 x16, no NVLink bridge [A]; one 400 Gb/s adapter for 8 GPUs between nodes [A]",
+)
 
+# Short name: name, memory, compute capability, multiprocessors, GHz, second-level cache, links.
 CARDS = {
-    "a10": Card(
-        name="NVIDIA A10",
-        memory=23028 * MIB,
-        capability=(8, 6),
-        cores=72,
-        clock_ghz=1.695,
-        l2=6 * MIB,
-        link_rate=31.5e9,
-        node_rate=1.56e9,
-        link="PCIe 4 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
-    ),
-    "a6000": Card(
-        name="NVIDIA RTX A6000",
-        memory=49140 * MIB,
-        capability=(8, 6),
-        cores=84,
-        clock_ghz=1.8,
-        l2=6 * MIB,
-        link_rate=31.5e9,
-        node_rate=1.56e9,
-        link="PCIe 4 x16, no NVLink bridge [A]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
-    ),
+    "a10": Card("NVIDIA A10", 23028 * MIB, (8, 6), 72, 1.695, 6 * MIB, *_PCIE_4),
+    "a6000": Card("NVIDIA RTX A6000", 49140 * MIB, (8, 6), 84, 1.8, 6 * MIB, *_PCIE_4_BRIDGE),
     "a100-40gb": Card(
-        name="NVIDIA A100-SXM4-40GB",
-        memory=40960 * MIB,
-        capability=(8, 0),
-        cores=108,
-        clock_ghz=1.41,
-        l2=40 * MIB,
-        link_rate=300e9,
-        node_rate=25e9,
-        link=_A100,
+        "NVIDIA A100-SXM4-40GB", 40960 * MIB, (8, 0), 108, 1.41, 40 * MIB, *_NVLINK_3
     ),
-    "a100": Card(
-        name="NVIDIA A100-SXM4-80GB",
-        memory=81920 * MIB,
-        capability=(8, 0),
-        cores=108,
-        clock_ghz=1.41,
-        l2=40 * MIB,
-        link_rate=300e9,
-        node_rate=25e9,
-        link=_A100,
-    ),
+    "a100": Card("NVIDIA A100-SXM4-80GB", 81920 * MIB, (8, 0), 108, 1.41, 40 * MIB, *_NVLINK_3),
     "a800": Card(
-        name="NVIDIA A800-SXM4-80GB",
-        memory=81920 * MIB,
-        capability=(8, 0),
-        cores=108,
-        clock_ghz=1.41,
-        l2=40 * MIB,
-        link_rate=200e9,
-        node_rate=25e9,
-        link="NVLink 3, 400 GB/s both ways [D]; one 200 Gb/s adapter per GPU between nodes [A]",
+        "NVIDIA A800-SXM4-80GB", 81920 * MIB, (8, 0), 108, 1.41, 40 * MIB, *_NVLINK_3_A800
     ),
-    "h100": Card(
-        name="NVIDIA H100 80GB HBM3",
-        memory=81559 * MIB,
-        capability=(9, 0),
-        cores=132,
-        clock_ghz=1.98,
-        l2=50 * MIB,
-        link_rate=450e9,
-        node_rate=50e9,
-        link=_NDR,
-    ),
-    "h200": Card(
-        name="NVIDIA H200",
-        memory=143771 * MIB,
-        capability=(9, 0),
-        cores=132,
-        clock_ghz=1.98,
-        l2=50 * MIB,
-        link_rate=450e9,
-        node_rate=50e9,
-        link=_NDR,
-    ),
+    "h100": Card("NVIDIA H100 80GB HBM3", 81559 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4),
+    "h200": Card("NVIDIA H200", 143771 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4),
     "h100-pcie": Card(
-        name="NVIDIA H100 PCIe",
-        memory=81559 * MIB,
-        capability=(9, 0),
-        cores=114,
-        clock_ghz=1.755,
-        l2=50 * MIB,
-        link_rate=63e9,
-        node_rate=6.25e9,
-        link=_BRIDGE,
+        "NVIDIA H100 PCIe", 81559 * MIB, (9, 0), 114, 1.755, 50 * MIB, *_PCIE_5_BRIDGE
     ),
-    "h100-nvl": Card(
-        name="NVIDIA H100 NVL",
-        memory=95830 * MIB,
-        capability=(9, 0),
-        cores=132,
-        clock_ghz=1.785,
-        l2=50 * MIB,
-        link_rate=63e9,
-        node_rate=6.25e9,
-        link=_BRIDGE,
-    ),
-    "b200": Card(
-        name="NVIDIA B200",
-        memory=183359 * MIB,
-        capability=(10, 0),
-        cores=148,
-        clock_ghz=1.965,
-        l2=132644864,
-        link_rate=900e9,
-        node_rate=50e9,
-        link="NVLink 5, 1,800 GB/s both ways [D]; one 400 Gb/s adapter per GPU between nodes [A]",
-    ),
-    "l40s": Card(
-        name="NVIDIA L40S",
-        memory=46068 * MIB,
-        capability=(8, 9),
-        cores=142,
-        clock_ghz=2.52,
-        l2=96 * MIB,
-        link_rate=31.5e9,
-        node_rate=1.56e9,
-        link="PCIe 4 x16, no NVLink [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
-    ),
-    "rtx4090": Card(
-        name="NVIDIA GeForce RTX 4090",
-        memory=24564 * MIB,
-        capability=(8, 9),
-        cores=128,
-        clock_ghz=2.52,
-        l2=72 * MIB,
-        link_rate=31.5e9,
-        node_rate=1.56e9,
-        link="PCIe 4 x16, no NVLink [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
-    ),
+    "h100-nvl": Card("NVIDIA H100 NVL", 95830 * MIB, (9, 0), 132, 1.785, 50 * MIB, *_PCIE_5_BRIDGE),
+    "b200": Card("NVIDIA B200", 183359 * MIB, (10, 0), 148, 1.965, 132644864, *_NVLINK_5),
+    "l40s": Card("NVIDIA L40S", 46068 * MIB, (8, 9), 142, 2.52, 96 * MIB, *_PCIE_4),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", 24564 * MIB, (8, 9), 128, 2.52, 72 * MIB, *_PCIE_4),
     "rtx5090": Card(
-        name="NVIDIA GeForce RTX 5090",
-        memory=32607 * MIB,
-        capability=(12, 0),
-        cores=170,
-        clock_ghz=2.407,
-        l2=96 * MIB,
-        link_rate=63e9,
-        node_rate=1.56e9,
-        link="PCIe 5 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+        "NVIDIA GeForce RTX 5090", 32607 * MIB, (12, 0), 170, 2.407, 96 * MIB, *_PCIE_5
     ),
 }
 
