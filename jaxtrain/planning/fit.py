@@ -1,11 +1,9 @@
 """Searches for variants of a run that need less memory; each is compiled before it is suggested."""
 
-import bisect
-import contextlib
+import collections
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxtrain import config
 from jaxtrain.config import overrides
@@ -50,9 +48,8 @@ def search(
 ) -> tuple[list[Tried], bool]:
     """Compiles candidates until the time budget is spent.
 
-    Each combination of sharding and rematerialization is tried with the fewest microbatches that
-    fit: one if possible; otherwise by bisection, as memory falls with their number. The global
-    batch size stays the same.
+    Each combination of sharding and rematerialization is tried with ascending numbers of
+    microbatches until it fits. The global batch size stays the same.
 
     Args:
         run: the config.
@@ -66,71 +63,58 @@ def search(
     """
     ends = clock() + budget_s
     tried: dict[Overrides, Tried | None] = {}
-
-    def compiled(changes: Overrides) -> Tried | None:
-        if changes not in tried:
-            left = ends - clock()
-            if left <= 0:
-                raise TimeoutError
-            tried[changes] = attempt(changes, left)
-        return tried[changes]
-
-    too_large: list[tuple[Kind, int]] = []
-
-    def fits(kind: Kind, parts: int) -> bool:
-        if any(_needs_more(kind, parts, *other) for other in too_large):
-            return False
-        one = compiled(_changes(run, kind, parts))
-        if one is None:
-            return False
-        if one.spare < 0:  # the search follows estimates, too
-            too_large.append((kind, parts))
-            return False
-        if (
-            enough is not None
-            and sum(o is not None and o.fits is True for o in tried.values()) >= enough
-        ):
-            raise _EnoughError
-        return True
-
-    whole = False
-    with contextlib.suppress(TimeoutError, _EnoughError):
-        fits((run.mesh.shard, getattr(run.model, "remat", None)), run.optim.accumulate)
-        first, *more = microbatches(run)
-        for kind in [kind for kind in kinds(run) if not fits(kind, first)]:
-            # Sorted: too few microbatches do not fit (False), then all fit.
-            bisect.bisect_left(more, True, key=functools.partial(fits, kind))
-        whole = True
+    complete = True
+    for changes in _candidates(run, tried):
+        left = ends - clock()
+        if left <= 0 or sum(one.fits is True for one in tried.values() if one) == enough:
+            complete = False
+            break
+        tried[changes] = attempt(changes, left)
     found = [one for one in tried.values() if one is not None]
     found.sort(key=lambda one: (not one.fits, one.best if one.fits else one.needed))
-    return found, whole
+    return found, complete
 
 
-class _EnoughError(Exception):
-    """Ends the search: enough candidates fit."""
+def _candidates(run: config.Run, tried: Mapping[Overrides, Tried | None]) -> Iterator[Overrides]:
+    """Yields what to try, the config itself first; reads the results of what it yielded before.
+
+    With more microbatches, memory falls at most in proportion, so numbers that cannot suffice are
+    omitted, also for shardings that need more memory.
+    """
+    yield ()
+    own, own_kind = tried[()], (run.mesh.shard, getattr(run.model, "remat", None))
+    least: dict[str | None, float] = collections.defaultdict(float)
+    for shard, remat in kinds(run):
+        if (shard, remat) == own_kind and own is not None and own.spare < 0:
+            least[remat] = max(least[remat], _least(run.optim.accumulate, own))
+        for parts in microbatches(run):
+            if parts < least[remat]:
+                continue
+            changes = _changes(run, (shard, remat), parts)
+            if changes not in tried:
+                yield changes
+            one = tried[changes]
+            if one is None or one.spare >= 0:  # the search follows estimates, too
+                break
+            least[remat] = _least(parts, one)
 
 
-def _needs_more(kind: Kind, parts: int, other: Kind, parts_of_other: int) -> bool:
-    """Whether a candidate needs at least as much memory as the other, for any model."""
-    shards = ("params", "optimizer", "none")  # ascending memory
-    remats = (None, "block", "ends", "none")  # ascending memory; None is alone
-    return (
-        parts <= parts_of_other
-        and shards.index(kind[0]) >= shards.index(other[0])
-        and remats.index(kind[1]) >= remats.index(other[1])
-    )
+def _least(parts: int, one: Tried) -> float:
+    """Returns the fewest microbatches that may fit, by those of one that does not fit."""
+    return parts * one.needed / (one.needed + one.spare)
 
 
 def kinds(run: config.Run) -> Iterator[Kind]:
-    """Yields (mesh.shard, model.remat), the config's own first; remat is None if not supported."""
+    """Yields (mesh.shard, model.remat), the config's own remat first; None if not supported.
+
+    For each remat, the shardings come in the order of the memory that they need.
+    """
     remats: Sequence[str | None] = (None,)
     if hasattr(run.model, "remat"):
         choices = overrides.choices(run.model, "remat")
         remats = sorted(choices, key=lambda name: name != run.model.remat)
-    shards = overrides.choices(run.mesh, "shard") if run.mesh.fsdp > 1 else (run.mesh.shard,)
-    for shard in sorted(shards, key=lambda name: name != run.mesh.shard):
-        for remat in remats:
-            yield shard, remat
+    shards = ("params", "optimizer", "none") if run.mesh.fsdp > 1 else (run.mesh.shard,)
+    return ((shard, remat) for remat in remats for shard in shards)
 
 
 def microbatches(run: config.Run) -> list[int]:

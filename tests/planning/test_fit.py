@@ -98,8 +98,31 @@ def test_candidates_keep_the_batch_and_are_valid_configs() -> None:
         assert other.optim.accumulate == parts
 
 
-def test_the_configs_own_kind_comes_first() -> None:
-    assert next(fit.kinds(RUN)) == ("params", "ends")
+def test_the_configs_own_remat_comes_first_with_every_sharding() -> None:
+    first = list(itertools.islice(fit.kinds(RUN), 3))
+    assert first == [("params", "ends"), ("optimizer", "ends"), ("none", "ends")]
+    assert {shard for shard, _ in first} == set(overrides.choices(RUN.mesh, "shard"))
+
+
+def test_numbers_of_microbatches_that_cannot_suffice_are_omitted() -> None:
+    asked: list[fit.Overrides] = []
+
+    def attempt(changes: fit.Overrides, _: float) -> fit.Tried:
+        asked.append(changes)
+        return tried(changes, room=26)
+
+    fit.search(RUN, attempt, 1e9)
+    of_ends = [changes for changes in asked if "--model.remat" not in changes]
+    assert of_ends == [  # 100 of memory need 4 microbatches, not 2, with every sharding
+        (),
+        ("--optim.accumulate", "4"),
+        ("--optim.accumulate", "4", "--mesh.shard", "optimizer"),
+        ("--optim.accumulate", "4", "--mesh.shard", "none"),
+    ]
+    asked.clear()
+    two = config.load("h100_16", ["--model.remat", "ends", "--optim.accumulate", "2"])
+    fit.search(two, lambda changes, _: attempt(changes or ("--optim.accumulate", "2"), _), 1e9)
+    assert asked[1] == ("--optim.accumulate", "4")  # 1 needs more than the config's own 2
 
 
 def test_other_devices_are_fitted() -> None:
