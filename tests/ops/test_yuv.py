@@ -47,7 +47,7 @@ def both(
     """Returns a frame of this size, cropped: converted by the host, and by the device."""
     rng = np.random.default_rng(height)
     planes = [noise(rng, height // part, width // part) for part in (1, 2, 2)]
-    info = Scan(0, 1, width, height, 0, False, 0, 1.0, 25.0, ())
+    info = Scan(0, 1, width, height, 0, False, 0, (), 1.0, 25.0, ())
     size = {"frames": 1, "height": HEIGHT, "width": WIDTH, "position": position}
     host = video_frames.Crop(info, **size)
     device = video_frames.Planes(info, **size, plane_size=ROOM)

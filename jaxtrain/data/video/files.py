@@ -12,6 +12,7 @@ Relative paths start at the list's folder. Videos in a tar are read in place and
 on the command line and with the last two also a folder): see :mod:`jaxtrain.data.remote`.
 """
 
+import collections
 import csv
 import json
 import os
@@ -20,16 +21,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import remote
+from jaxtrain.data import jobs, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, disks, listing
 from jaxtrain.storage.atomic import expanded
 
-SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
-SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
+SUFFIXES = frozenset((".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gif", ".ivf"))
+SUFFIXES |= frozenset((".m2ts", ".m2v", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"))
+SUFFIXES |= frozenset((".mxf", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv", ".y4m"))
+"""Of the formats that :data:`jaxtrain.data.video.packets.FORMATS` reads."""
 LISTS = frozenset((".jsonl", ".csv", ".txt"))
+_KINDS = 5  # of other files, in a message
 _KNOWN = SUFFIXES | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"
@@ -177,11 +181,16 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Vid
     top = expanded(path).absolute()
     suffix = top.suffix.lower()
     if os.path.isdir(top):
-        files = [
-            VideoFile(file.relative_to(top).as_posix(), str(file))
-            for file in listing.files(top, say)
-            if file.suffix.lower() in _KNOWN
-        ]
+        files, ignored = [], collections.Counter[str]()
+        for file in listing.files(top, say):
+            if file.suffix.lower() in _KNOWN:
+                files.append(VideoFile(file.relative_to(top).as_posix(), str(file)))
+            elif file.relative_to(top).as_posix() != jobs.REPORT:  # of prepare
+                ignored[file.suffix.lower() or "without a suffix"] += 1
+        if files and ignored:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in ignored.most_common(_KINDS))
+            more = ", ..." if len(ignored) > _KINDS else ""
+            say(f"{flag} {path}: ignored {ignored.total():,} other files ({kinds}{more})")
         endings = ", ".join(sorted(SUFFIXES))
         return files, f"pass a folder with {endings} or .tar files, or a list of them"
     if not os.path.exists(top):

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -107,7 +107,14 @@ def of_path(
     if folder:
         jobs.check_complete(path)
     videos = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
-    return build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
+    entries = build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
+    for trait, meaning in packets.TRAITS.items():
+        if names := [one.name for one in entries if one.info and trait in one.info.traits]:
+            say(
+                f"warning: {len(names):,} of {len(entries):,} videos of {flag} are {trait}, such "
+                f"as {names[0]}: {meaning}"
+            )
+    return entries
 
 
 def build(
@@ -323,8 +330,15 @@ def from_line(line: bytes) -> Entry:
         path=path,
         size=size,
         mtime_ns=mtime_ns,
-        info=info and Scan._make([*info[:-1], tuple(Keyframe(*key) for key in info[-1])]),
+        info=info and _scan_of(info),
         reason=reason,
         verdict=verdict and FrameCheck(tuple(verdict[0]), verdict[1]),
         span=span and Span(*span),
     )
+
+
+def _scan_of(values: list[Any]) -> Scan:
+    """Returns a scan from its JSON, which has lists for tuples."""
+    found = Scan._make(values)
+    keyframes = tuple(Keyframe(*key) for key in found.keyframes)
+    return found._replace(traits=tuple(found.traits), keyframes=keyframes)

@@ -68,6 +68,13 @@ _MATRICES_WITHOUT_FILTER = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
+TRAITS = {
+    "HDR (PQ)": "their colors are not tone-mapped",
+    "HDR (HLG)": "their colors are not tone-mapped",
+    "interlaced": "they are not deinterlaced, so motion has combs",
+}
+"""What videos may be, and what that means for their clips."""
+_TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
 # Exif's orientation (2 to 8): degrees counterclockwise, after a mirror.
 _EXIF_ORIENTATION = 0x0112
 _OF_EXIF = {
@@ -118,6 +125,7 @@ class Scan(NamedTuple):
         mirror: whether left and right must be swapped before that.
         skipped: packets before the first keyframe, which are not decoded: a capture of a stream
             may start anywhere.
+        traits: keys of :data:`TRAITS`.
         pixel_aspect: width of a stored pixel divided by its height.
         fps: frames per second; 0 if unknown.
         keyframes: the keyframes in display order; empty if time stamps do not determine that
@@ -131,6 +139,7 @@ class Scan(NamedTuple):
     rotation: int
     mirror: bool
     skipped: int
+    traits: tuple[str, ...]
     pixel_aspect: float
     fps: float
     keyframes: tuple[Keyframe, ...]
@@ -385,6 +394,7 @@ def _scan(path: str, container: InputContainer, span: Span | None) -> Scan:
         rotation=rotation,
         mirror=mirror,
         skipped=skipped,
+        traits=_traits(first),
         pixel_aspect=aspect,
         fps=fps,
         keyframes=keyframes,
@@ -419,6 +429,14 @@ def _rate(packets: _Packets, *, ordered: bool) -> float:
     usual = (declared, Fraction(round(measured)), *_STANDARD_RATES)
     near = [one for one in usual if one and abs(one / measured - 1) <= slack]
     return float(near[0]) if near else measured
+
+
+def _traits(frame: VideoFrame) -> tuple[str, ...]:
+    transfer = _TRANSFERS.get(frame.color_trc)
+    return (
+        *((transfer,) if transfer else ()),
+        *(("interlaced",) if frame.interlaced_frame else ()),
+    )
 
 
 def _orientation(frame: VideoFrame, image: bytes) -> tuple[int, bool]:

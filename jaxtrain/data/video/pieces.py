@@ -98,10 +98,12 @@ class Cut(NamedTuple):
     Attributes:
         pieces: number of frames of each piece; piece n is the file ``n.mp4``, with five digits.
         left_out: number of unused frames, in discarded pieces between two cuts or at the end.
+        traits: of the video; see :data:`jaxtrain.data.video.packets.TRAITS`.
     """
 
     pieces: tuple[int, ...]
     left_out: int
+    traits: tuple[str, ...] = ()
 
 
 def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
@@ -158,7 +160,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     if not pieces:
         text = f"{settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
         raise BadExample(path, f"is too short: it does not have {text}")
-    return Cut(tuple(pieces), left_out)
+    return Cut(tuple(pieces), left_out, info.traits)
 
 
 def shrinking(info: Scan, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:

@@ -20,7 +20,7 @@ import pytest
 import sample_videos as sample
 from av.video.frame import VideoFrame
 
-from jaxtrain.data.video import decode, frames, packets, pieces, reading
+from jaxtrain.data.video import decode, files, frames, index, packets, pieces, reading
 from jaxtrain.errors import BadExample
 
 FRAMES, CLIP = 48, 8
@@ -367,3 +367,44 @@ def test_colors_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> 
     path = sample.write(tmp_path / "a.mp4", 12, **{"x264-params": "colormatrix=YCgCo"})
     with pytest.raises(BadExample, match=r"a.mp4: has YCgCo colors, which cannot be converted"):
         packets.scan(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "traits"),
+    [
+        ({}, ()),
+        ({"x264-params": "transfer=smpte2084"}, ("HDR (PQ)",)),
+        ({"x264-params": "transfer=arib-std-b67"}, ("HDR (HLG)",)),
+        ({"x264-params": "tff=1"}, ("interlaced",)),
+    ],
+)
+def test_hdr_and_interlaced_videos_are_named(
+    tmp_path: Path, options: dict[str, str], traits: tuple[str, ...]
+) -> None:
+    path = sample.write(tmp_path / "in" / "a.mp4", 30, **options)
+    assert packets.scan(str(path)).traits == traits
+    said: list[str] = []
+    for _ in range(2):  # scanned, and from the index
+        said.clear()
+        index.of_path(
+            str(path.parent), "--data.path", tmp_path / "cache", decode_all=False, say=said.append
+        )
+        warnings = [line for line in said if line.startswith("warning")]
+        assert warnings == [
+            f"warning: 1 of 1 videos of --data.path are {trait}, such as a.mp4: "
+            f"{packets.TRAITS[trait]}"
+            for trait in traits
+        ]
+
+
+def test_other_files_in_a_folder_are_counted(tmp_path: Path) -> None:
+    for name in ("a.gif", "b.mp4"):
+        options: dict[str, Any] = KINDS["gif"]["gif"] if name == "a.gif" else {}
+        sample.write(tmp_path / "in" / name, 12, **options)
+    for name in ("c.txt", "d.TXT", "e.json", "f"):
+        (tmp_path / "in" / name).write_text("x")
+    said: list[str] = []
+    found = files.find(str(tmp_path / "in"), "--data.path", tmp_path, said.append)
+    assert [video.name for video in found] == ["a.gif", "b.mp4"]
+    (line,) = said
+    assert line.endswith("in: ignored 4 other files (.txt 2, .json 1, without a suffix 1)")

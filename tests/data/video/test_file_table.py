@@ -18,7 +18,7 @@ from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
 
 KEYS = (Keyframe(-512, 0), Keyframe(2**40, 12))
-SCAN = Scan(1, 24, 640, 360, 90, True, 2, 4 / 3, 30000 / 1001, KEYS)
+SCAN = Scan(1, 24, 640, 360, 90, True, 2, ("interlaced",), 4 / 3, 30000 / 1001, KEYS)
 ENTRIES = [
     Entry(name="b/ü.mp4", path="/data/b/ü.mp4", size=2**33, mtime_ns=2**60, info=SCAN),
     Entry(

@@ -155,7 +155,7 @@ def test_colors_at_half_resolution_are_interpolated(along: str) -> None:
         format="yuv420p", dst_color_range="MPEG", dst_colorspace="ITU709"
     )
     frame.colorspace = 1
-    info = packets.Scan(0, 1, 240, 160, 0, False, 0, 1.0, 25.0, ())
+    info = packets.Scan(0, 1, 240, 160, 0, False, 0, (), 1.0, 25.0, ())
     clip = sample.cropped(
         [frame], info, height=80, width=120, scale=1, across=0, down=0, mirror=False
     )

@@ -22,7 +22,7 @@ def made(tmp_path: Path) -> Made:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content or name)
-        info = Scan(0, frames, 96, 64, 0, False, 0, 1.0, 25.0, (Keyframe(0, 0),))
+        info = Scan(0, frames, 96, 64, 0, False, 0, (), 1.0, 25.0, (Keyframe(0, 0),))
         size = path.stat().st_size
         return Entry(name=name, path=str(path), size=size, mtime_ns=0, info=info)
 
