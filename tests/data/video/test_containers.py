@@ -53,10 +53,6 @@ KINDS: dict[str, dict[str, dict[str, str]]] = {
     "gif": {"gif": {"codec": "gif", "pix_fmt": "rgb8"}},
 }
 CELLS = [(suffix, codec) for suffix, codecs in KINDS.items() for codec in codecs]
-ALWAYS = {  # the other cells are long
-    *(("ts", "h264"), ("wmv", "mpeg2"), ("wmv", "h264"), ("avi", "h264"), ("mpg", "h264, no B")),
-    *(("mkv", "vp9"), ("mp4", "h264, open GOP"), ("mov", "mjpeg"), ("flv", "h264")),
-}
 
 
 def digest(frame: VideoFrame) -> str:
@@ -87,10 +83,7 @@ def check(path: Path, *, clips: int = 6) -> packets.Scan:
     return info
 
 
-@pytest.mark.parametrize(
-    ("suffix", "codec"),
-    [pytest.param(*cell, marks=[] if cell in ALWAYS else [pytest.mark.long]) for cell in CELLS],
-)
+@pytest.mark.parametrize(("suffix", "codec"), CELLS)
 def test_clips_are_the_frames_in_order(tmp_path: Path, suffix: str, codec: str) -> None:
     options: dict[str, Any] = KINDS[suffix][codec]
     path = sample.write(tmp_path / f"a.{suffix}", sample.busy(FRAMES), **options)
