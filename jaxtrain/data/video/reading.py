@@ -17,6 +17,7 @@ from jaxtrain.data.video import decode, frames, packets
 from jaxtrain.errors import BadExample, InputError
 
 _DEFAULT_RATE = Fraction(25)  # frames per second of a file with an unknown frame rate
+_PRIMING_S = 0.07  # of hidden packets that are kept; AAC at 16 kHz needs 0.064
 _TICKS = 90_000  # per second, for frames without time stamps
 
 
@@ -113,7 +114,8 @@ class Video:
                 yield Frame(self._converted(convert, item), last)
             else:
                 clocks.setdefault(item.stream_index, _Clock(item, self.start_s)).set(item)
-                yield item
+                if not _is_hidden(item):
+                    yield item
 
     def _decoded(self, *, audio: bool) -> Iterator[VideoFrame | av.Packet]:
         try:
@@ -136,6 +138,15 @@ class Video:
         else:
             ticks = frame.pts - round(self.start_s / self.time_base)
         return ticks if number == 0 else max(ticks, last + 1)
+
+
+def _is_hidden(packet: av.Packet) -> bool:
+    """Returns whether an edit list hides a packet, except those just before the first that is
+    heard, which AAC's decoder needs. Matroska would play it.
+    """
+    if not packet.is_discard or packet.pts is None or packet.time_base is None:
+        return False
+    return float((packet.pts + (packet.duration or 0)) * packet.time_base) < -_PRIMING_S
 
 
 class _Clock:

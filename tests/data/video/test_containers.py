@@ -401,3 +401,25 @@ def test_other_files_in_a_folder_are_counted(tmp_path: Path) -> None:
     assert [video.name for video in found] == ["a.gif", "b.mp4"]
     (line,) = said
     assert line.endswith("in: ignored 4 other files (.txt 2, .json 1, without a suffix 1)")
+
+
+def test_subtitles_may_be_longer_than_the_video(tmp_path: Path) -> None:
+    (tmp_path / "a.srt").write_text("1\n00:00:00,200 --> 00:00:05,000\ntext\n")
+    path = tmp_path / "a.mkv"
+    with av.open(str(tmp_path / "a.srt")) as texts, av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        subtitles = container.add_stream_from_template(texts.streams.subtitles[0])
+        for image in sample.busy(25):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
+        container.mux(stream.encode())
+        for packet in texts.demux(subtitles=0):
+            if packet.size:
+                packet.stream = subtitles
+                container.mux(packet)
+    assert check(path).frames == 25
+
+
+def test_most_frames_of_a_program_stream_have_no_time_stamp(checkout: Path) -> None:
+    """H.264 of a surveillance recorder: a PES packet holds several frames."""
+    assert check(checkout / "tests/fixtures/h264_ps_tail.mpg").frames == 60

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -196,3 +197,17 @@ def test_joined_recordings_with_sound_can_be_written(tmp_path: Path) -> None:
             2.0, abs=0.25
         )  # AAC adds its own silence
         assert len(list(made.decode(video=0))) == 50
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_sound_that_an_edit_list_hides_is_not_heard(tmp_path: Path, suffix: str) -> None:
+    path = small_autoencoder.with_sound(tmp_path / "in.mp4", [frame(0).pixels] * 50, 2.0)
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"elst") + 12  # of the sound: duration, first sample, rate
+    struct.pack_into(">Ii", data, place, 1400, 1024 + int(0.6 * 16_000))
+    path.write_bytes(data)
+    target = tmp_path / f"out.{suffix}"
+    copy(reading.Video(path), target)
+    with av.open(str(target)) as made:
+        samples = sum(one.samples for one in made.decode(audio=0))
+    assert samples / 16_000 == pytest.approx(1.4, abs=0.15)
