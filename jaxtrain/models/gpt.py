@@ -25,7 +25,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import Remat, embed, remat
+from jaxtrain.ops.layers import Remat, capped, embed, remat
 
 _ASPECT = 64  # width / depth
 _HEAD = 128  # largest head width
@@ -339,7 +339,7 @@ class Head(nnx.Module):
         """Returns all logits, float32 [B, S, V]."""
         x_BSD = attention.rms_norm(x_BSD, self.norm_eps)
         logits_BSV = attention.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
-        return chunked_loss.capped(logits_BSV, _CAP)
+        return capped(logits_BSV, _CAP)
 
 
 class GPT(nnx.Module):

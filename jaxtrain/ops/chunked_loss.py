@@ -156,16 +156,11 @@ def _of_chunk(
     targets_BP: jax.Array,
     weight_BP: jax.Array,
 ) -> Predictions:
-    logits_BPV = capped(einsum_float32("bpd,vd->bpv", x_BPD, unembedding_VD), cap)
-    cost_BP, right_BP = cross_entropy(logits_BPV, targets_BP)
+    logits_BPV = einsum_float32("bpd,vd->bpv", x_BPD, unembedding_VD)
+    cost_BP, right_BP = cross_entropy(logits_BPV, targets_BP, cap)
     there = targets_BP != IGNORED
     cost_BP = jnp.where(there, cost_BP, 0.0)
     return Predictions((cost_BP * weight_BP).sum(), cost_BP, right_BP & there)
-
-
-def capped(logits: jax.Array, cap: float | None) -> jax.Array:
-    """Returns `cap tanh(z / cap)`, as in Gemma 2 (https://arxiv.org/abs/2408.00118); None: z."""
-    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def target_weights(batch: Batch) -> jax.Array:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -340,21 +341,75 @@ def mixed(x: jax.Array, other: jax.Array) -> jax.Array:
     return x ^ (x >> 14)
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def capped(logits: jax.Array, cap: float | None) -> jax.Array:
+    """Returns `cap tanh(z / cap)`, as in Gemma 2 (https://arxiv.org/abs/2408.00118); None: z."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, cap: float | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Computes the cost of the targets, and whether they are the most likely tokens.
 
-    The gradient needs no scatter, so on a CPU it takes one pass over the logits instead of five.
+    The logits of a large vocabulary are most of what a step of a language model moves. This reads
+    them once (twice without a cap), and once more for the gradient, which needs no scatter. As
+    written by autodiff, of a softmax with a cap and an argmax, XLA read or wrote them ten times:
+    147 of 385 GB of a step of a GPT of depth 12 with 65,536 tokens.
 
     Args:
-        logits: float32 [..., V].
-        targets: int32 [...].
+        logits: float32 [..., V], not capped.
+        targets: int32 [...]; with a negative one, the cost is not used.
+        cap: of :func:`capped`.
 
     Returns:
-        Nats, float32 [...], and bool [...]; of equally likely tokens the first counts.
+        Nats, float32 [...], and bool [...]: whether all other tokens are less likely.
     """
+    return _cross_entropy_forward(logits, targets, cap)[0]
+
+
+# Above it, exponentials relative to the cap could all be 0 in float32.
+_LARGEST_SHIFT = 30.0
+
+
+def _cross_entropy_forward(
+    logits: jax.Array, targets: jax.Array, cap: float | None
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    values, is_target = capped(logits, cap), _is_target(logits, targets)
+    on_target = jnp.where(is_target, values, 0)
+    on_others = jnp.where(is_target, -jnp.inf, values)
+    if cap is not None and cap <= _LARGEST_SHIFT:
+        # A bound, so that the largest need not be known, and one reduction, which reads once.
+        shift = jnp.full(targets.shape, cap, values.dtype)
+        total, of_target, of_others = lax.reduce(
+            (jnp.exp(values - cap), on_target, on_others),
+            (np.float32(0), np.float32(0), np.float32(-np.inf)),
+            lambda one, other: (one[0] + other[0], one[1] + other[1], lax.max(one[2], other[2])),
+            (logits.ndim - 1,),
+        )
+    else:
+        of_target, of_others = on_target.sum(-1), on_others.max(-1)
+        shift = jnp.maximum(jnp.where(targets < 0, -jnp.inf, of_target), of_others)
+        total = jnp.exp(values - shift[..., None]).sum(-1)
+    cost = jnp.log(total) + shift - of_target
+    return (cost, of_target > of_others), (logits, targets, shift, total)
+
+
+def _cross_entropy_backward(
+    cap: float | None, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, None]:
+    logits, targets, shift, total = kept
+    values = capped(logits, cap)
+    chances = jnp.exp(values - shift[..., None]) / total[..., None]
+    grad = grads[0][..., None] * (chances - _is_target(logits, targets))
+    if cap is not None:
+        grad = grad * (1 - jnp.square(values / cap))
+    return grad, None
+
+
+def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    of_target = jnp.where(ids == targets[..., None], logits, 0).sum(-1)
-    cost = jax.nn.logsumexp(logits, axis=-1) - of_target
-    largest = lax.stop_gradient(logits).max(-1, keepdims=True)
-    best = jnp.where(logits == largest, ids, logits.shape[-1]).min(-1)
-    return cost, best == targets
+    return ids == targets[..., None]
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

@@ -177,25 +177,44 @@ def test_dropped_elements_are_independent() -> None:
         assert abs(spread - 4095) < 5 * (2 * 4095) ** 0.5  # chi square
 
 
-def test_cross_entropy_matches_the_definition() -> None:
+@pytest.mark.parametrize("cap", [None, 2.0, 15.0, 40.0])
+def test_cross_entropy_matches_the_definition(cap: float | None) -> None:
     (logits,) = arrays(0, (3, 4, 50))
+    logits = 5 * logits
     targets = jnp.asarray(np.random.default_rng(1).integers(0, 50, (3, 4)), jnp.int32)
-    logits = logits.at[0, 0].set(0.0).at[0, 1, 7].set(9.0)
+    logits = logits.at[0, 0].set(0.0).at[0, 1, 7].set(90.0).at[1, 1].set(-200.0)
     targets = targets.at[0, 0].set(0).at[0, 1].set(7).at[0, 2].set(3)
 
     def cost(logits: Any) -> Any:
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
+        chances = jax.nn.log_softmax(layers.capped(logits, cap))
+        return -jnp.take_along_axis(chances, targets[..., None], -1)[..., 0]
 
-    found, right = layers.cross_entropy(logits, targets)
+    found, right = layers.cross_entropy(logits, targets, cap)
     np.testing.assert_allclose(found, cost(logits), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(right, logits.argmax(-1) == targets)  # of equal logits, the first
-    assert right[0, 0]
-    assert not layers.cross_entropy(logits, targets.at[0, 0].set(1))[1][0, 0]
+    alone = (logits >= jnp.take_along_axis(logits, targets[..., None], -1)).sum(-1) == 1
+    np.testing.assert_array_equal(right, alone)
+    assert right[0, 1]
+    assert not right[0, 0], "at the start, when all are equally likely, none is"
     gradients = [
         jax.grad(lambda x, f=f: (f(x) * targets).sum())(logits)
-        for f in (lambda x: layers.cross_entropy(x, targets)[0], cost)
+        for f in (lambda x: layers.cross_entropy(x, targets, cap)[0], cost)
     ]
-    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cap", [None, 15.0])
+def test_a_position_without_a_target_has_no_gradient(cap: float | None) -> None:
+    logits = jnp.full((1, 2, 5), -300.0)  # their exponentials are 0 in float32
+    targets = jnp.asarray([[-1, 2]], jnp.int32)
+
+    def total(logits: jax.Array) -> jax.Array:
+        costs = layers.cross_entropy(logits, targets, cap)[0]
+        return jnp.where(targets < 0, 0.0, costs).sum()
+
+    grad = jax.grad(total)(logits)
+    assert np.isfinite(grad).all()
+    assert not grad[0, 0].any()
+    assert np.isfinite(total(logits))
 
 
 def test_nothing_is_wrapped_where_nothing_is_gathered() -> None:
