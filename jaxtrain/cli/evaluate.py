@@ -285,7 +285,9 @@ def _text(
 
 def _published(protocol: Protocol) -> str:
     """Returns the table of published results."""
-    rows: list[tuple[str, ...]] = [("model", "", "psnr (dB)", "ssim", "lpips", "rfvd")]
+    rows: list[tuple[str, ...]] = [
+        ("model", "", "psnr (dB)", "ssim", f"lpips/{protocol.lpips}", "rfvd")
+    ]
     for one in protocol.published:
         values = (f"{one.psnr:.2f}", one.ssim, one.lpips, one.rfvd)
         rows.append((one.model, "", *("-" if value is None else str(value) for value in values)))
@@ -375,14 +377,14 @@ def _parser() -> argparse.ArgumentParser:
         "--lpips",
         metavar="FILE",
         type=command_line.named_file,
-        help="also measure LPIPS, with this state dict of lpips.LPIPS(net='alex') or of its linear "
-        "layers",
+        help="also measure LPIPS, with this state dict of lpips.LPIPS, by AlexNet (net='alex') or "
+        "VGG16 (net='vgg'), or of its linear layers",
     )
     add(
         "--backbone",
         metavar="FILE",
         type=command_line.named_file,
-        help="state dict of torchvision's AlexNet, if --lpips has only the linear layers",
+        help="state dict of torchvision's network, if --lpips has only the linear layers",
     )
     add(
         "--i3d",

@@ -80,7 +80,7 @@ METRICS = {
     ),
     "lpips": _quality(
         "min",
-        "perceptual distance, with `model.perceptual.weights`",
+        "perceptual distance by AlexNet, with `model.perceptual.weights`",
         title="LPIPS",
         groups=_VALIDATION,
         models=_VIDEO,

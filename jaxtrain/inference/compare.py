@@ -260,7 +260,8 @@ class MeterConfig:
         """
         measures: Mapping[str, Measure] = MEASURES
         if self.lpips:
-            measures = {**measures, "lpips": lpips.measure(self.lpips, self.backbone)}
+            network, distance = lpips.measure(self.lpips, self.backbone)
+            measures = {**measures, f"lpips/{network}": distance}
         return Meter(
             [Autoencoder(source, self.precision, command="evaluate") for source in sources],
             measures,

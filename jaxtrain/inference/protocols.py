@@ -24,6 +24,7 @@ class Protocol:
         fps: frame rate of the clips, approximated by taking every n-th frame; None takes every one.
         complete: whether each video is divided into clips, the last one filled by repeating its
             last frame; otherwise a video has one clip, at its beginning.
+        lpips: network of the published LPIPS.
         source: address of the published results.
         published: the results.
     """
@@ -34,6 +35,7 @@ class Protocol:
     width: int
     fps: float | None
     complete: bool
+    lpips: str
     source: str
     published: tuple[Published, ...]
 
@@ -53,6 +55,7 @@ PROTOCOLS = {
         width=256,
         fps=30,
         complete=True,
+        lpips="vgg",  # vidtok/modules/lpips.py
         source="https://github.com/microsoft/VidTok (README, Performance)",
         published=(
             _vidtok("4x8x8", 4, 29.64, 0.852, 0.114, 194.2),
@@ -70,6 +73,7 @@ PROTOCOLS = {
         width=256,
         fps=None,
         complete=False,
+        lpips="alex",  # PKU-YuanGroup/WF-VAE#21
         source="https://github.com/PKU-YuanGroup/Open-Sora-Plan (docs/Report-v1.3.0.md)",
         published=(
             Published(model="OD-VAE, 4 channels", psnr=30.311, ssim=None, lpips=0.043, rfvd=None),

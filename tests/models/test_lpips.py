@@ -19,7 +19,10 @@ from jaxtrain.storage import tensor_files
 from jaxtrain.training import state
 
 # Computed by tests/interop/torch_lpips.py with PyTorch on the same weights and frames.
-WANTED = (1.0239794, 1.0610843, 1.0595266)
+WANTED = {
+    "alex": (1.0239794, 1.0610843, 1.0595266),
+    "vgg": (0.8126042, 0.8214463, 0.8280355),
+}
 
 
 def frames(seed: int) -> np.ndarray:
@@ -31,14 +34,26 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lpips_weights.write(tmp_path_factory.mktemp("lpips") / "lpips.safetensors")
 
 
-@pytest.fixture(scope="module")
-def distance(weights: Path) -> Any:
-    measure = lpips.measure(weights, None)
+def jitted(weights: Path, network: str) -> Any:
+    by, measure = lpips.measure(weights, None)
+    assert by == network
     return jax.jit(lambda one, other: measure(one[None], other[None])[0])
 
 
+@pytest.fixture(scope="module")
+def distance(weights: Path) -> Any:
+    return jitted(weights, "alex")
+
+
 def test_values_match_the_published_network(distance: Any) -> None:
-    np.testing.assert_allclose(distance(frames(0), frames(1)), WANTED, rtol=1e-4)
+    np.testing.assert_allclose(distance(frames(0), frames(1)), WANTED["alex"], rtol=1e-4)
+
+
+def test_the_file_says_which_network_it_is_of(tmp_path: Path) -> None:
+    path = lpips_weights.write_vgg(tmp_path / "vgg.safetensors")
+    np.testing.assert_allclose(jitted(path, "vgg")(frames(0), frames(1)), WANTED["vgg"], rtol=1e-4)
+    with pytest.raises(InputError, match=r"vgg.safetensors has LPIPS by vgg, but this takes alex"):
+        model(path).constants()
 
 
 def test_a_distance(distance: Any) -> None:
@@ -62,8 +77,8 @@ def test_linear_layers_and_backbone_may_be_in_separate_files(weights: Path, tmp_
         ("alexnet", lpips_weights.alexnet(lambda place, number: f"features.{number}")),
     ):
         tensor_files.write(tmp_path / f"{name}.safetensors", arrays, {})
-    apart = lpips.read(tmp_path / "linear.safetensors", tmp_path / "alexnet.safetensors")
-    whole = lpips.read(weights, None)
+    _, apart = lpips.read(tmp_path / "linear.safetensors", tmp_path / "alexnet.safetensors")
+    _, whole = lpips.read(weights, None)
     for name, array in whole.items():
         np.testing.assert_array_equal(apart[name], array)
     with pytest.raises(InputError, match=r"linear.safetensors has no net.slice1.0.weight: LPIPS"):

@@ -289,9 +289,10 @@ class Config:
         found: dict[str, np.ndarray] = {}
         if self.perceptual is not None:
             backbone = self.perceptual.backbone
-            of_lpips = lpips.read(
+            _, of_lpips = lpips.read(
                 expanded(self.perceptual.weights),
                 None if backbone is None else expanded(backbone),
+                "alex",
             )
             found |= {f"lpips.{name}": array for name, array in of_lpips.items()}
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)

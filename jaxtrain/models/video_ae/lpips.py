@@ -1,13 +1,15 @@
-"""LPIPS, the perceptual distance of two frames (Zhang et al., arXiv 1801.03924), v0.1, AlexNet.
+"""LPIPS, the perceptual distance of two frames (Zhang et al., arXiv 1801.03924), v0.1.
 
-The features of five AlexNet layers are normalized to unit length at each pixel. Their squared
-differences are weighted by channel, averaged over pixels and summed over layers. Architecture and
-constants are those of github.com/richzhang/PerceptualSimilarity.
+The features of five layers of AlexNet or VGG16 are normalized to unit length at each pixel. Their
+squared differences are weighted by channel, averaged over pixels and summed over layers.
+Architecture and constants are those of github.com/richzhang/PerceptualSimilarity. Distances by
+different networks cannot be compared.
 
 Shapes: N frames, H height, W width, C channels; layout NHWC.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -25,26 +27,77 @@ LEAST_SIDE = 32
 
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 _EPSILON = 1e-10
-# Kernel size, stride, padding, input channels, output channels, whether max pooling (3x3, stride 2)
-# comes before; then the layer's name in torchvision's AlexNet and in LPIPS's copy of it.
-_LAYERS = (
-    (11, 4, 2, 3, 64, False, "features.0", "net.slice1.0"),
-    (5, 1, 2, 64, 192, True, "features.3", "net.slice2.3"),
-    (3, 1, 1, 192, 384, True, "features.6", "net.slice3.6"),
-    (3, 1, 1, 384, 256, False, "features.8", "net.slice4.8"),
-    (3, 1, 1, 256, 256, False, "features.10", "net.slice5.10"),
-)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """A convolution and a ReLU.
+
+    Attributes:
+        side, stride, border: of the kernel.
+        inputs, outputs: channels.
+        pool: side of the max pooling before it, with a stride of 2; None without.
+        number: of the layer in torchvision's network.
+        part: of the network that ends with the next layer that is compared, from 1.
+        compared: whether its features are.
+    """
+
+    side: int = 3
+    stride: int = 1
+    border: int = 1
+    inputs: int
+    outputs: int
+    pool: int | None = None
+    number: int
+    part: int
+    compared: bool = True
+
+
+def _vgg16() -> Iterator[_Layer]:
+    """Yields the convolutions of VGG16: two, two, three, three and three of equal width."""
+    inputs, number = 3, 0
+    for part, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), 1):
+        for place in range(count):
+            yield _Layer(
+                inputs=inputs,
+                outputs=width,
+                pool=2 if place == 0 and part > 1 else None,
+                number=number,
+                part=part,
+                compared=place == count - 1,
+            )
+            inputs, number = width, number + 2
+        number += 1  # of the pooling
+
+
+NETWORKS: dict[str, tuple[_Layer, ...]] = {
+    "alex": (
+        _Layer(side=11, stride=4, border=2, inputs=3, outputs=64, number=0, part=1),
+        _Layer(side=5, border=2, inputs=64, outputs=192, pool=3, number=3, part=2),
+        _Layer(inputs=192, outputs=384, pool=3, number=6, part=3),
+        _Layer(inputs=384, outputs=256, number=8, part=4),
+        _Layer(inputs=256, outputs=256, number=10, part=5),
+    ),
+    "vgg": tuple(_vgg16()),
+}
+"""The layers of each network, by its name in ``lpips.LPIPS(net=...)``."""
 
 
 class Lpips(nnx.Module):
-    """The network, initialized with zero weights; :func:`read` reads the real ones."""
+    """The network, initialized with zero weights; :func:`read` reads the real ones.
 
-    def __init__(self) -> None:
+    Args:
+        network: a key of :data:`NETWORKS`.
+    """
+
+    def __init__(self, network: str = "alex") -> None:
+        self.network, layers = network, NETWORKS[network]
         self.kernels = nnx.List(
-            [Frozen(jnp.zeros((side, side, i, o))) for side, _, _, i, o, *_ in _LAYERS]
+            [Frozen(jnp.zeros((one.side, one.side, one.inputs, one.outputs))) for one in layers]
         )
-        self.biases = nnx.List([Frozen(jnp.zeros((layer[4],))) for layer in _LAYERS])
-        self.channels = nnx.List([Frozen(jnp.zeros((layer[4],))) for layer in _LAYERS])
+        self.biases = nnx.List([Frozen(jnp.zeros((one.outputs,))) for one in layers])
+        compared = [one for one in layers if one.compared]
+        self.channels = nnx.List([Frozen(jnp.zeros((one.outputs,))) for one in compared])
 
     def __call__(self, frames_NHW3: jax.Array, others_NHW3: jax.Array) -> jax.Array:
         """Computes the distance of each pair of frames; values in [0, 1].
@@ -65,61 +118,85 @@ class Lpips(nnx.Module):
         shift, scale = (jnp.asarray(x).reshape(1, 1, 1, 3) for x in (_SHIFT, _SCALE))
         x = ((2 * frames_NHW3 - 1 - shift) / scale).astype(frames_NHW3.dtype)
         found = []
-        for (_, stride, border, _, _, pooled, *_), kernel, bias in zip(
-            _LAYERS, self.kernels, self.biases, strict=True
+        for layer, kernel, bias in zip(
+            NETWORKS[self.network], self.kernels, self.biases, strict=True
         ):
-            if pooled:
-                x = _pool(x)
+            if layer.pool is not None:
+                x = _pool(x, layer.pool)
             x = lax.conv_general_dilated(
                 x,
                 kernel[...].astype(x.dtype),
-                window_strides=(stride, stride),
-                padding=((border, border), (border, border)),
+                window_strides=(layer.stride, layer.stride),
+                padding=((layer.border, layer.border), (layer.border, layer.border)),
                 dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
             x = jnp.maximum(x + bias[...].astype(x.dtype).reshape(1, 1, 1, -1), 0)
-            found.append(x)
+            if layer.compared:
+                found.append(x)
         return found
 
 
-def read(weights: Path, backbone: Path | None) -> dict[str, np.ndarray]:
+def read(
+    weights: Path, backbone: Path | None, network: str | None = None
+) -> tuple[str, dict[str, np.ndarray]]:
     """Reads the weights, keyed by their dotted path inside :class:`Lpips`.
 
     Args:
-        weights: state dict of ``lpips.LPIPS(net="alex")``, complete or only its linear layers.
-        backbone: state dict of torchvision's AlexNet; required if `weights` has only the linear
+        weights: state dict of ``lpips.LPIPS(net="alex")`` or ``net="vgg"``, complete or only its
+            linear layers.
+        backbone: state dict of torchvision's network; required if `weights` has only the linear
             layers.
+        network: the only network that is allowed; None is the one of the file.
+
+    Returns:
+        The network, a key of :data:`NETWORKS`, and its weights.
 
     Raises:
-        InputError: an array is missing or has the wrong shape; the message names it.
+        InputError: an array is missing or has the wrong shape, or the file is of another network;
+            the message names it.
     """
     tensors, _ = tensor_files.read(weights)
-    sources = {"net": str(weights), "features": str(backbone)}
     if backbone is not None:
         tensors |= tensor_files.read(backbone)[0]
+    # The second of the linear layers has 192 channels for AlexNet, 128 for VGG16.
+    second = tensors.get(_linear(1))
+    name = "vgg" if second is not None and second.shape == (1, 128, 1, 1) else "alex"
+    if network not in (None, name):
+        raise InputError(f"{weights} has LPIPS by {name}, but this takes {network}: pass that file")
     found: dict[str, np.ndarray] = {}
-    for number, (side, _, _, inputs, outputs, _, alexnet, ours) in enumerate(_LAYERS):
-        name = alexnet if backbone is not None else ours
-        source = sources[name.partition(".")[0]]
-        kernel = _taken(tensors, f"{name}.weight", (outputs, inputs, side, side), source)
+    compared = 0
+    for number, layer in enumerate(NETWORKS[name]):
+        place, source = f"net.slice{layer.part}.{layer.number}", str(weights)
+        if backbone is not None:
+            place, source = f"features.{layer.number}", str(backbone)
+        shape = layer.outputs, layer.inputs, layer.side, layer.side
+        kernel = _taken(tensors, f"{place}.weight", shape, source)
         found[f"kernels.{number}"] = kernel.transpose(2, 3, 1, 0)
-        found[f"biases.{number}"] = _taken(tensors, f"{name}.bias", (outputs,), source)
-        linear = f"lin{number}.model.1.weight"
-        channels = _taken(tensors, linear, (1, outputs, 1, 1), str(weights))
-        found[f"channels.{number}"] = channels.reshape(outputs)
-    return found
+        found[f"biases.{number}"] = _taken(tensors, f"{place}.bias", (layer.outputs,), source)
+        if layer.compared:
+            shape = 1, layer.outputs, 1, 1
+            channels = _taken(tensors, _linear(compared), shape, str(weights))
+            found[f"channels.{compared}"] = channels.reshape(layer.outputs)
+            compared += 1
+    return name, found
 
 
-def measure(weights: Path, backbone: Path | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns a function that computes the LPIPS distance of each frame of two videos.
+def _linear(number: int) -> str:
+    return f"lin{number}.model.1.weight"
 
-    It maps two float32 arrays [B, T, H, W, 3] in [0, 1] to [B, T].
+
+def measure(
+    weights: Path, backbone: Path | None
+) -> tuple[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+    """Returns a network, and a function that computes its distance of each frame of two videos.
+
+    The function maps two float32 arrays [B, T, H, W, 3] in [0, 1] to [B, T].
 
     Raises:
         InputError: see :func:`read`; the returned function raises it for frames that are too small.
     """
-    values = read(weights, backbone)
-    graph, variables = nnx.split(nnx.eval_shape(Lpips))
+    network, values = read(weights, backbone)
+    graph, variables = nnx.split(nnx.eval_shape(lambda: Lpips(network)))
     leaves = [
         (path, leaf.replace(jnp.asarray(values[".".join(map(str, path))])))
         for path, leaf in nnx.to_flat_state(variables)
@@ -132,7 +209,7 @@ def measure(weights: Path, backbone: Path | None) -> Callable[[jax.Array, jax.Ar
             raise InputError(f"frames of {shape[1]}x{shape[0]}: LPIPS needs {LEAST_SIDE} pixels")
         return module(*(x.reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3))).reshape(b, t)
 
-    return distance
+    return network, distance
 
 
 def _taken(
@@ -140,8 +217,8 @@ def _taken(
 ) -> np.ndarray:
     if name not in tensors:
         raise InputError(
-            f"{source} has no {name}: LPIPS needs the state dict of lpips.LPIPS(net='alex'), or "
-            "its linear layers with torchvision's AlexNet beside them (backbone)"
+            f"{source} has no {name}: LPIPS needs the state dict of lpips.LPIPS(net='alex') or "
+            "net='vgg', or its linear layers with torchvision's network beside them (backbone)"
         )
     if tensors[name].shape != shape:
         raise InputError(f"{source}: {name} has shape {tensors[name].shape} instead of {shape}")
@@ -156,18 +233,18 @@ def _to_length_one(x_NHWC: jax.Array) -> jax.Array:
     return x / (length + _EPSILON)
 
 
-def _pool(x_NHWC: jax.Array) -> jax.Array:
+def _pool(x_NHWC: jax.Array, side: int) -> jax.Array:
     low = np.asarray(-np.inf, x_NHWC.dtype)  # JAX differentiates max pooling only for a constant
-    return lax.reduce_window(x_NHWC, low, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+    return lax.reduce_window(x_NHWC, low, lax.max, (1, side, side, 1), (1, 2, 2, 1), "VALID")
 
 
 def forward_flops(height: int, width: int) -> float:
-    """Returns the forward FLOPs for one frame."""
+    """Returns the forward FLOPs of AlexNet for one frame."""
     total = 0.0
-    for side, stride, border, inputs, outputs, pooled, *_ in _LAYERS:
-        if pooled:
-            height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
-        height = (height + 2 * border - side) // stride + 1
-        width = (width + 2 * border - side) // stride + 1
-        total += 2.0 * height * width * side**2 * inputs * outputs
+    for one in NETWORKS["alex"]:
+        if one.pool is not None:
+            height, width = (height - one.pool) // 2 + 1, (width - one.pool) // 2 + 1
+        height = (height + 2 * one.border - one.side) // one.stride + 1
+        width = (width + 2 * one.border - one.side) // one.stride + 1
+        total += 2.0 * height * width * one.side**2 * one.inputs * one.outputs
     return total
