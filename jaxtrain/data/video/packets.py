@@ -68,12 +68,13 @@ _MATRICES_WITHOUT_FILTER = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
+INTERLACED = "interlaced"
 TRAITS = {
     "HDR (PQ)": "their colors are not tone-mapped",
     "HDR (HLG)": "their colors are not tone-mapped",
-    "interlaced": "they are not deinterlaced, so motion has combs",
+    INTERLACED: "motion has combs; prepare clips deinterlaces them",
 }
-"""What videos may be, and what that means for their clips."""
+"""What videos may be, and what that means for clips that are read from them."""
 _TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
 # Exif's orientation (2 to 8): degrees counterclockwise, after a mirror.
 _EXIF_ORIENTATION = 0x0112
@@ -435,7 +436,7 @@ def _traits(frame: VideoFrame) -> tuple[str, ...]:
     transfer = _TRANSFERS.get(frame.color_trc)
     return (
         *((transfer,) if transfer else ()),
-        *(("interlaced",) if frame.interlaced_frame else ()),
+        *((INTERLACED,) if frame.interlaced_frame else ()),
     )
 
 

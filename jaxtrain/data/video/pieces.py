@@ -1,25 +1,28 @@
 """Cuts one video into short pieces at training size, from which clips are cheap to decode.
 
 A piece is MPEG-4 part 2 in MP4: short closed groups of pictures, no audio, square pixels,
-upright, 8 bits, BT.709. It has the uncropped frames, shrunk until they just cover the
+upright, deinterlaced, 8 bits, BT.709. It has the uncropped frames, shrunk until they just cover the
 largest crop that training uses. A piece ends at a hard cut.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
+import av.filter
 import numpy as np
 from av.video.frame import VideoFrame
 
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import Scan, Span, scan
+from jaxtrain.data.video.packets import INTERLACED, Scan, Span, scan
 from jaxtrain.errors import BadExample, InputError
 
+_TICK = Fraction(1, 90_000)  # required by filters; nothing here depends on time
 _SIDES = 8  # all autoencoders here require multiples of it
 _MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
 _MAX_TICKS = 65535  # most ticks per second in MPEG-4 part 2
@@ -139,8 +142,11 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         return piece.frames
 
     try:
-        for decoded in decode.frames(path, info, span):
-            frame = shrink(decoded)
+        decoded = decode.frames(path, info, span)
+        if INTERLACED in info.traits:
+            decoded = deinterlaced(decoded)
+        for stored in decoded:
+            frame = shrink(stored)
             size = (frame.height, frame.width)
             ends = settings.split_at_cuts and cuts.is_cut(frame)
             if writer is not None and (
@@ -161,6 +167,32 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         text = f"{settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
         raise BadExample(path, f"is too short: it does not have {text}")
     return Cut(tuple(pieces), left_out, info.traits)
+
+
+def deinterlaced(decoded: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
+    """Yields as many frames, with the lines of one field interpolated where they are interlaced."""
+    graph: av.filter.Graph | None = None
+    for frame in decoded:
+        if graph is None:
+            graph = av.filter.Graph()
+            graph.threads = 1
+            source = graph.add_buffer(
+                width=frame.width, height=frame.height, format=frame.format, time_base=_TICK
+            )
+            filters = [graph.add("bwdif", "mode=send_frame:deint=interlaced")]
+            graph.link_nodes(source, *filters, graph.add("buffersink")).configure()
+        graph.push(frame)
+        yield from _filtered(graph)
+    if graph is not None:
+        graph.push(None)
+        yield from _filtered(graph)
+
+
+def _filtered(graph: av.filter.Graph) -> Iterator[VideoFrame]:
+    """Yields what a filter has finished: it looks ahead by a frame."""
+    with contextlib.suppress(BlockingIOError, EOFError):
+        while True:
+            yield graph.vpull()
 
 
 def shrinking(info: Scan, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:

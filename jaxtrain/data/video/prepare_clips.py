@@ -17,7 +17,7 @@ from jaxtrain.data import cache, jobs
 from jaxtrain.data.engines import Engine, Worker
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, VideoFile
-from jaxtrain.data.video.packets import TRAITS
+from jaxtrain.data.video.packets import INTERLACED, TRAITS
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, disks
@@ -156,7 +156,9 @@ def _cut(settings: Settings, item: jobs.Item, folder: Path) -> dict[str, Any]:
         return pieces.cut(video.path, video.span, folder, settings)
 
     made = disks.when_readable(cut)
-    notes = [f"{item.name} is {trait}: {TRAITS[trait]}" for trait in made.traits]
+    notes = [
+        f"{item.name} is {trait}: {TRAITS[trait]}" for trait in made.traits if trait != INTERLACED
+    ]
     return ({"note": "; ".join(notes)} if notes else {}) | {
         "pieces": len(made.pieces),
         "frames": sum(made.pieces),

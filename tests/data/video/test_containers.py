@@ -423,3 +423,29 @@ def test_subtitles_may_be_longer_than_the_video(tmp_path: Path) -> None:
 def test_most_frames_of_a_program_stream_have_no_time_stamp(checkout: Path) -> None:
     """H.264 of a surveillance recorder: a PES packet holds several frames."""
     assert check(checkout / "tests/fixtures/h264_ps_tail.mpg").frames == 60
+
+
+def combs(image_HWC: np.ndarray) -> float:
+    """Returns how much lines differ from their neighbors, more than every second line does."""
+    luma = image_HWC.astype(float).mean(-1)
+    return float(np.abs(np.diff(luma, axis=0)).mean() - np.abs(luma[2:] - luma[:-2]).mean())
+
+
+def test_prepared_clips_are_deinterlaced(tmp_path: Path) -> None:
+    """Fields of two instants, between which a bar moves by 4 pixels."""
+    images = []
+    for number in range(24):
+        image = np.full((64, 256, 3), 30, np.uint8)
+        for field in (0, 1):
+            left = 4 * (2 * number + field)
+            image[field::2, left : left + 24] = 220
+        images.append(image)
+    path = sample.write(tmp_path / "a.mp4", images, crf="4", **{"x264-params": "tff=1"})
+    assert combs(next(reading.Video(path).images()).pixels) > 4
+    (tmp_path / "cut").mkdir()
+    settings = pieces.Settings(height=64, width=256, min_frames=1, min_side=8)
+    made = pieces.cut(str(path), None, tmp_path / "cut", settings)
+    assert made.pieces == (24,)
+    clips = [image.pixels for image in reading.Video(tmp_path / "cut/00000.mp4").images()]
+    assert len(clips) == 24
+    assert max(map(combs, clips)) < 1
