@@ -204,7 +204,8 @@ def test_sound_that_an_edit_list_hides_is_not_heard(tmp_path: Path, suffix: str)
     path = small_autoencoder.with_sound(tmp_path / "in.mp4", [frame(0).pixels] * 50, 2.0)
     data = bytearray(path.read_bytes())
     place = data.rindex(b"elst") + 12  # of the sound: duration, first sample, rate
-    struct.pack_into(">Ii", data, place, 1400, 1024 + int(0.6 * 16_000))
+    (whole,) = struct.unpack_from(">I", data, place)  # 2 s, in units of the movie
+    struct.pack_into(">Ii", data, place, whole * 7 // 10, 1024 + int(0.6 * 16_000))
     path.write_bytes(data)
     target = tmp_path / f"out.{suffix}"
     copy(reading.Video(path), target)
