@@ -146,6 +146,8 @@ def _is_hidden(packet: av.Packet) -> bool:
     """
     if not packet.is_discard or packet.pts is None or packet.time_base is None:
         return False
+    if int(av.__version__.split(".")[0]) >= 19:  # its FFmpeg tells Matroska what to skip
+        return False
     return float((packet.pts + (packet.duration or 0)) * packet.time_base) < -_PRIMING_S
 
 
