@@ -70,9 +70,9 @@ _MATRICES_WITHOUT_FILTER = {
 }
 INTERLACED = "interlaced"
 TRAITS = {
-    "HDR (PQ)": "their colors are not tone-mapped",
-    "HDR (HLG)": "their colors are not tone-mapped",
-    INTERLACED: "motion has combs; prepare clips deinterlaces them",
+    "HDR (PQ)": "colors are not tone-mapped",
+    "HDR (HLG)": "colors are not tone-mapped",
+    INTERLACED: "motion has combs, which prepare clips removes",
 }
 """What videos may be, and what that means for clips that are read from them."""
 _TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3

@@ -21,7 +21,8 @@ ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
 # by default that of the machine's cores.
 _REPEATABLE = "cpu-independent=1"
 _THREADS = 8
-_USUAL_LAYOUTS = {1: "mono", 2: "stereo", 4: "quad", 6: "5.1", 8: "7.1"}
+_USUAL_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1"}
+_USUAL_LAYOUTS |= {7: "6.1", 8: "7.1"}
 _NOT_IN_MOV = ("flac", "opus")  # FFmpeg's table has them, and its muxer refuses them
 _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
@@ -113,7 +114,9 @@ class Writer:
             context = source.codec_context
             # AVI and Matroska do not say which channels PCM has, and MP4 has to.
             if context is not None and context.layout.name.endswith(" channels"):
-                copy.codec_context.layout = _USUAL_LAYOUTS.get(context.channels, "mono")
+                copy.codec_context.layout = _USUAL_LAYOUTS.get(
+                    context.channels, context.layout.name
+                )
             self._copies[source.index] = copy
         for packet in self._waiting:
             self.copy(packet)
