@@ -1,39 +1,25 @@
-"""Checks an all-reduce over all devices, its result and speed, and compares the links of hosts."""
+"""Checks what all devices do together: an all-reduce, its result and speed."""
 
-import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxtrain import config
-from jaxtrain.distributed.key_value import KeyValueStore
-from jaxtrain.doctor import devices
+from jaxtrain.doctor import devices, links
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
-from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, counted
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning.cards import CARDS
 from jaxtrain.sharding import AXES, batch_sharding, make_mesh
-from jaxtrain.storage import lock
-from jaxtrain.training import link_rates
-from jaxtrain.training.link_rates import LinkRates, Pair
-
-T = TypeVar("T")
 
 _BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device contributes
 _TIMES = 5
 _PERIOD = 1000
 _SLOW = 0.3  # fraction of a link's speed below which it is suspicious; assumed
-
-# By the datasheets an exchange takes 3 ms between nodes of H100, and a second over 10 Gbit/s.
-_SIZES = {
-    "gpu": link_rates.ExchangeSizes(2**24, 8, 5),
-    "cpu": link_rates.ExchangeSizes(2**18, 8, 5),
-}
 
 Reduce = Callable[[jax.Array], jax.Array]
 Build = Callable[[jax.sharding.Mesh], Reduce]
@@ -43,7 +29,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "collective"."""
     return {
         "all-reduce": lambda: all_reduce(jax.devices(), subject.store.count),
-        "links": lambda: links(jax.devices(), subject.store, socket.gethostname()),
+        "links": lambda: links.links(jax.devices(), subject.store, socket.gethostname()),
         "rates": lambda: devices.compare_hosts(subject, socket.gethostname()),
     }
 
@@ -76,7 +62,7 @@ def all_reduce(
         yield ok("one device: nothing to reduce")
         return
     mesh = make_mesh(config.Mesh(data=1, fsdp=count, shard="none"), devices)
-    length = _of(_BYTES, devices) // 4
+    length = _BYTES.get(devices[0].platform, _BYTES["gpu"]) // 4
     pattern = np.arange(length) % _PERIOD
 
     def row(index: Any) -> np.ndarray:
@@ -138,55 +124,3 @@ def judged(seen: str, rate: float, device_kind: str, per_process: int, processes
         "NCCL may not use the fast link: see nvidia-smi topo -m, and NCCL_DEBUG=INFO (it prints "
         "NET/IB or NET/Socket, and P2P or SHM); the times that plan predicts do not apply",
     )
-
-
-def links(devices: list[jax.Device], store: KeyValueStore, host: str) -> Iterator[Finding]:
-    """Measures the exchange between pairs of hosts, and names a host or a link that is slow.
-
-    Args:
-        devices: the devices of all processes.
-        store: shared with the other processes.
-        host: the name of this one.
-    """
-    hosts = store.gather("host of a link", host, ANSWER_S)
-    machines = store.gather("machine of a link", lock.machine(), ANSWER_S)
-    names = link_rates.machine_names(hosts, machines)
-    if len(set(names)) == 1:
-        return
-    measure = LinkRates(
-        devices, [names[one.process_index] for one in devices], _of(_SIZES, devices)
-    )
-    own = json.dumps(measure().seconds)
-    every = [iter(json.loads(text)) for text in store.gather("links", own, ANSWER_S)]
-    of_devices = measure.rates([next(every[one.process_index]) for one in devices])
-    rates = {pair: len(of_devices) * min(one[pair] for one in of_devices) for pair in of_devices[0]}
-    yield from judged_links(rates, measure.names)
-
-
-def judged_links(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[Finding]:
-    """Names hosts all of whose links are slow, and other slow links.
-
-    Args:
-        rates: pair of hosts -> bytes/s in each direction.
-        names: of the hosts.
-    """
-    slow = link_rates.slow_links(rates)
-    for one in slow:
-        own, others = f"{one.own / 1e9:.3g} GB/s", f"{one.others / 1e9:.3g} GB/s (measured)"
-        which = " and ".join(names[host] for host in one.hosts)
-        yield warning(
-            f"host {which} exchanges data with others at {own} at most, the other hosts at {others}"
-            if len(one.hosts) == 1
-            else f"hosts {which} exchange data at {own}, other pairs at {others}",
-            f"every step waits for it: {link_rates.CHECK}",
-        )
-    if not slow:
-        low, high = min(rates.values()) / 1e9, max(rates.values()) / 1e9
-        yield ok(
-            f"{counted(len(rates), 'pair')} of {len(names)} hosts exchange data at {low:.3g} to "
-            f"{high:.3g} GB/s in each direction (measured)"
-        )
-
-
-def _of(table: Mapping[str, T], devices: Sequence[jax.Device]) -> T:
-    return table.get(devices[0].platform, table["gpu"])

@@ -23,8 +23,8 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.run_summary import Results
-from jaxtrain.training.slow_process import SlowProcesses
 from jaxtrain.training.step import BAD_IN_A_ROW
+from jaxtrain.training.step_times import SlowProcesses
 from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
@@ -313,8 +313,7 @@ class Progress:
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
         if not self._recorded:  # these steps include the start of the workers
-            with self.on_devices():
-                self._slow.started()
+            self._slow.started()
         found = self._system_metrics.window()
         held = hardware.memory_gib()
         if held is not None:

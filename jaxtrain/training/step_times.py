@@ -1,18 +1,27 @@
-"""Measures what a process does in each step, and judges which process delays the others.
+"""Measures what each process does between steps, and names one that delays the others.
 
 All devices wait for each other in every step, so a step takes equally long in all processes. What
 differs is when a process starts it: later if it waited for its input, or if its own program worked
-(or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock.
+(or slept, or was stopped) between steps. Both are measured with each process's own monotonic clock,
+gathered from all processes, and judged alike.
 A limit on a process's CPU also slows down what it does inside of a step; the kernel counts for how
 long it stopped the process.
 """
 
 import collections
 import contextlib
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxtrain.data import worker_count
+from jaxtrain.distributed import process_group
+from jaxtrain.sharding import batch_sharding, replicated
 
 # A process is slow if it starts a step later than the others by more than this fraction of it.
 _FRACTION = 0.1
@@ -160,3 +169,65 @@ def described(slow: Slow, host: str) -> str:
         f"({slow.kind}): it {does} for {slow.own_s:.3g} s per step, the others for "
         f"{slow.others_s:.3g} s (measured): {advice}"
     )
+
+
+class SlowProcesses:
+    """Gathers what each process does outside of steps, and prints which one is slow, and at what.
+
+    Args:
+        mesh: over all devices.
+        say: prints a line.
+
+    Attributes:
+        times: receives the steps of this process.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, say: Callable[[str], None]) -> None:
+        self.times = StepTimes()
+        self._throttled_s = worker_count.throttled_s()
+        self._devices, self._say = list(mesh.devices.flat), say
+        self._on_cpu = self._devices[0].platform == "cpu"
+        self._named: set[tuple[int, str]] = set()
+        self._pending: jax.Array | None = None
+        self._where = batch_sharding(mesh)
+        self._gather = jax.jit(lambda values: values, out_shardings=replicated(mesh))
+        self._hosts = process_group.gather("host of a process", socket.gethostname())
+
+    def started(self) -> None:
+        """Drops the steps so far, which include the start."""
+        self.times.forget()
+        self._throttled_s = worker_count.throttled_s()
+
+    def stepped(self, input_s: float) -> None:
+        """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.
+
+        The devices gather it between two steps, so it is there once the second one is complete.
+        """
+        self.times.stepped(input_s)
+        if self._pending is None:
+            return
+        with self.times.inside("devices"):
+            pending, self._pending = self._pending, None
+            rows = np.asarray(pending).tolist()
+        each = {
+            one.process_index: Seconds(*row) for one, row in zip(self._devices, rows, strict=True)
+        }
+        slow = slowest([each[process] for process in sorted(each)], on_cpu=self._on_cpu)
+        if slow is not None and (slow.process, slow.kind) not in self._named:
+            self._named.add((slow.process, slow.kind))
+            self._say(described(slow, self._hosts[slow.process]))
+
+    def logged(self) -> None:
+        """Contributes this process's steps. All must call it after the same steps."""
+        steps, medians = len(self.times), self.times.medians()
+        if medians is None or len(self._hosts) == 1:
+            return
+        before_s, self._throttled_s = self._throttled_s, worker_count.throttled_s()
+        limited_s = (self._throttled_s - before_s) / steps
+        own = np.asarray([medians._replace(limited=min(limited_s, medians.step))], np.float32)
+
+        def row(_: Any) -> np.ndarray:
+            return own
+
+        shape = (len(self._devices), own.size)
+        self._pending = self._gather(jax.make_array_from_callback(shape, self._where, row))

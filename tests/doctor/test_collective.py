@@ -1,16 +1,13 @@
 """Doctor's all-reduce, over the eight virtual devices of the tests."""
 
 import itertools
-import math
 from pathlib import Path
 
 import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, subject
 
-from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import collective
-from jaxtrain.training.link_rates import ExchangeSizes, LinkRates, LinkSeconds
 
 
 def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,61 +63,3 @@ def test_a_slow_link_is_reported() -> None:
     assert "NCCL_DEBUG=INFO" in slow.cure
     assert "20% of 100 GB/s between nodes" in collective.judged("seen", 20e9, h100, 2, 2).seen
     assert collective.judged("seen", 1, "cpu", 8, 1).seen == "seen"
-
-
-def _rates(hosts: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
-    """Returns the rates of all pairs; ``slow`` holds those of hosts and of pairs."""
-    return {
-        pair: slow.get(pair, min(slow.get((host,), 40e9) for host in pair))
-        for pair in itertools.combinations(range(hosts), 2)
-    }
-
-
-def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
-    names = ["n1", "n2", "n3", "n4"]
-    for hosts in (3, 4):
-        found = only_warning(collective.judged_links(_rates(hosts, {(1,): 5e9}), names[:hosts]))
-        assert found.seen == (
-            "host n2 exchanges data with others at 5 GB/s at most, the other hosts at 40 GB/s "
-            "(measured)"
-        )
-        found = only_warning(collective.judged_links(_rates(hosts, {(0, 2): 5e9}), names[:hosts]))
-        assert found.seen.startswith("hosts n1 and n3 exchange data at 5 GB/s, other pairs at 40")
-    assert all_ok(collective.judged_links(_rates(4, {(1,): 30e9}), names)) == (
-        "6 pairs of 4 hosts exchange data at 30 to 40 GB/s in each direction (measured)"
-    )
-    # Two hosts have one link, which is compared with nothing.
-    assert "1 pair of 2 hosts" in all_ok(collective.judged_links({(0, 1): 5e9}, names[:2]))
-
-
-class TwoProcesses(KeyValueStore):
-    """Of this process and of one that is on host n9; only this one measures."""
-
-    def gather(self, topic: str, text: str, timeout_s: float) -> list[str]:
-        return [text, {"host of a link": "n9", "machine of a link": "another"}.get(topic, "[]")]
-
-
-class ThreeHosts(LinkRates):
-    """Measures the eight devices of the tests as those of three hosts; the third one is slow."""
-
-    def __init__(self, devices: list[jax.Device], hosts: list[str], sizes: ExchangeSizes) -> None:
-        assert hosts == ["n1"] * 8
-        super().__init__(devices, [*["n1"] * 2, *["n2"] * 3, *["n3"] * 3], ExchangeSizes(64, 1, 1))
-        self._sizes = sizes
-
-    def __call__(self) -> LinkSeconds:
-        seconds = [[0.001] * 3] * 5 + [[0.005] * 3, [0.004] * 3, [math.nan] * 3]
-        assert len(super().__call__().seconds) == len(seconds)
-        return LinkSeconds(seconds, 0.1)
-
-
-def test_the_devices_of_pairs_of_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two devices of each host send 8 x 256 KiB: 4 MiB in 1 ms, or on the third host in 5 ms."""
-    monkeypatch.setattr(collective, "LinkRates", ThreeHosts)
-    assert list(collective.links(jax.devices(), KeyValueStore(), "n1")) == []  # one host
-    found = only_warning(collective.links(jax.devices(), TwoProcesses(), "n1"))
-    assert found.seen == (
-        "host n3 exchanges data with others at 0.839 GB/s at most, the other hosts at 4.19 GB/s "
-        "(measured)"
-    )
-    assert found.cure.startswith("every step waits for it: check the cable")

@@ -1,6 +1,15 @@
-"""What a process does in each step, and which process delays the others."""
+"""A process that delays the others is named, with what it is slow at."""
 
-from jaxtrain.training.step_times import Seconds, Slow, StepTimes, slowest
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from program import CHECKOUT, TINY_MLM, two_processes, write_corpus
+
+from jaxtrain import config
+from jaxtrain.sharding import make_mesh
+from jaxtrain.training.step_times import Seconds, Slow, SlowProcesses, StepTimes, slowest
 
 QUICK = Seconds(0.001, 0.01, 0.0, 1.0)
 
@@ -63,3 +72,115 @@ def test_the_medians_of_steps_ignore_pauses_and_single_late_steps() -> None:
     step(0.125)
     assert times.medians() == Seconds(0.25, 0.125, 0.5, 2.875)
     assert times.medians() is None  # each step counts once
+
+
+def test_one_process_is_compared_with_nothing() -> None:
+    said: list[str] = []
+    slow = SlowProcesses(make_mesh(config.Mesh(data=1, fsdp=8, shard="none")), said.append)
+    for _ in range(10):
+        slow.stepped(0.0)
+    slow.logged()
+    assert len(slow.times) == 0  # the steps of a long run are not kept
+    assert said == []
+
+
+def _flags(directory: Path, steps: int, log_every: int) -> tuple[object, ...]:
+    write_corpus(directory)
+    mesh = ("--simulate-devices", 2, "--mesh.fsdp", 2, "--output-dir", "run")
+    length = ("--loop.steps", steps, "--loop.log_every", log_every, "--checkpoint.every", steps)
+    return (*TINY_MLM, *mesh, *length, "--data.path", "corpus")
+
+
+def _said(directory: Path, **variables: dict[str, str]) -> str:
+    """Returns what process 0 of a run of two processes prints."""
+    with two_processes(directory, *_flags(directory, 20, 6), **variables) as started:
+        outputs = [process.communicate(timeout=280)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    return outputs[0]
+
+
+# Process 1 sleeps between steps, or while it waits for its examples.
+_SLEEPS = """
+import sys, threading, time
+def later():
+    while "jaxtrain.training.session" not in sys.modules:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    from jaxtrain.data.pipeline import TrainingBatches
+    from jaxtrain.training.progress import Progress
+    owner, name = (Progress, "push") if KIND == "program" else (TrainingBatches, "__next__")
+    real = getattr(owner, name)
+    def sleeping(self, *arguments):
+        time.sleep(0.5)
+        if KIND == "input":
+            self.wait_s += 0.5
+        return real(self, *arguments)
+    setattr(owner, name, sleeping)
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["program", "input"])
+def test_a_slow_process_is_named_within_two_logging_intervals(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(f"KIND = {kind!r}\n{_SLEEPS}")
+    said = _said(tmp_path, second={"PYTHONPATH": f"{tmp_path / 'slow'}:{CHECKOUT}"})
+    named = [line for line in said.splitlines() if "slows down the others" in line]
+    assert len(named) == 1, said
+    assert "process 1 on host " in named[0]
+    assert f"({kind})" in named[0]
+    assert "step 12/20" not in said[: said.index(named[0])], said  # logged: 1, 6, 12, 18, 20
+
+
+@contextlib.contextmanager
+def _cpu_limit(process: int) -> Iterator[Callable[[float], None]]:
+    """Puts a process into a cgroup of its own; yields a function that sets its limit, in cores."""
+    version_2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    groups = Path("/sys/fs/cgroup" if version_2 else "/sys/fs/cgroup/cpu")
+    own = groups / f"jaxtrain-test-{process}"
+    if version_2:
+        (groups / "cgroup.subtree_control").write_text("+cpu")
+    own.mkdir()
+
+    def limit(cores: float) -> None:
+        quota = f"{100_000 * cores:.0f}"
+        if version_2:
+            (own / "cpu.max").write_text(f"{quota} 100000")
+        else:
+            (own / "cpu.cfs_quota_us").write_text(quota)
+
+    try:
+        (own / "cgroup.procs").write_text(str(process))
+        yield limit
+    finally:
+        for each in (own / "cgroup.procs").read_text().split():
+            (groups / "cgroup.procs").write_text(each)
+        own.rmdir()
+
+
+@pytest.mark.long
+def test_a_process_with_a_cpu_limit_is_named_within_two_logging_intervals(tmp_path: Path) -> None:
+    flags = _flags(tmp_path, steps=2000, log_every=20)
+    lines: list[str] = []
+    logged = 0
+    with two_processes(tmp_path, *flags) as (first, second), _cpu_limit(second.pid) as limit:
+        assert first.stdout is not None
+        for line in first.stdout:
+            lines.append(line)
+            if "slows down the others" in line or logged == 3:
+                break
+            if line.startswith("step 20/"):
+                limit(0.05)  # also much less than a busy machine gives it
+            # The limit holds from a moment within the first interval.
+            logged += line.startswith("step ") and not line.startswith(("step 1/", "step 20/"))
+    assert lines[-1].startswith("process 1 on host "), "".join(lines)
+    assert "(CPU limit): it is stopped by its CPU limit for " in lines[-1]
+    assert logged <= 2, "".join(lines)
+
+
+@pytest.mark.long
+def test_equal_processes_are_not_named(tmp_path: Path) -> None:
+    said = _said(tmp_path)
+    assert "step 20/20" in said
+    assert "slows down" not in said

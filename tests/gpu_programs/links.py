@@ -2,8 +2,8 @@
 
 from jax.experimental import topologies
 
+from jaxtrain.doctor import links
 from jaxtrain.planning import cards
-from jaxtrain.training import link_rates
 
 
 def test_a_gpu_only_sends_and_receives() -> None:
@@ -12,9 +12,9 @@ def test_a_gpu_only_sends_and_receives() -> None:
         target_config=cards.target_config(cards.card("h100")),
         topology="1x3x2",
     )
-    permutation = link_rates.swaps([[0, 1], [2, 3], [4, 5]], [(0, 2)])
-    sizes = link_rates.ExchangeSizes(sent=2**24, exchanges=4, times=2)
-    swap = link_rates.exchange(found.devices, permutation, sizes)
+    permutation = links.swaps([[0, 1], [2, 3], [4, 5]], [(0, 2)])
+    sizes = links.ExchangeSizes(sent=2**24, exchanges=4)
+    swap = links.exchange(found.devices, permutation, sizes)
     text = swap.as_text()
     (line,) = [line for line in text.splitlines() if " collective-permute-start(" in line]
     assert "(f32[4194304]{0}, f32[4194304]{0})" in line

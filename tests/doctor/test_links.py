@@ -1,0 +1,136 @@
+"""The rates of links between hosts, and which of them are slow."""
+
+import itertools
+
+import jax
+import pytest
+from examined import all_ok, only_warning
+
+from jaxtrain.distributed.key_value import KeyValueStore
+from jaxtrain.doctor import links
+from jaxtrain.doctor.links import ExchangeSizes, LinkRates, slow_links
+
+SIZES = ExchangeSizes(sent=2**12, exchanges=3)
+HOSTS = ["n1", "n1", "n2", "n2", "n2", "n3", "n3", "n3"]
+
+
+@pytest.mark.parametrize("hosts", range(2, 10))
+def test_every_host_meets_every_other_one(hosts: int) -> None:
+    rounds = list(links.disjoint_pairs(hosts))
+    every = [pair for pairs in rounds for pair in pairs]
+    assert sorted(every) == list(itertools.combinations(range(hosts), 2))
+    assert all(len({host for pair in pairs for host in pair}) == 2 * len(pairs) for pairs in rounds)
+
+
+def test_partners_receive_from_each_other() -> None:
+    permutation = links.swaps([[0, 1], [2, 3], [5, 6]], [(0, 2)])
+    assert permutation == [(0, 5), (5, 0), (1, 6), (6, 1)]
+
+
+def test_the_data_is_sent_as_often_as_the_size_says() -> None:
+    """Each device adds 1 before it sends, and receives what its partner has."""
+    devices = jax.devices()
+    swap = links.exchange(devices, [(0, 5), (5, 0)], SIZES)
+    text = swap.as_text()
+    assert f"f32[{SIZES.sent // 4}]" in next(
+        line for line in text.splitlines() if " collective-permute(" in line
+    )
+    seeds = jax.device_put(jax.numpy.arange(8.0) * 100, links.split(devices))
+    assert swap(seeds).tolist() == [503.0, 0, 0, 0, 0, 3.0, 0, 0]
+
+
+def test_the_devices_of_a_host_exchange_data_with_those_of_another() -> None:
+    measure = LinkRates(jax.devices(), HOSTS, SIZES)
+    assert measure.names == ["n1", "n2", "n3"]
+    assert measure.of_host == [[0, 1], [2, 3], [5, 6]]  # as many as the smallest host has
+    assert measure.rounds == [[(1, 2)], [(0, 1)], [(0, 2)]]
+    assert all(seconds > 0 for seconds in measure())
+
+
+def test_the_shortest_time_counts_after_an_exchange_in_which_processes_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure = LinkRates(jax.devices(), HOSTS, SIZES)
+    times = iter([1.0, 9.0, 3.0, 8.0, 2.0, 7.0, *[5.0] * 6, 0.0, *[4.0] * 5])
+    monkeypatch.setattr(measure, "_seconds", lambda program: next(times))
+    assert measure() == [2.0, 5.0, 4.0]
+
+
+def test_a_pair_is_as_fast_as_its_slower_host() -> None:
+    measure = LinkRates(jax.devices(), HOSTS, SIZES)
+    moved = 2 * SIZES.sent * SIZES.exchanges  # two devices of each host
+    # Of hosts n1, n2, n3 in the rounds of (n2, n3), (n1, n2), and (n1, n3).
+    rates = measure.rates([[9.0, 4.0, 1.0], [1.0, 1.0, 9.0], [1.0, 9.0, 2.0]])
+    assert rates == {(1, 2): moved, (0, 1): moved / 4, (0, 2): moved / 2}
+
+
+def test_two_hosts_have_one_link_which_is_compared_with_nothing() -> None:
+    assert slow_links({(0, 1): 5e9}) == []
+
+
+def test_containers_on_one_machine_are_one_host() -> None:
+    hosts, machines = ["pod-0", "pod-1", "pod-2", "pod-0"], ["a", "a", "b", "c"]
+    assert links.machine_names(hosts, machines) == [
+        *("pod-0, pod-1", "pod-0, pod-1", "pod-2", "pod-0")
+    ]
+
+
+def _rates(hosts: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
+    """Returns the rates of all pairs; ``slow`` holds those of hosts and of pairs."""
+    return {
+        pair: slow.get(pair, min(slow.get((host,), 40e9) for host in pair))
+        for pair in itertools.combinations(range(hosts), 2)
+    }
+
+
+def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    for hosts in (3, 4):
+        found = only_warning(links.judged_links(_rates(hosts, {(1,): 5e9}), names[:hosts]))
+        assert found.seen == (
+            "host n2 exchanges data with others at 5 GB/s at most, the other hosts at 40 GB/s "
+            "(measured)"
+        )
+        found = only_warning(links.judged_links(_rates(hosts, {(0, 2): 5e9}), names[:hosts]))
+        assert found.seen.startswith("hosts n1 and n3 exchange data at 5 GB/s, other pairs at 40")
+    assert all_ok(links.judged_links(_rates(4, {(1,): 30e9}), names)) == (
+        "6 pairs of 4 hosts exchange data at 30 to 40 GB/s in each direction (measured)"
+    )
+    # Two hosts have one link, which is compared with nothing.
+    assert "1 pair of 2 hosts" in all_ok(links.judged_links({(0, 1): 5e9}, names[:2]))
+
+
+class FourProcesses(KeyValueStore):
+    """Of this process and of three more on hosts n2 and n3; a round takes 1 ms, on n3 once 5."""
+
+    def gather(self, topic: str, text: str, timeout_s: float) -> list[str]:
+        others = {
+            "host of a link": ["n2", "n3", "n3"],
+            "machine of a link": ["b", "c", "c"],
+            "links": ["[1e-3, 1e-3, 1e-3]", "[5e-3, 1e-3, 1e-3]", "[1e-3, 1e-3, 5e-3]"],
+        }
+        return [text, *others[topic]]
+
+
+class ThreeHosts(LinkRates):
+    """Measures the eight devices of the tests as those of three hosts."""
+
+    def __init__(self, devices: list[jax.Device], hosts: list[str]) -> None:
+        assert hosts == ["n1"] * 8
+        super().__init__(devices, HOSTS)
+
+    def __call__(self) -> list[float]:
+        assert len(super().__call__()) == 3
+        return [1e-3] * 3
+
+
+def test_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices of each host send 8 x 256 KiB: 4 MiB in 1 ms, or on the third host in 5 ms."""
+    monkeypatch.setattr(links, "LinkRates", ThreeHosts)
+    assert list(links.links(jax.devices(), KeyValueStore(), "n1")) == []  # one host
+    found = only_warning(links.links(jax.devices(), FourProcesses(), "n1"))
+    assert found.seen == (
+        "host n3 exchanges data with others at 0.839 GB/s at most, the other hosts at 4.19 GB/s "
+        "(measured)"
+    )
+    assert found.cure.startswith("every step waits for it: check the cable")
