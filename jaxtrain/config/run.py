@@ -190,9 +190,9 @@ class Loop:
     with code 75, and resumes from the newest checkpoint before the last check. GPUs require
     deterministic. None turns it off."""
     find_nan: bool = False
-    """At the first bad step with NaN/Inf of each start, compute the step again, one operation at a
-    time, to find the operation, the line of the model, the parameter, and the examples in which the
-    NaN/Inf began. It takes seconds to minutes, and may need more device memory than the step."""
+    """At the first bad step with NaN/Inf of each start, compute the step again with a check after
+    each operation, to find the line of the model and the operation that computes the first NaN. It
+    takes two to three times as long to compile as the step, and may need more device memory."""
     max_hours: float | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the

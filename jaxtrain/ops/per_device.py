@@ -40,10 +40,12 @@ class _Devices:
     Attributes:
         platform: "cpu", "gpu" or "cuda"; None is this machine's.
         mesh: the devices over which the batch is split; None if unknown.
+        shard_map: whether functions may use ``jax.shard_map``.
     """
 
     platform: str | None = None
     mesh: jax.sharding.Mesh | None = None
+    shard_map: bool = True
 
 
 _UNKNOWN = _Devices()
@@ -62,7 +64,19 @@ def tracing(
         mesh: the devices over which the batch is split.
     """
     before = _devices.get()
-    token = _devices.set(_Devices(platform or before.platform, mesh or before.mesh))
+    token = _devices.set(
+        _Devices(platform or before.platform, mesh or before.mesh, before.shard_map)
+    )
+    try:
+        yield
+    finally:
+        _devices.reset(token)
+
+
+@contextlib.contextmanager
+def without_shard_map() -> Iterator[None]:
+    """Lets the compiler choose what each device computes, within functions that are traced here."""
+    token = _devices.set(dataclasses.replace(_devices.get(), shard_map=False))
     try:
         yield
     finally:
@@ -204,7 +218,7 @@ def copies(array: jax.Array, rows: int) -> Copies | None:
         rows: the size of the axis that is split over all devices; None is returned if it cannot be
             split evenly.
     """
-    mesh = _devices.get().mesh
+    mesh = _devices.get().mesh if _devices.get().shard_map else None
     if platform() == "cpu" or mesh is None or mesh.size == 1 or rows % mesh.size:
         return None
     return Copies(_copied(array, mesh), mesh)
@@ -239,7 +253,7 @@ def _is_one_device() -> bool:
 
 
 def _mesh_that_divides(rows: Any) -> jax.sharding.Mesh | None:
-    mesh = _devices.get().mesh
+    mesh = _devices.get().mesh if _devices.get().shard_map else None
     divides = mesh is not None and all(
         leaf.shape[0] % mesh.size == 0 for leaf in jax.tree.leaves(rows)
     )

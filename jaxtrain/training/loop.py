@@ -33,10 +33,8 @@ def train(setup: TrainSetup) -> None:
                 state, metrics = setup.replay(progress.done, state, batch)
             else:
                 state, metrics = setup.step(state, batch)
-        if setup.find_nan:
-            setup.find_nan.watch(progress.seen, state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
-        progress.push(metrics, setup.batches.ids)
+        progress.push(metrics, setup.batches.ids, state, batch)
 
         validates = setup.evaluator and _due(progress.done, run.loop.eval_every, total)
         saves = _due(progress.done, run.checkpoint.every, total)
@@ -89,6 +87,4 @@ def _roll_back(setup: TrainSetup, state: State) -> State:
         setup.progress.rewind(position)
         if setup.replay:
             setup.replay.rewound(position)
-        if setup.find_nan:
-            setup.find_nan.forget()
     return state

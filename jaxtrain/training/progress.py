@@ -23,7 +23,8 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.run_summary import Results
-from jaxtrain.training.step import BAD_IN_A_ROW
+from jaxtrain.training.state import State
+from jaxtrain.training.step import BAD_IN_A_ROW, Batch
 from jaxtrain.training.step_times import SlowProcesses
 from jaxtrain.training.validation import Validation
 
@@ -40,11 +41,13 @@ class _Pending(NamedTuple):
         found: its metrics, which the device may still be computing.
         position: examples seen before it.
         ids: of this process's examples.
+        batch: for ``loop.find_nan``; None without it.
     """
 
     found: dict[str, jax.Array]
     position: int
     ids: list[int]
+    batch: Batch | None
 
 
 class Progress:
@@ -65,7 +68,7 @@ class Progress:
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
         faster: advice on making the data cheaper to read; may be empty.
-        find_nan: finds where the NaN/Inf of a bad step began.
+        find_nan: finds where the NaN/Inf of the first bad step began.
 
     Attributes:
         results: metrics for the end-of-run summary.
@@ -106,6 +109,7 @@ class Progress:
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
+        self._state: State | None = None  # for loop.find_nan
         self._first_origin: tuple[int, str] | None = None  # (completed steps, where a NaN began)
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(
@@ -122,11 +126,6 @@ class Progress:
         """The number of completed steps, if the step pushed last is good."""
         return self._done + (self._pending is not None)
 
-    @property
-    def seen(self) -> int:
-        """The number of examples seen before the next step that is pushed."""
-        return self._seen
-
     def position(self) -> run_length.Position:
         """Returns the position of the run; waits for the step pushed last."""
         self.flush()
@@ -138,15 +137,21 @@ class Progress:
             self.flush()
         return self._done >= self._total
 
-    def push(self, found: dict[str, jax.Array], ids: np.ndarray) -> None:
+    def push(
+        self, found: dict[str, jax.Array], ids: np.ndarray, state: State, batch: Batch
+    ) -> None:
         """Takes the metrics of a new step; records those of the step before it.
 
         Args:
             found: metrics of the new step.
             ids: of this process's examples in it.
+            state: after it.
+            batch: of it.
         """
+        searches = self._find_nan is not None
+        self._state = state if searches else None  # that before a bad step is the one after it
         self._flush("ahead")
-        self._pending = _Pending(found, self._seen, ids.tolist())
+        self._pending = _Pending(found, self._seen, ids.tolist(), batch if searches else None)
         self._batches.computing(found)
         self._seen += self._run.data.batch_size
         if self._waits:
@@ -286,7 +291,7 @@ class Progress:
             shown: the origin that the message already has.
         """
         lower = "lower --optim.peak_lr"
-        if self._find_nan is None and not self._run.loop.find_nan:
+        if not self._run.loop.find_nan:
             return f"{lower}, or find the cause with --loop.find_nan True"
         if shown or self._first_origin is None:
             return lower
@@ -298,10 +303,12 @@ class Progress:
         own = [value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))]
         if self._find_nan is None or all(map(math.isfinite, own)):
             return None
-        # Without an allowance: it reports each operation.
-        times = self._slow.times
-        with self._phases.within("find_nan", 0.0), self._window.paused(), times.inside("pause"):
-            return self._find_nan(self._done, pending.position, pending.ids)
+        find_nan, self._find_nan = self._find_nan, None  # once per start
+        state, self._state = self._state, None
+        assert state is not None, "kept with the batch"
+        assert pending.batch is not None, "kept with the state"
+        with self.interrupted("find_nan"):
+            return find_nan(self._done, pending.position, state, pending.batch)
 
     def _report_bad_count(self) -> None:
         """Prints how many bad steps followed the first one in a row."""

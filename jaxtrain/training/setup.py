@@ -283,7 +283,6 @@ class TrainSetup:
         saver: saves checkpoints, and keeps track of the best validation.
         rollback: restores a checkpoint after too many bad steps.
         replay: computes a step twice; None without ``loop.replay_every``.
-        find_nan: finds where the NaN/Inf of a bad step began; None without ``loop.find_nan``.
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
@@ -303,7 +302,6 @@ class TrainSetup:
     saver: Saver
     rollback: Rollback
     replay: replay.Replay | None
-    find_nan: FindNan | None
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
@@ -481,7 +479,6 @@ def open_training(
         else:
             with phases.within("compile"), explained():
                 replays = _replay(step_setup, directory, position.done, saver.settle, say, mirror)
-        find_nan = _find_nan(step_setup, directory, signals, still_alive, say)
         progress = Progress(
             run,
             log,
@@ -493,7 +490,7 @@ def open_training(
             bad_in_a_row=int(state.guard["bad_in_a_row"]),
             waits=flags.debug,
             faster=sources.faster,
-            find_nan=find_nan,
+            find_nan=_find_nan(step_setup, directory, say),
         )
         stack.callback(progress.close)
         step, before_step = stack.enter_context(
@@ -521,7 +518,6 @@ def open_training(
                 directory, run.checkpoint.every, step_setup.saved, say, progress.advice
             ),
             replay=replays,
-            find_nan=find_nan,
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
             log=log,
             still_alive=still_alive,
@@ -735,13 +731,7 @@ def _replay(
     return replay.Replay(step, names, copies, devices, directory, done, settle, say, mirror)
 
 
-def _find_nan(
-    setup: StepSetup,
-    directory: Path,
-    signals: StopSignals,
-    still_alive: Callable[[], None],
-    say: Say,
-) -> FindNan | None:
+def _find_nan(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
     """Returns what ``loop.find_nan`` calls at a bad step; None if it is off.
 
     It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
@@ -765,8 +755,7 @@ def _find_nan(
         seed=run.seed,
         receive=run.received,
     )
-    mesh, accumulate = setup.rule.mesh, run.optim.accumulate
-    return FindNan(gradients, accumulate, mesh, still_alive, lambda: signals.requested, say, begun)
+    return FindNan(gradients, setup.rule.mesh, say, begun)
 
 
 def _moved_bytes(step: jax.stages.Compiled) -> float | None:

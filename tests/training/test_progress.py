@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import event_log
 import numpy as np
@@ -81,7 +81,11 @@ class Story:
         self, *, waits: bool = False, faster: str = "", find_nan: Any = None, **optim: Any
     ) -> Progress:
         """Starts from scratch, with another optimizer config."""
-        self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
+        self.run = dataclasses.replace(
+            self.run,
+            optim=dataclasses.replace(self.run.optim, **optim),
+            loop=dataclasses.replace(self.run.loop, find_nan=find_nan is not None),
+        )
         self.progress = Progress(
             self.run,
             self.log,
@@ -112,7 +116,8 @@ class Story:
         }
         number = self.done if loss is None else loss
         found["loss"] = Computing(number, lambda: self.spend(1.0))
-        self.progress.push(found, np.arange(8) + 8 * self.done)
+        state, batch = f"after step {self.done}", f"batch {self.done}"
+        self.progress.push(found, np.arange(8) + 8 * self.done, cast(Any, state), cast(Any, batch))
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -231,20 +236,25 @@ def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
     assert story.begin().advice() == (
         "lower --optim.peak_lr, or find the cause with --loop.find_nan True"
     )
-    origins = ["NaN begins in the forward pass at model.py:12 (div)", None, None]
-    story.begin(bad_updates="skip", bad_in_a_row=3, find_nan=lambda done, seen, ids: origins.pop(0))
+    origin, examined = "the first NaN is computed at model.py:12 (div)", list[Any]()
+    story.begin(
+        bad_updates="skip",
+        bad_in_a_row=3,
+        find_nan=lambda *arguments: examined.append(arguments) or origin,
+    )
     assert story.progress.advice() == "lower --optim.peak_lr"
     story.step()
     for _ in range(3):
         story.step(gradient=math.nan)
     wanted = (
         r"step 2 is bad: .*; see bad_steps\.jsonl: resume from the newest checkpoint with --resume "
-        r"latest; lower --optim\.peak_lr, or fix what made step 2 bad: NaN begins in the forward "
-        r"pass at model\.py:12 \(div\)$"
+        r"latest; lower --optim\.peak_lr, or fix what made step 2 bad: the first NaN is computed "
+        r"at model\.py:12 \(div\)$"
     )
     with pytest.raises(InputError, match=wanted):
         story.progress.flush()
-    assert not origins
+    # Once, while the next step is computed, whose state is the same: a bad step changes nothing.
+    assert examined == [(1, story.run.data.batch_size, "after step 3", "batch 2")]
 
 
 def test_the_last_step_may_be_bad(story: Story) -> None:
@@ -313,7 +323,7 @@ def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
             "learning_rate": np.float32(0.001),
             "loss": np.float32(number),
         }
-        story.progress.push(found, np.arange(8))
+        story.progress.push(found, np.arange(8), cast(Any, None), {})
     assert story.progress.finished()
     rates = [record["train/steps_per_second"] for record in story.records().values()]
     assert rates == [1.0, 1.0, 1.0, 1.0]

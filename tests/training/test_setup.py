@@ -16,7 +16,6 @@ from program import TINY_MLM
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import layout, saver
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
 from jaxtrain.training import rollback, run_files, save_policy, setup, skip_step
 from jaxtrain.training.state import State
@@ -65,7 +64,7 @@ def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: P
     said: list[str] = []
 
     def build() -> Any:
-        return setup._find_nan(given, tmp_path, StopSignals(), lambda: None, said.append)
+        return setup._find_nan(given, tmp_path, said.append)
 
     assert build() is not None
     begun = tmp_path / run_files.FINDING_NAN
