@@ -9,10 +9,11 @@ import numpy as np
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import Masked
 from jaxtrain.data.text.masking import MaskedSource
+from jaxtrain.models.contract import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(ModelConfig):
     """The fields of a model's config that text data reads."""
 
     sequence_length: int = 32

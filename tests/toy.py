@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from jaxtrain import config
+from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding
@@ -31,7 +32,7 @@ class _Block(nnx.Module):
         return x + self.down(jax.nn.gelu(self.up(x)))
 
 
-class _Toy(nnx.Module):
+class _Toy(Model):
     """Regression with weights in the batch, so that microbatches have different weights."""
 
     def __init__(self, blocks: int, rngs: nnx.Rngs) -> None:
@@ -52,13 +53,13 @@ class _Toy(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The toy's config."""
 
     blocks: int = 2
     freeze: tuple[str, ...] = ()
 
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, rngs: nnx.Rngs) -> Model:
         return _Toy(self.blocks, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -137,7 +138,7 @@ def stepper(
     mesh = mesh_of(data, fsdp)
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
     rule = ShardingRule(mesh, settings)
-    definition = ModelDefinition(model.build, getattr(model, "freeze", ()))
+    definition = ModelDefinition(model.build, model.freeze)
     schedule = optim.schedule(OPTIM, 100)
     optimizer = optimizer or optim.make_optimizer(OPTIM, 100, definition.trained(definition.params))
     target = abstract_state(definition, optimizer, rule)

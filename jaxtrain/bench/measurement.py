@@ -1,6 +1,6 @@
 """Measures one config in this process: startup, steps, pipeline, memory, saves, operations.
 
-Times and peaks are measured. FLOPs come from the model's formula, bytes moved from the compiled
+Times and peaks are measured. FLOPs come from the program of the loss, bytes moved from the compiled
 program, and planned memory from the compiler.
 """
 
@@ -27,13 +27,13 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
-from jaxtrain.planning import cards, flops, prediction
+from jaxtrain.planning import cards, prediction
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
-from jaxtrain.training.state import State, saved_part
-from jaxtrain.xla import gpu_memory, operations, options
+from jaxtrain.training.state import State, model_flops, saved_part
+from jaxtrain.xla import flops, gpu_memory, operations, options
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
@@ -108,10 +108,10 @@ def measure(request: dict[str, Any], send: Send) -> None:
 def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
     """Creates a batch of ``batch_spec`` on the devices: random integers, ones for other dtypes.
 
-    A model whose integers are indices defines their limits (``Config.index_limits``).
+    Integers that are indices stay below their limits (``Config.index_limits``).
     """
     rng = np.random.default_rng(0)
-    limits: dict[str, int] = getattr(built.run.model, "index_limits", dict)()
+    limits: dict[str, int] = built.run.model.index_limits()
     sharding = batch_sharding(built.rule.mesh)
 
     def array(name: str, part: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -206,7 +206,7 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
     tokens = run.model.tokens_per_example()
     if tokens is not None:
         rows[f"{prefix}/tokens_per_second"] = rate * tokens
-    flops = rate * run.model.flops_per_example() / built.rule.mesh.size
+    flops = rate * model_flops(run.model) / built.rule.mesh.size
     rows[f"{prefix}/flops_per_second_per_device"] = flops
     peak = hardware.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from jaxtrain.data.video.index import Entry
     from jaxtrain.inference.compare import Comparison
 
-_OF_VIDEO = "decode"
 _MOST_SOURCES = 3
 _LETTERS = "ABC"
 _USUAL = {"frames": 16, "height": 256, "width": 256}
@@ -57,11 +56,11 @@ def main(arguments: list[str]) -> int:
     for path in _sources(arguments):
         weights.check_there(path)
     for source, model in _models(arguments):
-        for method, kind in evaluate_text.KINDS.items():
-            if load.has(model, method):
-                return evaluate_text.main(arguments, kind)
-        if not load.has(model, _OF_VIDEO):
-            raise load.cannot(model, "evaluate", *evaluate_text.KINDS, _OF_VIDEO, source=source)
+        if model.task in evaluate_text.KINDS:
+            return evaluate_text.main(arguments, evaluate_text.KINDS[model.task])
+        if model.task != "reconstruct":
+            tasks = (*evaluate_text.KINDS, "reconstruct")
+            raise load.cannot(model, "evaluate", *tasks, source=source)
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0

@@ -24,13 +24,14 @@ from jaxtrain.inference import fill_mask, language_model
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import weights
+from jaxtrain.models.contract import Task
 from jaxtrain.storage import addresses, atomic
 
-KINDS: dict[str, type[MaskedModel] | type[CausalModel]] = {
-    "logits_at": MaskedModel,
-    "decode_step": CausalModel,
+KINDS: dict[Task, type[MaskedModel] | type[CausalModel]] = {
+    "fill": MaskedModel,
+    "generate": CausalModel,
 }
-"""Optional methods of a model's module (jaxtrain.models), and the class that calls them."""
+"""A model's task, and the class that uses it."""
 
 _PRINT_EVERY_S = 10.0
 

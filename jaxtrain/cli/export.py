@@ -13,6 +13,7 @@ hf auth login first, or set HF_TOKEN. An existing model card is kept.
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
@@ -76,6 +77,11 @@ def _check(flags: argparse.Namespace) -> None:
         tensor_files.check_pytorch(flags.target)
 
 
+def _can_write(model: Any, *, folder: bool) -> bool:
+    """Whether a model, or its class, can be written to a transformers folder or weights file."""
+    return model.model_type is not None if folder else bool(model.has_weights)
+
+
 def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
     """Writes the files of a model, and returns its name.
 
@@ -88,13 +94,13 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
     name = from_file.name_of(found.model)
     folder = flags.format == "hf"
     if flags.push is not None and flags.format is None:
-        folder = hasattr(found.model, "to_settings")
-    needed = "to_settings" if folder else "to_weights"
-    if not hasattr(found.model, needed):
-        able = [name for name, kind in from_file.configs() if hasattr(kind, needed)]
+        folder = found.model.model_type is not None
+    if not _can_write(found.model, folder=folder):
+        able = [name for name, kind in from_file.configs() if _can_write(kind, folder=folder)]
+        form = "a transformers folder" if folder else "a weights file"
         raise InputError(
-            f"{found.source}: the model {name} cannot be exported because it has no {needed}; "
-            f"export can write {', '.join(sorted(able))}"
+            f"{found.source}: the model {name} cannot be exported to {form}; export can write "
+            f"{', '.join(sorted(able))}"
         )
     if folder:
         tokenizer.check_travels(source)

@@ -19,7 +19,6 @@ from jaxtrain import errors, terminal
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
-from jaxtrain.inference import load
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights
 from jaxtrain.ops.sampling import Choice
@@ -69,7 +68,7 @@ def _newest_run() -> Path:
     for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version
             model = weights.model_at(run)
-            if model is not None and load.has(model, "decode_step"):
+            if model is not None and model.task == "generate":
                 return run
     raise InputError(
         f"missing SOURCE: no run in {run_directory.ROOT} has a causal language model: pass a "

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     tensors, about = tensor_files.read(flags.source)
     if weights.ABOUT in about:
         model = weights.load(flags.source).model
-        if not load.has(model, "decode"):
-            raise load.cannot(model, "import", "decode", source=flags.source)
+        if model.task != "reconstruct":
+            raise load.cannot(model, "import", "reconstruct", source=flags.source)
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
     model = _changed(model, flags)

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--batch {flags.batch}: use at least 1")
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
-    if not hasattr(run.model, "latent_shape"):
+    if run.model.latent_shape is None:
         raise InputError(
             f"--config {flags.config} is not a video autoencoder, so it has no latents"
         )

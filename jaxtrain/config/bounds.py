@@ -1,82 +1,167 @@
 """Bounds for the numbers of a config, which may come from an untrusted file.
 
-Without them a file with ``depth=10**9`` hangs whatever builds its model. They are far above any
-model ever trained.
+A field's type has its bounds: ``layers: bounds.Layers``, which is ``Annotated[int, LAYERS]``, and
+:class:`Section` checks them. Without bounds a file with ``depth=10**9`` hangs whatever builds its
+model. Those of sizes are far above any model ever trained.
 """
 
+import dataclasses
+import functools
 import math
+import operator
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtrain import errors
 from jaxtrain.errors import InputError
 
-WORDS = 2**24
-TOKENS = 2**20
-LAYERS = 1000
-WIDTH = 2**20
-HEADS = 2**14
-ROTARY = 1e15
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The valid values of a number; every number is finite.
+
+    Attributes:
+        least: smallest value.
+        above: largest number below all values.
+        most: largest value.
+        below: smallest number above all values.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def problem(self, value: Any, kind: type) -> str | None:
+        """Returns what to use in place of a value; None if it is valid.
+
+        Args:
+            value: the value, of any type.
+            kind: int or float; a float may be given as an int.
+        """
+        if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+            return "use a whole number" if kind is int else "use a number"
+        limits = (
+            ("at least", self.least, operator.ge),
+            ("above", self.above, operator.gt),
+            ("at most", self.most, operator.le),
+            ("below", self.below, operator.lt),
+        )
+        given = [
+            (f"{word} {limit if kind is int else f'{limit:g}'}", holds(value, limit))
+            for word, limit, holds in limits
+            if limit is not None
+        ]
+        missed = [words for words, is_met in given if not is_met]
+        if kind is int:
+            return f"use {missed[0]}" if missed else None
+        if not missed and _is_finite(value):
+            return None
+        words = " and ".join(limit for limit, _ in given)
+        number = "number of" if words.startswith("at") else "number"
+        return f"use a {number} {words}" if words else "use a finite number"
 
 
-def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = "") -> None:
-    """Checks that a value is a whole number within bounds.
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+WORDS, TOKENS, WIDTH = (Bounds(least=1, most=most) for most in (2**24, 2**20, 2**20))
+LAYERS, HEADS = (Bounds(least=1, most=most) for most in (1000, 2**14))
+EPSILON, ROTARY = Bounds(above=0, most=1), Bounds(above=0, most=1e15)
+FRACTION = Bounds(least=0, below=1)
+
+Words = Annotated[int, WORDS]
+"""The size of a vocabulary."""
+Tokens = Annotated[int, TOKENS]
+"""The length of a sequence."""
+Width = Annotated[int, WIDTH]
+Layers = Annotated[int, LAYERS]
+Heads = Annotated[int, HEADS]
+Epsilon = Annotated[float, EPSILON]
+"""A number that is added to a mean square."""
+RotaryBase = Annotated[float, ROTARY]
+Fraction = Annotated[float, FRACTION]
+Weight = Annotated[float, Bounds(least=0)]
+"""A factor of a loss or of a decay."""
+Positive = Annotated[float, Bounds(above=0)]
+
+
+class Section:
+    """A frozen dataclass that checks its fields when it is made."""
+
+    section = ""
+    """Dotted name of the section, such as ``model.teacher``, for messages."""
+
+    def __post_init__(self) -> None:
+        section: Any = type(self)  # mypy does not take a class for hashable
+        for name, annotation in _types(section).items():
+            value = getattr(self, name)
+            if (cure := _problem(annotation, value)) is not None:
+                field = f"{self.section}.{name}"
+                raise InputError(f"{field}={errors.shown(value)}: {cure}", about=field)
+        self.check()
+
+    def check(self) -> None:
+        """Checks fields that depend on each other, each of which is within its bounds.
+
+        Raises:
+            InputError: they contradict each other.
+        """
+
+
+@functools.cache
+def _types(section: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+def _problem(annotation: Any, value: Any) -> str | None:
+    """Returns what to use in place of a field's value; None if it is valid."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        found = [_problem(choice, value) for choice in arguments if choice is not type(None)]
+        cure = None if None in found else found[0]
+        return cure and f"{cure}, or None"
+    if origin is Annotated and isinstance(arguments[1], Bounds):
+        return arguments[1].problem(value, arguments[0])
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        if not isinstance(value, tuple) or len(value) != len(arguments):
+            return f"use {len(arguments)} values"
+        return next(filter(None, map(_problem, arguments, value)), None)
+    return None
+
+
+def check(name: str, value: Any, within: Bounds, kind: type = int) -> None:
+    """Checks a number that is not a field of a section, such as one in a config.json.
 
     Args:
-        name: name of the field, such as ``model.depth``.
-        value: value of the field.
-        most: largest value allowed.
-        least: smallest value allowed.
-        or_none: other values that the field takes, for the error, such as ``", or None"``.
+        name: name of the number, for messages.
+        value: the value, of any type.
+        within: the valid values.
+        kind: int or float.
 
     Raises:
-        InputError: has the field, its value and the nearest bound.
+        InputError: has the name, the value and the nearest bound.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}={errors.shown(value)}: use a whole number{or_none}", about=name)
-    if value < least:
-        raise InputError(f"{name}={errors.shown(value)}: use at least {least}{or_none}", about=name)
-    if value > most:
-        raise InputError(f"{name}={errors.shown(value)}: use at most {most}{or_none}", about=name)
+    if (cure := within.problem(value, kind)) is not None:
+        raise InputError(f"{name}={errors.shown(value)}: {cure}", about=name)
 
 
-def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
-    """Returns an entry of a config.json that must be a whole number from 1 to ``most``.
+def entry(content: Mapping[str, Any], name: str, within: Bounds, source: str) -> int:
+    """Returns an entry of a config.json that must be a whole number.
 
     Raises:
         InputError: it is missing or something else.
     """
     if name not in content:
         raise InputError(f"{source}: {name!r} is missing")
-    value = content[name]
-    whole(f"{source}: {name}", value, most)
-    return int(value)
-
-
-def number(name: str, value: Any, *, above: float = -math.inf, most: float = math.inf) -> None:
-    """Checks that a value is a finite number in (above, most].
-
-    Raises:
-        InputError: has the field, its value and the valid range.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={errors.shown(value)}: use a number", about=name)
-    if not above < value:  # also NaN
-        words = "finite number" if above == -math.inf else f"number above {above:g}"
-        raise InputError(f"{name}={errors.shown(value)}: use a {words}", about=name)
-    if value > most or value == math.inf:
-        words = "finite number" if most == math.inf else f"number up to {most:g}"
-        raise InputError(f"{name}={errors.shown(value)}: use a {words}", about=name)
-
-
-def fraction(name: str, value: Any) -> None:
-    """Checks that a value is a number from 0 to below 1.
-
-    Raises:
-        InputError: has the field and its value.
-    """
-    number(name, value)
-    if not 0 <= value < 1:
-        raise InputError(
-            f"{name}={errors.shown(value)}: use a fraction of at least 0 and below 1", about=name
-        )
+    check(f"{source}: {name}", content[name], within)
+    return int(content[name])

@@ -178,7 +178,7 @@ def table(added: Mapping[str, Metric] | None = None) -> dict[str, Metric]:
 
 def added_by(model: Any) -> dict[str, Metric]:
     """Returns the metrics that a model's config adds with its method ``metrics``."""
-    return dict(model.metrics()) if hasattr(model, "metrics") else {}
+    return dict(model.metrics())
 
 
 def describe(name: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:

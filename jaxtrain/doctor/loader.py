@@ -22,6 +22,7 @@ from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
+from jaxtrain.training.state import model_flops
 
 _NAMED = 5  # broken files in a message
 _FIX_BROKEN = "fix or remove them, or raise --data.max_bad_share"
@@ -70,7 +71,7 @@ def inputs(subject: Subject) -> Iterator[Finding]:
         return
     if run.model.init_from is not None and not subject.resumes:
         yield ok(_source(subject))
-    if hasattr(run.model, "constants") and (read := run.model.constants()):
+    if read := run.model.constants():
         yield ok(f"the weights of the losses are present: {len(read)} arrays")
 
 
@@ -193,7 +194,7 @@ def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
             return None
         peak, name = found, device.device_kind
     peak *= 1.0 if run.precision == "bfloat16" else 0.5  # TF32 [D]
-    flops = run.model.flops_per_example()
+    flops = model_flops(run.model)
     rate = run.mesh.devices * peak / flops / (subject.processes or 1)
     how = (
         f"predicted: {flops / 1e12:.3g} TFLOP per example on {run.mesh.devices} x {name} at "

@@ -68,7 +68,7 @@ class MaskedModel:
 
     def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
         tokenizer.check_travels(source)
-        trained = load.load(source, command, "logits_at")
+        trained = load.load(source, command, "fill")
         self.model, self.source = trained.config, trained.source
         folder = Path(self.source)  # of these weights, not of others
         self.tokenizer = tokenizer.of_source(folder)

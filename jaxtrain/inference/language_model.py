@@ -82,7 +82,7 @@ class CausalModel:
         self, source: Path, precision: str = "float32", *, command: str = "generate"
     ) -> None:
         tokenizer.check_travels(source)
-        trained = load.load(source, command, "decode_step")
+        trained = load.load(source, command, "generate")
         self.model, self.source = trained.config, trained.source
         definition = trained.definition
         path = tokenizer.beside(Path(self.source))  # of these weights, not of others

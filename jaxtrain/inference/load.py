@@ -1,7 +1,6 @@
 """Loads a trained model for a command that uses it: its config, its module, and its parameters.
 
-Optional methods of the module decide what a model can do (the table in :mod:`jaxtrain.models`),
-never its class: ``decode_step`` for generate, ``logits_at`` for fill, ``decode`` for videos.
+A model's ``task`` decides which commands can use it (:mod:`jaxtrain.models.contract`).
 """
 
 import dataclasses
@@ -22,6 +21,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file
+from jaxtrain.models.contract import Task
 from jaxtrain.training import state
 from jaxtrain.xla import options
 
@@ -58,33 +58,33 @@ class TrainedModel:
             }
 
 
-def load(source: Path, command: str, method: str) -> TrainedModel:
-    """Loads a trained model that has a method, and enables the compilation cache.
+def load(source: Path, command: str, task: Task) -> TrainedModel:
+    """Loads a trained model for a task, and enables the compilation cache.
 
     Args:
         source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
             folder, or a weights file. A weights file without a model config is taken for the only
-            model that has the method.
+            model for the task.
         command: the command that uses the model, for messages.
-        method: optional method of the module that the command calls.
+        task: what the command uses the model for.
 
     Raises:
-        InputError: the source is missing or damaged, its model lacks the method, or jax does not
+        InputError: the source is missing or damaged, its model is for another task, or jax does not
             see the GPU.
     """
     process_group.check_accelerator(os.environ)
     use_cache()
 
     def only_kind() -> str | None:
-        kinds = able(method)
+        kinds = able(task)
         return kinds[0] if len(kinds) == 1 else None
 
     def check(model: Any) -> None:
-        if not has(model, method):
-            raise cannot(model, command, method, source=source)
+        if model.task != task:
+            raise cannot(model, command, task, source=source)
 
     stored = weights.load(source, only_kind, check)
-    model = _bare(stored.model)
+    model = stored.model.bare()
     definition = state.ModelDefinition(model.build)
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))
 
@@ -99,38 +99,25 @@ def use_cache() -> None:
     options.use_cache(os.environ, folder / "compiled")
 
 
-def has(model: Any, method: str) -> bool:
-    """Whether the module of a model's config has an optional method; allocates no arrays."""
-    return state.ModelDefinition(_bare(model).build).has(method)
+def able(*tasks: Task) -> list[str]:
+    """Returns the short names of the models for one of these tasks."""
+    return sorted(name for name, kind in from_file.configs() if kind.task in tasks)
 
 
-def able(*methods: str) -> list[str]:
-    """Returns the short names of the models whose modules have one of these methods."""
-    return sorted(
-        name
-        for name, kind in from_file.configs()
-        if any(map(state.ModelDefinition(kind.tiny().build).has, methods))
-    )
-
-
-def cannot(model: Any, command: str, *methods: str, source: Path) -> InputError:
+def cannot(model: Any, command: str, *tasks: Task, source: Path) -> InputError:
     """Makes the error for a model that a command cannot use.
 
     Args:
         model: config of the model.
         command: the command.
-        methods: methods of the module, one of which the command needs.
+        tasks: those that the command is for.
         source: where the model is stored.
     """
     message = (
         f"{source} has the model {from_file.name_of(model)}, which {command} cannot use: pass a "
-        f"model of the kind {' or '.join(able(*methods))}"
+        f"model of the kind {' or '.join(able(*tasks))}"
     )
-    if hasattr(model, "usage"):
+    if model.usage:
         typed = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4")
         message += f"; to use this model: {invocation.program()} {typed}"
     return InputError(message)
-
-
-def _bare(model: Any) -> Any:
-    return model.bare() if hasattr(model, "bare") else model

@@ -169,13 +169,12 @@ class Model:
                 f"directory"
             )
         model: CausalModel | MaskedModel
-        if load.has(described, "decode_step"):
+        if described.task == "generate":
             model = self._causal
-        elif load.has(described, "logits_at"):
+        elif described.task == "fill":
             model = self._masked
         else:
-            methods = ("decode_step", "logits_at")
-            raise load.cannot(described, "evaluate", *methods, source=self._source)
+            raise load.cannot(described, "evaluate", "generate", "fill", source=self._source)
         most = None if max_tokens is None else max_tokens + 2 * model.longest
         try:
             texts = documents.texts(Path(data).expanduser(), text_field, model.count, most)

@@ -78,7 +78,7 @@ class Own:
     """A checkpoint or weights file of jaxtrain, on all devices."""
 
     def __init__(self, path: Path, scaling: float) -> None:
-        trained = models.load(path, "prepare latents", "decode")
+        trained = models.load(path, "prepare latents", "reconstruct")
         definition, params = trained.definition, trained.params
         encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
         parts = [json.dumps([scaling, trained.config.patch_size]).encode()]

@@ -81,7 +81,7 @@ class Autoencoder:
             trained = source
             load.use_cache()
         else:
-            trained = load.load(source, command, "decode")
+            trained = load.load(source, command, "reconstruct")
         self.trained, self.precision = trained, precision
         self.model, self.source = trained.config, trained.source
         self._device: jax.Device | None = None

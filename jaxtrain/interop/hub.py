@@ -192,7 +192,7 @@ def with_local_tokenizer(model: Any, say: Say) -> Any:
     For commands that read a run's data without training.
     """
     named = _source_of(model)
-    if named is None or not hasattr(model, "vocab_size"):
+    if named is None or model.tokens_per_example() is None:
         return model
     found = find(named, say)
     if tokenizer.NAME not in found.sizes:

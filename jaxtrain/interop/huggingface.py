@@ -50,7 +50,7 @@ def model(folder: Path) -> Any:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
     kind = content.get("model_type")
     # The name is only compared with those of known models; it never selects a module to import.
-    known = {one.model_type: one for _, one in from_file.configs() if hasattr(one, "model_type")}
+    known = {one.model_type: one for _, one in from_file.configs() if one.model_type}
     if not isinstance(kind, str) or kind not in known:
         shown = errors.shown(kind)
         raise InputError(
@@ -152,7 +152,7 @@ def write(
             files[transformers_files.TOKENIZER] = _json(described)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS).unlink(missing_ok=True)
-    tensors = getattr(model, "to_transformers", model.to_weights)(params)
+    tensors = model.to_transformers(params)
     tensor_files.write(folder / ARRAYS, tensors, {})
     for name in transformers_files.FILES:
         (folder / name).unlink(missing_ok=True)

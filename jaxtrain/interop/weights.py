@@ -105,7 +105,7 @@ def load(
         model = from_file.model_config(from_file.parse(about[ABOUT], str(source)), str(source))
     else:
         kind = from_file.config_class(guess() or "")
-        if kind is None or not hasattr(kind, "guess"):
+        if kind is None or not kind.has_weights:
             raise InputError(
                 f"{source} has no model config: convert it with {invocation.program()} import "
                 f"{shlex.quote(str(source))} OUT.safetensors"
@@ -113,7 +113,7 @@ def load(
         model = kind.guess(tensors, str(source))
     check(model)
     params = model.from_weights(tensors, str(source))
-    if ABOUT not in about and hasattr(model, "ambiguity"):
+    if ABOUT not in about:
         unclear = model.ambiguity(tensors, str(source))
         if unclear:
             raise InputError(
@@ -189,7 +189,7 @@ def params_for(
         path = resume.of_source(source)
         found = _of_checkpoint(path)
         from_file.check_not_in_weights(model, _described(path), path)
-    elif not hasattr(model, "from_weights"):
+    elif not model.has_weights:
         raise InputError(
             f"{source} is a weights file, but this model can only start from a checkpoint or a run "
             "directory"
@@ -201,10 +201,10 @@ def params_for(
             from_file.check_not_in_weights(model, from_file.parse(about[ABOUT], str(source)), path)
         else:
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
-            unclear = hasattr(model, "ambiguity") and model.ambiguity(tensors, str(path))
-            notes += [str(unclear).replace("--trim", "--model.trim")] if unclear else []
-    groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
-    apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
+            unclear = model.ambiguity(tensors, str(path))
+            notes += [unclear.replace("--trim", "--model.trim")] if unclear else []
+    groups = parameter_groups.apart(model.optimizer_groups())
+    apart = tuple(group.prefix for group in groups.values())
     fitting = {
         name: array
         for name, array in found.items()
@@ -241,7 +241,7 @@ def check_settings(folder: Path, model: Any) -> None:
         InputError: another model, or settings that differ.
     """
     theirs = huggingface.model(folder)
-    if getattr(model, "model_type", None) != theirs.model_type:
+    if model.model_type != theirs.model_type:
         raise InputError(
             f"{folder} has the model {from_file.name_of(theirs)}, but this run's model is "
             f"{from_file.name_of(model)}: use a source with that model"
@@ -265,13 +265,13 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(guess)}
     known = {
         field: getattr(guess, field)
-        for field, _ in getattr(model, "not_in_weights", ())
+        for field, _ in model.not_in_weights
         if getattr(guess, field) != defaults[field]
     }
     from_file.check_not_in_weights(model, known, source)
     return [
         f"model.{field} cannot be read from the weights: using {getattr(model, held)}"
-        for field, held in getattr(model, "not_in_weights", ())
+        for field, held in model.not_in_weights
         if field not in known
     ]
 

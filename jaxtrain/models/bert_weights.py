@@ -170,12 +170,12 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise InputError(f"{source}: this network is not BERT: {', '.join(other)}")
     dropout = content.get("hidden_dropout_prob", 0.1)
     of_attention = content.get("attention_probs_dropout_prob", dropout)
-    bounds.fraction(f"{source}: hidden_dropout_prob", dropout)
-    bounds.fraction(f"{source}: attention_probs_dropout_prob", of_attention)
+    bounds.check(f"{source}: hidden_dropout_prob", dropout, bounds.FRACTION, float)
+    bounds.check(f"{source}: attention_probs_dropout_prob", of_attention, bounds.FRACTION, float)
     hidden = bounds.entry(content, "hidden_size", bounds.WIDTH, source)
     ff = bounds.entry(content, "intermediate_size", bounds.WIDTH, source)
     pad_id = content.get("pad_token_id") or 0  # null: BERT's own
-    bounds.whole(f"{source}: pad_token_id", pad_id, bounds.WORDS, least=0)
+    bounds.check(f"{source}: pad_token_id", pad_id, bounds.Bounds(least=0, most=bounds.WORDS.most))
     return {
         "vocab_size": bounds.entry(content, "vocab_size", bounds.WORDS, source),
         "sequence_length": bounds.entry(content, "max_position_embeddings", bounds.TOKENS, source),

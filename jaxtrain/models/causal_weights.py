@@ -188,8 +188,8 @@ class Shape:
             InputError: an entry is missing, or it describes another network.
         """
 
-        def whole(name: str, most: int) -> int:
-            return bounds.entry(content, name, most, source)
+        def whole(name: str, within: bounds.Bounds) -> int:
+            return bounds.entry(content, name, within, source)
 
         rotary = _rotary(content, source)
         hidden = whole("hidden_size", bounds.WIDTH)
@@ -197,8 +197,8 @@ class Shape:
         given = content.get("num_key_value_heads") is not None
         kv_heads = whole("num_key_value_heads", bounds.HEADS) if given else heads
         eps, base = content.get("rms_norm_eps", 1e-6), rotary.get(_BASE, 10_000.0)
-        bounds.number(f"{source}: rms_norm_eps", eps, above=0, most=1)
-        bounds.number(f"{source}: {_BASE}", base, above=0, most=bounds.ROTARY)
+        bounds.check(f"{source}: rms_norm_eps", eps, bounds.EPSILON, float)
+        bounds.check(f"{source}: {_BASE}", base, bounds.ROTARY, float)
         shape = cls(
             vocab_size=whole("vocab_size", bounds.WORDS),
             sequence_length=whole("max_position_embeddings", bounds.TOKENS),

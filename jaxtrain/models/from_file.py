@@ -111,10 +111,12 @@ def _modules() -> list[str]:
 
 def config_class(name: str) -> type[Any] | None:
     """Returns the ``Config`` of the model with this name, or None if there is none."""
+    from jaxtrain.models.contract import ModelConfig  # imports jax
+
     for own in _modules():
         if own == name:
             found = vars(importlib.import_module(f"{models.__name__}.{own}")).get("Config")
-            if isinstance(found, type) and dataclasses.is_dataclass(found):
+            if isinstance(found, type) and issubclass(found, ModelConfig):
                 return found
     return None
 
@@ -178,7 +180,7 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
     Raises:
         InputError: names the first field that differs.
     """
-    for field, attribute in getattr(model, "not_in_weights", ()):
+    for field, attribute in model.not_in_weights:
         if field not in theirs:
             continue
         ours, there = getattr(model, attribute), theirs[field]

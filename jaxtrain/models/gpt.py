@@ -23,6 +23,7 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
+from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, capped, embed, remat
@@ -37,50 +38,41 @@ _RATE_WIDTH = 768
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The GPT."""
 
-    vocab_size: int
+    vocab_size: bounds.Words
     """Vocabulary size, including special tokens (rows of the embedding)."""
-    sequence_length: int
+    sequence_length: bounds.Tokens
     """Tokens per sequence."""
-    depth: int
+    depth: bounds.Layers
     """Number of layers; width and heads follow from it."""
-    width: int | None = None
+    width: bounds.Width | None = None
     """Hidden width. None uses 64 x depth."""
-    heads: int | None = None
+    heads: bounds.Heads | None = None
     """Query heads; must divide the width. None uses width / 128, rounded up to a divisor."""
-    kv_heads: int | None = None
+    kv_heads: bounds.Heads | None = None
     """Key and value heads; must divide the query heads. None uses as many as query heads."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
-    norm_eps: float = float(jnp.finfo(jnp.float32).eps)
+    norm_eps: bounds.Epsilon = float(jnp.finfo(jnp.float32).eps)
     """Epsilon that is added to the mean square in each norm."""
-    loss_piece: int = 128
+    loss_piece: bounds.Tokens = 128
     """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a
     transformers folder (NanoChatForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face
     Hub."""
 
+    task = "generate"
+    has_weights = True
     model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
     not_in_weights = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
-    def __post_init__(self) -> None:
-        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
-        bounds.whole("model.sequence_length", self.sequence_length, bounds.TOKENS)
-        bounds.whole("model.depth", self.depth, bounds.LAYERS)
-        bounds.whole("model.loss_piece", self.loss_piece, bounds.TOKENS)
-        for name, value, most in (
-            ("width", self.width, bounds.WIDTH),
-            ("heads", self.heads, bounds.HEADS),
-            ("kv_heads", self.kv_heads, bounds.HEADS),
-        ):
-            if value is not None:
-                bounds.whole(f"model.{name}", value, most, or_none=", or None")
-        bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
+    def check(self) -> None:
+        """Checks that heads and chunks divide widths and sequences."""
         d, n, h = self.hidden, self.query_heads, self.shared_heads
         if d % (2 * n):
             fits = [m for m in range(1, d + 1) if d % (2 * m) == 0 and d // m <= _HEAD]
@@ -151,17 +143,6 @@ class Config:
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch."""
         return {"tokens": self.vocab_size, "targets": self.vocab_size}
-
-    def flops_per_example(self) -> float:
-        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
-
-        Forward: `depth x (4 S D (D + H K) + 4 S D F + 4 S^2 D) + 2 S D V`, with F = 4 D:
-        projections, feed-forward, attention (in full, though half of it is masked), output layer.
-        """
-        s, d, v = self.sequence_length, self.hidden, self.vocab_size
-        of_projections = 4 * s * d * (d + self.shared_heads * self.head_width)
-        layer = of_projections + 4 * s * d * _FF * d + 4 * s * s * d
-        return 3.0 * (self.depth * layer + 2 * s * d * v)
 
     def tokens_per_example(self) -> int:
         """Returns the number of tokens per sequence."""
@@ -342,7 +323,7 @@ class Head(nnx.Module):
         return capped(logits_BSV, _CAP)
 
 
-class GPT(nnx.Module):
+class GPT(Model):
     """Embedding, blocks, and output layer."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:

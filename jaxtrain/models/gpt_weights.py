@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights
 from jaxtrain.ops import attention
@@ -126,7 +125,7 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
             f"{source} is not a GPT of this kind: it has no {word if word not in tensors else key}"
         )
     words, keys = tensors[word], tensors[key]
-    if words.ndim != 2 or keys.ndim != 2 or not 0 < words.shape[1] <= bounds.WIDTH:
+    if words.ndim != 2 or keys.ndim != 2 or not 0 < words.shape[1] <= 2**20:
         raise InputError(
             f"{source} is not a GPT of this kind: {word} has shape {words.shape} and {key} has "
             f"shape {keys.shape}"

@@ -26,6 +26,7 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
+from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, dropout, embed, remat, split_keys
@@ -34,51 +35,46 @@ _INIT_STD = 0.02
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The Llama-style language model."""
 
-    vocab_size: int
+    vocab_size: bounds.Words
     """Vocabulary size, including special tokens (rows of the embedding)."""
-    sequence_length: int
+    sequence_length: bounds.Tokens
     """Tokens per sequence."""
-    hidden: int
+    hidden: bounds.Width
     """Hidden width."""
-    layers: int
+    layers: bounds.Layers
     """Number of layers."""
-    heads: int
+    heads: bounds.Heads
     """Query heads; must divide `hidden`."""
-    kv_heads: int
+    kv_heads: bounds.Heads
     """Key and value heads; must divide `heads`."""
-    ff: int
+    ff: bounds.Width
     """Width of the feed-forward layers."""
-    dropout: float = 0.1
+    dropout: bounds.Fraction = 0.1
     """Dropout rate of embeddings, SwiGLU activations, and layer outputs, 0 to 1."""
-    norm_eps: float = 1e-6
+    norm_eps: bounds.Epsilon = 1e-6
     """Epsilon that is added to the mean square in each norm."""
-    rotary_base: float = 10_000.0
+    rotary_base: bounds.RotaryBase = 10_000.0
     """Base of the rotary angles position / rotary_base^(2 i / K) of pair i, with head width K."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
-    loss_piece: int = 128
+    loss_piece: bounds.Tokens = 128
     """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
     (LlamaForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
+    task = "generate"
+    has_weights = True
     model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
     not_in_weights = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
-    def __post_init__(self) -> None:
-        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
-        bounds.whole("model.sequence_length", self.sequence_length, bounds.TOKENS)
-        bounds.whole("model.hidden", self.hidden, bounds.WIDTH)
-        bounds.whole("model.layers", self.layers, bounds.LAYERS)
-        bounds.whole("model.heads", self.heads, bounds.HEADS)
-        bounds.whole("model.kv_heads", self.kv_heads, bounds.HEADS)
-        bounds.whole("model.ff", self.ff, bounds.WIDTH)
-        bounds.whole("model.loss_piece", self.loss_piece, bounds.TOKENS)
+    def check(self) -> None:
+        """Checks that heads and chunks divide widths and sequences."""
         if self.hidden % (2 * self.heads):
             fits = [m for m in range(1, self.hidden + 1) if self.hidden % (2 * m) == 0]
             near = (
@@ -97,9 +93,6 @@ class Config:
                 about=("model.kv_heads", "model.heads"),
             )
         chunked_loss.check_chunk(self.loss_piece, self.sequence_length)
-        bounds.fraction("model.dropout", self.dropout)
-        bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
-        bounds.number("model.rotary_base", self.rotary_base, above=0, most=bounds.ROTARY)
 
     @property
     def head_width(self) -> int:
@@ -117,17 +110,6 @@ class Config:
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch."""
         return {"tokens": self.vocab_size, "targets": self.vocab_size}
-
-    def flops_per_example(self) -> float:
-        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
-
-        Forward: `layers x (4 S D (D + H K) + 6 S D F + 4 S^2 D) + 2 S D V`: projections,
-        feed-forward, attention (in full, though half of it is masked), output layer.
-        """
-        s, d = self.sequence_length, self.hidden
-        of_projections = 4 * s * d * (d + self.kv_heads * self.head_width)
-        layer = of_projections + 6 * s * d * self.ff + 4 * s * s * d
-        return 3.0 * (self.layers * layer + 2 * s * d * self.vocab_size)
 
     def tokens_per_example(self) -> int:
         """Returns the number of tokens per sequence."""
@@ -182,18 +164,6 @@ class Config:
             return cls(dropout=0.0, loss_piece=chunk, **shape)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
-
-    @classmethod
-    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Refuses weights without a config.
-
-        Raises:
-            InputError: always, because the number of heads does not follow from the arrays.
-        """
-        raise InputError(
-            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
-            "arrays: pass a folder that has them together with their config.json"
-        )
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -319,7 +289,7 @@ class Head(nnx.Module):
         return attention.rms_norm(x_BSD, self.norm_eps, self.norm[...])
 
 
-class Llama(nnx.Module):
+class Llama(Model):
     """Embedding, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:

@@ -12,7 +12,7 @@ V vocabulary, Q either S or 1 (the same for every query).
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
+from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
@@ -42,43 +43,42 @@ from jaxtrain.ops.per_device import Copies, copies
 
 PAD = 0
 # All pairs of positions are scored: 32,768 positions take 4 GiB per head.
-_MOST_TOKENS = 2**15
-
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
+_Tokens = Annotated[int, bounds.Bounds(least=1, most=2**15)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The masked language model."""
 
+    task = "fill"
+    has_weights = True
     model_type = "bert"  # in transformers' config.json
     usage = 'fill {run} "Paris is the [MASK] of France."'
     not_in_weights = (("heads", "heads"),)  # not determined by array shapes
 
-    vocab_size: int
+    vocab_size: bounds.Words
     """Vocabulary size, including the five special tokens (rows of the embedding)."""
-    sequence_length: int
+    sequence_length: _Tokens
     """Tokens per sequence."""
-    hidden: int
+    hidden: bounds.Width
     """Hidden width."""
-    layers: int
+    layers: bounds.Layers
     """Number of layers."""
-    heads: int
+    heads: bounds.Heads
     """Attention heads; must divide `hidden`."""
-    ff: int | None = None
+    ff: bounds.Width | None = None
     """Width of the feed-forward layers. None uses 4 times `hidden`."""
-    dropout: float = 0.1
+    dropout: bounds.Fraction = 0.1
     """Dropout rate of embeddings and layer outputs, 0 to 1."""
-    attention_dropout: float = 0.0
+    attention_dropout: bounds.Fraction = 0.0
     """Dropout rate of attention probabilities, 0 to 1. BERT uses 0.1. Above 0, GPUs cannot use
     fused attention, and all attention scores are stored."""
-    mask_fraction: float = 0.15
+    mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
     """What a token attends to: the complete sequence, or only its own document. A packed sequence
     holds several short documents."""
-    pad_id: int = PAD
+    pad_id: Annotated[int, bounds.Bounds(least=0, most=bounds.WORDS.most)] = PAD
     """The tokenizer's id of the padding token."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
@@ -87,30 +87,14 @@ class Config:
     """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
     (BertForMaskedLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
-    def __post_init__(self) -> None:
-        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
-        bounds.whole("model.sequence_length", self.sequence_length, _MOST_TOKENS)
-        bounds.whole("model.hidden", self.hidden, bounds.WIDTH)
-        bounds.whole("model.layers", self.layers, bounds.LAYERS)
-        bounds.whole("model.heads", self.heads, bounds.HEADS)
-        if self.ff is not None:
-            none = ", or None for 4 x model.hidden"
-            bounds.whole("model.ff", self.ff, bounds.WIDTH, or_none=none)
-        bounds.whole("model.pad_id", self.pad_id, bounds.WORDS, least=0)
+    def check(self) -> None:
+        """Checks that heads divide the width, and that a sequence has a token to predict."""
         if self.hidden % self.heads:
             near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
             raise InputError(
                 f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
                 f"use {min(near, key=lambda n: abs(n - self.heads))} heads",
                 about=("model.hidden", "model.heads"),
-            )
-        bounds.fraction("model.dropout", self.dropout)
-        bounds.fraction("model.attention_dropout", self.attention_dropout)
-        bounds.number("model.mask_fraction", self.mask_fraction)
-        if not 0 < self.mask_fraction <= 1:
-            raise InputError(
-                f"model.mask_fraction={self.mask_fraction}: use a fraction above 0 and at most 1",
-                about="model.mask_fraction",
             )
         if self.predicted < 1:
             raise InputError(
@@ -157,17 +141,6 @@ class Config:
         limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
         return limits | ({"segments": 2} if self.attend == "document" else {})
 
-    def flops_per_example(self) -> float:
-        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
-
-        Forward: `layers x (8 S D^2 + 4 S D F + 4 S^2 D) + M x (2 D^2 + 2 D V)`, with F the
-        feed-forward width: projections, feed-forward, attention; the head at M positions only.
-        """
-        s, d, m = self.sequence_length, self.hidden, self.predicted
-        layer = 8 * s * d * d + 4 * s * d * self.ff_width + 4 * s * s * d
-        head = m * (2 * d * d + 2 * d * self.vocab_size)
-        return 3.0 * (self.layers * layer + head)
-
     def tokens_per_example(self) -> int:
         """Returns the number of tokens per sequence."""
         return self.sequence_length
@@ -203,18 +176,6 @@ class Config:
             return cls(**fields)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
-
-    @classmethod
-    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Refuses weights without a config.
-
-        Raises:
-            InputError: always, because the number of heads does not follow from the arrays.
-        """
-        raise InputError(
-            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
-            "arrays: pass a folder that has them together with their config.json"
-        )
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -325,7 +286,7 @@ class Head(nnx.Module):
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
-class MaskedLanguageModel(nnx.Module):
+class MaskedLanguageModel(Model):
     """Embeddings, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:

@@ -81,33 +81,6 @@ class Architecture:
         """Returns the version with this kind of blocks."""
         return "wan2.2" if self.residual else "wan2.1"
 
-    def encoder_flops(self, frames: int, height: int, width: int) -> float:
-        """Counts the floating-point operations to encode one clip.
-
-        An output value of a convolution costs `2 * taps * inputs`; a frame's attention over P
-        pixels costs `4 * P^2 * channels`. The rest is bound by memory bandwidth.
-        """
-        t = encoded_frames(frames)
-        pixels = height * width // self.patch_size**2
-        total = 27.0 * t * pixels * 3 * self.patch_size**2 * self.width
-        inputs = self.width
-        for number, multiple in enumerate(_MULTIPLES):
-            outputs = multiple * self.width
-            for _ in range(_BLOCKS):
-                shortcut = inputs * outputs if inputs != outputs else 0
-                total += t * pixels * (27 * (inputs + outputs) * outputs + shortcut)
-                inputs = outputs
-            if number < len(_TIME):
-                pixels //= 4
-                total += 9 * t * pixels * outputs**2
-                if _TIME[number]:
-                    t = (t + 1) // 2
-                    total += 3 * (t - 1) * pixels * outputs**2
-        total += t * pixels * (4 * 27 + 4) * inputs**2 + 2.0 * t * pixels**2 * inputs
-        doubled = 2 * self.latent_channels
-        total += t * pixels * (27 * inputs * doubled + doubled**2)
-        return 2 * total
-
 
 VERSIONS: dict[Version, Architecture] = {
     "wan2.1": Architecture(),

@@ -13,12 +13,12 @@ from jax.experimental import topologies
 
 from jaxtrain import config
 from jaxtrain.ops import per_device
-from jaxtrain.planning import buffers, cards, communication, flops
+from jaxtrain.planning import buffers, cards, communication
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import replay, setup
-from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
+from jaxtrain.training.state import bytes_per_device, model_flops, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
-from jaxtrain.xla import hlo, operations
+from jaxtrain.xla import flops, hlo, operations
 from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5
@@ -66,7 +66,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     return {
         **_larger(_memory(built, compiled.memory_analysis()), _replayed(built, platform)),
         **of_gpu,
-        "model_flops": run.model.flops_per_example() * run.data.batch_size,
+        "model_flops": model_flops(run.model) * run.data.batch_size,
         "flops": flops.product_flops(traced.jaxpr),
         "convolutions": flops.has_convolutions(traced.jaxpr),
         "formula_bytes": _formula_bytes(built),
@@ -87,7 +87,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
 def _sample_pixels(built: setup.StepSetup) -> dict[str, int]:
     """Returns the pixels of the images and of the clips that a validation makes."""
     pixels = {"image": 0, "clip": 0}
-    if built.run.loop.eval_every is None or not built.definition.has("samples"):
+    if built.run.loop.eval_every is None:
         return pixels
     of_batch = build_eval_step(
         built.definition, built.rule, precision=built.run.precision, method="samples"

@@ -82,7 +82,7 @@ def _candidates(run: config.Run, tried: Mapping[Overrides, Tried | None]) -> Ite
     omitted, also for shardings that need more memory.
     """
     yield ()
-    own, own_kind = tried[()], (run.mesh.shard, getattr(run.model, "remat", None))
+    own, own_kind = tried[()], (run.mesh.shard, run.model.remat)
     least: dict[str | None, float] = collections.defaultdict(float)
     for shard, remat in kinds(run):
         if (shard, remat) == own_kind and own is not None and own.spare < 0:
@@ -110,7 +110,7 @@ def kinds(run: config.Run) -> Iterator[Kind]:
     For each remat, the shardings come in the order of the memory that they need.
     """
     remats: Sequence[str | None] = (None,)
-    if hasattr(run.model, "remat"):
+    if run.model.remat is not None:
         choices = overrides.choices(run.model, "remat")
         remats = sorted(choices, key=lambda name: name != run.model.remat)
     shards = ("params", "optimizer", "none") if run.mesh.fsdp > 1 else (run.mesh.shard,)

@@ -183,7 +183,7 @@ def _work(plan: Plan) -> str:
     again = compiled["flops"] / compiled["model_flops"] - 1
     lines = [
         "work per step and device, predicted",
-        f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP by the model's formula",
+        f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP that the model needs",
         f"  {compiled['flops'] / devices / 1e12:9.3f} TFLOP in the compiled step ({again:+.0%}: "
         "rematerialization, skipped work)",
         f"  {1000 * plan['arithmetic_s']:9.2f} ms at the GPU's matmul peak",

@@ -205,7 +205,7 @@ class StepCompiled:
         planned_bytes: device memory it needs according to the compiler; None if unknown.
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
-        flops_per_step: FLOPs of a step by the model's formula, over all devices.
+        flops_per_step: FLOPs that the model needs for a step, over all devices.
         moved_bytes: bytes that the instructions of a step read and write, per device; None on
             devices whose memory bandwidth is unknown.
     """

@@ -6,7 +6,7 @@ time):
 
 - ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
   ``total`` is null if the run ended before its length was known.
-- ``compiled``: memory of the training step according to the compiler, FLOPs by the model's formula.
+- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs.
 - ``phase``: written at the end of each phase, with ``name`` and ``seconds``. The time of a nested
   phase does not count for the outer one, so all phases add up to the time of the run. ``training``
   is split at each logged step; it also has ``from_step`` and the time it waited for data

@@ -159,8 +159,7 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
             text = str(error)
             named = text if text.startswith("model.init_from ") else f"model.init_from {text}"
             yield Problem(named, "model.init_from")
-    if hasattr(run.model, "problems"):
-        yield from run.model.problems()
+    yield from run.model.problems()
     if data and hasattr(run.data, "problems"):
         yield from run.data.problems(run.model)
 

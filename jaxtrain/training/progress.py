@@ -23,7 +23,7 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.run_summary import Results
-from jaxtrain.training.state import State
+from jaxtrain.training.state import State, model_flops
 from jaxtrain.training.step import BAD_IN_A_ROW, Batch
 from jaxtrain.training.step_times import SlowProcesses
 from jaxtrain.training.validation import Validation
@@ -99,7 +99,7 @@ class Progress:
         self._window = Window(
             run.data.batch_size,
             run.model.tokens_per_example(),
-            run.model.flops_per_example(),
+            model_flops(run.model),
             mesh.size,
             hardware.peak_bf16_flops(jax.devices()[0].device_kind),
         )

@@ -163,7 +163,7 @@ def print_summary(
     here = _typed(directory)
     say(f"run directory: {here}")
     quoted = shlex.quote(here)
-    if hasattr(run.model, "usage"):
+    if run.model.usage:
         usage = run.model.usage.format(run=quoted, input=shlex.quote(example_file or "IN.mp4"))
         say(f"try it: {program} {usage}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
@@ -172,7 +172,7 @@ def print_summary(
     if run.data.path is None and arguments:
         own = invocation.again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
-    elif hasattr(run.model, "to_weights"):
+    elif run.model.has_weights:
         say(f"export the weights: {program} export {quoted} model.safetensors")
 
 

@@ -71,6 +71,7 @@ from jaxtrain.training.state import (
     bytes_per_device,
     checksums,
     jit_init,
+    model_flops,
     parameter_count,
     saved_part,
     with_values,
@@ -186,10 +187,10 @@ def build(
         say: prints a line, such as the number of steps that follows from the epochs.
         position: where the run starts or resumes.
     """
-    freeze = getattr(run.model, "freeze", ())
+    freeze, groups = run.model.freeze, run.model.optimizer_groups()
     definition = ModelDefinition(run.model.build, freeze)
     trained = definition.trained(definition.params)
-    param_groups.check_trained(freeze, trained, _groups(run))
+    param_groups.check_trained(freeze, trained, groups)
     rule = ShardingRule(mesh, run.mesh)
     parameters = parameter_count(definition.params)
     known = {
@@ -204,7 +205,7 @@ def build(
 
     total = total_of(run)
     rule_of_steps = run_length.steps_rule(run, total, **known)
-    for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
+    for line in run.model.formulas():
         say(line)
     say(f"{parameters:,} parameters; {rule_of_steps}")
     if definition.frozen:
@@ -212,10 +213,10 @@ def build(
     say(batch_sentence(run))
     for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make_optimizer(run.optim, total, trained, _groups(run), rule, run.precision)
+    optimizer = optim.make_optimizer(run.optim, total, trained, groups, rule, run.precision)
     if run.optim.muon is not None:
-        say(optim.muon_sentence(run.optim.muon, trained, _groups(run)))
-        unused = optim.without_effect(run.optim, trained, _groups(run))
+        say(optim.muon_sentence(run.optim.muon, trained, groups))
+        unused = optim.without_effect(run.optim, trained, groups)
         if unused and "--optim.peak_lr" in config.as_typed(run):
             say(unused)
     return StepSetup(
@@ -243,15 +244,9 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
     return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
 
 
-def _groups(run: config.Run) -> param_groups.Groups:
-    """Returns the model's groups of parameters."""
-    has_some = hasattr(run.model, "optimizer_groups")
-    return run.model.optimizer_groups() if has_some else {}
-
-
 def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
     """Returns the groups of parameters with an optimizer of their own."""
-    return param_groups.apart(_groups(run))
+    return param_groups.apart(run.model.optimizer_groups())
 
 
 def batch_sentence(run: config.Run) -> str:
@@ -664,7 +659,7 @@ def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
         InputError: the files do not fit, or the processes have different ones.
     """
     model = setup.run.model
-    found = model.constants() if hasattr(model, "constants") else {}
+    found: dict[str, np.ndarray] = model.constants()
     if found.keys() != setup.definition.constants:
         raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
     if found:
@@ -702,7 +697,7 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
             ),
             state_bytes=bytes_per_device(setup.target),
             params=parameter_count(setup.definition.params),
-            flops_per_step=setup.run.model.flops_per_example() * setup.run.data.batch_size,
+            flops_per_step=model_flops(setup.run.model) * setup.run.data.batch_size,
             moved_bytes=_moved_bytes(compiled),
         )
     )

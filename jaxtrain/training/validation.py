@@ -76,9 +76,7 @@ class Evaluator:
         self._batches = batches
         self._decode = decode
         self._target = target
-        self._jitted = {"evaluate": jitted("evaluate")}
-        if definition.has("samples"):
-            self._jitted["samples"] = jitted("samples")
+        self._jitted = {name: jitted(name) for name in ("evaluate", "samples")}
         self._programs: options.BackgroundCompilation[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
@@ -121,7 +119,7 @@ class Evaluator:
             if stop.agreed():
                 return None
             batch = next(batches)
-            if number == 0 and "samples" in programs:
+            if number == 0:
                 found = jax.device_get(programs["samples"](params, state.extras, batch))
                 samples = {name: self._shown(np.asarray(one)) for name, one in found.items()}
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))

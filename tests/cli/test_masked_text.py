@@ -151,7 +151,7 @@ def test_a_warm_start_requires_the_same_number_of_heads(folder: Path, tmp_path: 
         (
             {"attention_probs_dropout_prob": 1.3},
             {},
-            r"attention_probs_dropout_prob=1.3: use a fraction of at least 0 and below 1",
+            r"attention_probs_dropout_prob=1.3: use a number of at least 0 and below 1",
         ),
         ({"model_type": "gpt2"}, {}, r"unknown model_type 'gpt2'; use one of bert"),
         ({}, {"cls.predictions.bias": None}, r"missing: cls.predictions.bias"),

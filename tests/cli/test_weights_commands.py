@@ -218,10 +218,10 @@ def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
 def test_a_model_without_an_export_format_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(mlm.Config, "to_weights")
+    monkeypatch.setattr(mlm.Config, "has_weights", False)
     run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
     printed = error(capsys, "export", run_, tmp_path / "out.safetensors")
-    assert "the model mlm cannot be exported because it has no to_weights" in printed
+    assert "the model mlm cannot be exported to a weights file" in printed
     assert "export can write gpt, llama, video_ae" in printed
     printed = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
     assert "clip.mp4: no such file or folder" in printed

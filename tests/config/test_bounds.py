@@ -65,7 +65,7 @@ def test_a_number_is_finite_and_not_negative(model: str, name: str) -> None:
 
 
 def test_a_fraction_is_below_one() -> None:
-    message = r"model.dropout=1.0: use a fraction of at least 0 and below 1"
+    message = r"model.dropout=1.0: use a number of at least 0 and below 1"
     with pytest.raises(InputError, match=message):
         dataclasses.replace(MODELS["mlm"], dropout=1.0)
 

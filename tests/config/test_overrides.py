@@ -78,7 +78,7 @@ def test_merged_overrides_keep_the_order_of_the_last_values() -> None:
             ["--model.adversary.weight", "abc"],
             r"adversary.weight takes a number, not 'abc'",
         ),
-        (["--model.adversary.weight", "-1"], r"model.adversary.weight=-1.0: use more than 0"),
+        (["--model.adversary.weight", "-1"], r"model.adversary.weight=-1.0: use a number above 0"),
         (["--model.adversary", "0.5"], r"--model.adversary takes .* or None, not '0.5'"),
     ],
 )

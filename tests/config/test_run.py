@@ -11,10 +11,11 @@ import pytest
 from jaxtrain import config
 from jaxtrain.config import files, help, overrides, run_length
 from jaxtrain.errors import InputError
+from jaxtrain.models.contract import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(ModelConfig):
     """A model."""
 
     frames: int = 12
@@ -28,7 +29,7 @@ class Model:
     head: Any = None
     """An optional section."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.frames == 13:
             raise InputError("model.frames 13 brings bad luck")
 

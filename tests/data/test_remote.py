@@ -91,7 +91,7 @@ def test_folders_and_files_are_fetched_once(store: Bucket, tmp_path: Path) -> No
 
 
 def test_fetched_files_are_opened_like_local_ones(store: Bucket, tmp_path: Path) -> None:
-    model = types.SimpleNamespace(frames=6, height=32, width=48)
+    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=32, width=48)
     config = video.Config(path="s3://bucket", batch_size=1, cache_dir=str(tmp_path / "cache"))
     sources = config.open(model, seed=0, say=lambda line: None)
     assert (sources.files, sources.bad) == (3, ())
@@ -319,7 +319,7 @@ def test_unreadable_files_are_removed_from_the_cache(
         "x.tar": (made / "s.tar").read_bytes(),
     }
     server.files[f"/{name}"] = [Answer(good[name][:-10][:700]), Answer(good[name])]
-    model = types.SimpleNamespace(frames=6, height=32, width=48)
+    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=32, width=48)
     config = video.Config(
         path=f"{server.base}/{name}",
         val_path=str(made / "1.mp4"),

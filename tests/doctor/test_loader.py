@@ -24,7 +24,7 @@ from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import NeededRate
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.training.state import ModelDefinition
+from jaxtrain.training.state import ModelDefinition, model_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def test_the_steps_rate_depends_on_the_card(tmp_path: Path) -> None:
     run = config.load("h100_8")
     found = loader.wanted(subject(tmp_path, run), jax.devices()[0])
     assert found is not None
-    peak = 8 * 989e12 / run.model.flops_per_example()
+    peak = 8 * 989e12 / model_flops(run.model)
     assert found.least == pytest.approx(0.1 * peak)
     assert found.most == pytest.approx(0.5 * peak)
     assert "on 8 x NVIDIA H100 80GB HBM3 at 10% to 50% of their peak" in found.how

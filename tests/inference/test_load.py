@@ -9,17 +9,14 @@ from interop.test_weights import MODEL, drawn, write_run
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.interop import weights
-from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
 
 
 def test_optional_methods_determine_what_a_model_can_do() -> None:
-    assert load.able("decode_step") == ["gpt", "llama"]
-    assert load.able("logits_at") == ["mlm"]
-    assert load.able("decode") == ["video_ae"]
-    assert load.able("decode_step", "logits_at") == ["gpt", "llama", "mlm"]
-    assert load.has(mlm.Config.tiny(), "logits_at")
-    assert not load.has(mlm.Config.tiny(), "decode_step")
+    assert load.able("generate") == ["gpt", "llama"]
+    assert load.able("fill") == ["mlm"]
+    assert load.able("reconstruct") == ["video_ae"]
+    assert load.able("generate", "fill") == ["gpt", "llama", "mlm"]
 
 
 def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
@@ -32,16 +29,16 @@ def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
         match=r"run has the model video_ae, which fill cannot use: pass a model of the kind mlm; "
         r"to use this model: .* reconstruct .*run IN.mp4 OUT.mp4",
     ):
-        load.load(tmp_path / "run", "fill", "logits_at")
+        load.load(tmp_path / "run", "fill", "fill")
 
 
 def test_a_file_without_a_model_config_has_the_only_suitable_model(tmp_path: Path) -> None:
     params = drawn(MODEL)
     path = tmp_path / "bare.safetensors"
     tensor_files.write(path, MODEL.to_weights(params), {})
-    trained = load.load(path, "encode", "decode")
+    trained = load.load(path, "encode", "reconstruct")
     assert trained.params.keys() == params.keys()
     for name, array in params.items():
         np.testing.assert_array_equal(trained.params[name], array)
     with pytest.raises(InputError, match="has no model config"):
-        load.load(path, "generate", "decode_step")
+        load.load(path, "generate", "generate")

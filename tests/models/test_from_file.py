@@ -107,7 +107,8 @@ def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from jaxtrain import models
 
     (tmp_path / "brand_new.py").write_text(
-        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Config:\n    size: int\n"
+        "import dataclasses\nfrom jaxtrain.models.contract import ModelConfig\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Config(ModelConfig):\n    size: int\n"
     )
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
     found = from_file.model_config({"class": "brand_new", "size": 3}, "x")

@@ -240,27 +240,13 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
         build.make_optimizer(settings, 10_000, params, misnamed)
 
 
-def test_flops_match_xlas_count() -> None:
-    """The counts agree within 5% for forward and backward, where matmuls dominate."""
-    model = dataclasses.replace(
-        dataclasses.replace(TINY, vocab_size=4000, sequence_length=64, hidden=256, ff=512),
-        dropout=0.0,
-        loss_piece=64,
-    )
-    graph, params = nnx.split(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))))
-    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
-    counts = gradient.lower(params, model.batch_spec(3)).cost_analysis()
-    assert counts is not None
-    assert 3 * model.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"heads": 3}, r"model.heads=3 must divide model.hidden=16 .*: use 2"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide model.heads=4: use 2"),
         ({"kv_heads": 8}, r"model.kv_heads=8 must divide model.heads=4: use 4"),
-        ({"dropout": 1.0}, r"model.dropout=1.0: use a fraction"),
+        ({"dropout": 1.0}, r"model.dropout=1.0: use a number of at least 0"),
         ({"norm_eps": 0.0}, r"model.norm_eps=0.0: use a number above 0"),
         ({"ff": 0}, r"model.ff=0: use at least 1"),
         ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),

@@ -17,6 +17,7 @@ from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import tensor_files
 from jaxtrain.training import state
+from jaxtrain.training.state import model_flops
 
 # Computed by tests/interop/torch_lpips.py with PyTorch on the same weights and frames.
 WANTED = {
@@ -132,7 +133,7 @@ def test_lpips_is_a_loss_and_a_metric_without_trained_parameters(weights: Path) 
     assert set(measured) == {"loss", "psnr", "ssim", "lpips"}
     assert measured["lpips"][1] == 2
     without = dataclasses.replace(made, perceptual=None)
-    assert made.flops_per_example() > without.flops_per_example()
+    assert model_flops(made) > model_flops(without)
 
 
 @pytest.mark.long

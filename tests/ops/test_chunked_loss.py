@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.ops import attention, chunked_loss
-from jaxtrain.planning import flops
+from jaxtrain.xla import flops
 
 CAP = 15.0
 ROWS, LENGTH, WIDTH, WORDS = 3, 12, 8, 29

@@ -16,6 +16,7 @@ from jaxtrain.data import engines
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import pieces, prepare_clips
+from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.training import setup
 
 SETTINGS = (
@@ -24,7 +25,7 @@ SETTINGS = (
 )
 
 
-class Brightness(nnx.Module):
+class Brightness(Model):
     """Predicts each color by its mean: a model that compiles in no time."""
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Brightness(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ModelConfig):
     """The config of :class:`Brightness`, for the clips of a video autoencoder."""
 
     frames: int = 4

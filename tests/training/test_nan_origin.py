@@ -21,6 +21,7 @@ from program import TINY_MLM, environment, two_processes, write_corpus
 from jaxtrain import config
 from jaxtrain.bench.measurement import synthetic_batch
 from jaxtrain.errors import RunAgain
+from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training import nan_origin, setup
@@ -31,7 +32,7 @@ from jaxtrain.training.step import Batch, build_gradients
 LAYERS, WIDTH, ROWS = 4, 8, 16
 
 
-class Faulty(nnx.Module):
+class Faulty(Model):
     """A linear model with a fault of some kind, in examples that the batch marks as bad."""
 
     def __init__(self, kind: str, rngs: nnx.Rngs) -> None:
@@ -122,7 +123,7 @@ class Faulty(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The model's config."""
 
     kind: str

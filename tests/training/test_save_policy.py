@@ -14,6 +14,7 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.config.metrics import METRICS, Metric
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import RunAgain
+from jaxtrain.models.contract import ModelConfig
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
@@ -139,7 +140,7 @@ def test_only_the_metric_is_set_and_the_best_step_is_kept(name: str) -> None:
 
 
 def test_a_model_names_the_direction_of_its_own_metric() -> None:
-    class Model:
+    class Model(ModelConfig):
         def metrics(self) -> dict[str, Metric]:
             return {"overlap": Metric(better="max")}
 

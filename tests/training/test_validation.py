@@ -18,6 +18,7 @@ from jaxtrain import config
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
+from jaxtrain.models.contract import Model
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init
 from jaxtrain.training.validation import Evaluator
@@ -47,7 +48,7 @@ class After(Never):
         return self.left < 0
 
 
-class _Judge(nnx.Module):
+class _Judge(Model):
     """An affine map of x, evaluated by its squared distance from y."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:

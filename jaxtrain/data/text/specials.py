@@ -160,7 +160,8 @@ def marks(tokenizer: Any, path: Path) -> Marks:
     before = prompt if kept.bos in kept.eos else (*kept.eos[:1], *prompt)
     size = 1 + max(tokenizer.get_vocab().values())
     for number in before:
-        bounds.whole(f"{path.parent}: bos_token_id or eos_token_id", number, size - 1, least=0)
+        known = bounds.Bounds(least=0, most=size - 1)
+        bounds.check(f"{path.parent}: bos_token_id or eos_token_id", number, known)
     return Marks(prompt, before, frozenset(kept.eos or prompt))
 
 

@@ -325,5 +325,4 @@ class Config:
 
 
 def _has_prepared_latents(model: Any) -> bool:
-    teacher = getattr(model, "teacher", None)
-    return teacher is not None and bool(teacher.prepared)
+    return "latents" in model.batch_spec(1)

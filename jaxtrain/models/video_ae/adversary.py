@@ -290,13 +290,3 @@ def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:
     n, h, w = score_NHW.shape
     parts = score_NHW.reshape(n, height, h // height, width, w // width)
     return parts.mean((2, 4))
-
-
-def forward_flops(channels: int, height: int, width: int) -> float:
-    """Counts multiplications and additions of the discriminator for one window."""
-    total = 0.0
-    for side, stride, outputs in _LAYERS:
-        height, width = height // stride, width // stride
-        total += 2.0 * height * width * (side**2 * channels + 1) * outputs
-        channels = outputs
-    return total

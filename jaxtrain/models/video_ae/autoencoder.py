@@ -3,8 +3,8 @@
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from jaxtrain.models.contract import Batch, Model, Sums
 from jaxtrain.models.video_ae import augment, network, quality, samples
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
@@ -25,11 +26,8 @@ _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
     "super": network.WideDecoder,
 }
 
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
 
-
-class VideoAutoencoder(nnx.Module):
+class VideoAutoencoder(Model):
     """Encoder and decoder, with the losses of the config."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
@@ -162,7 +160,7 @@ class VideoAutoencoder(nnx.Module):
         }
 
     @staticmethod
-    def sample_labels(batch: Batch) -> dict[str, tuple[list[str], list[str]]]:
+    def sample_labels(batch: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
         """Returns the labels of the rows and of the columns of each sample."""
         clips = min(_SAMPLE_CLIPS, batch["video"].shape[0])
         numbered = [f"clip {number + 1}" for number in range(clips)]

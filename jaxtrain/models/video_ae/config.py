@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +15,25 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
 from jaxtrain.models import wan_vae
+from jaxtrain.models.contract import ModelConfig
 from jaxtrain.models.video_ae import (
-    adversary,
     augment,
     blocks,
-    flops,
     lpips,
     network,
     quality,
     timing,
     weights,
 )
-from jaxtrain.models.video_ae.losses import Adversary, Perceptual, Teacher
+from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
 from jaxtrain.storage.atomic import expanded
 
 if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
 
 _LEAST_SIDE = 16
-_MOST_SIDE, _MOST_FRAMES, _MOST_PATCH, _MOST_CHANNELS = 2**15, 2**16, 64, 4096
+_Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
+_Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
 _DISCRIMINATOR = "adversary.discriminator."
 
 DecoderKind = Literal["base", "super"]
@@ -44,27 +44,29 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelConfig):
     """The video autoencoder."""
 
+    task = "reconstruct"
+    has_weights = True
     usage = "reconstruct {run} {input} OUT.mp4 --side-by-side"
     not_in_weights = (("trim", "trim"),)  # not determined by array shapes
 
-    frames: int
+    frames: _Frames
     """Frames per clip."""
-    height: int
+    height: _Side
     """Height of a clip (pixels); a multiple of 8 x patch_size."""
-    width: int
+    width: _Side
     """Width of a clip (pixels); a multiple of 8 x patch_size."""
-    patch_size: int = 1
+    patch_size: Annotated[int, bounds.Bounds(least=1, most=64)] = 1
     """Side of the square patches that become channels before the first layer (pixels)."""
-    latent_channels: int = 16
+    latent_channels: Channels = 16
     """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
-    encoder_width: int = 64
+    encoder_width: Channels = 64
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
     """Kind of decoder. base: the ordinary one; super: a larger one with depthwise convolutions."""
-    decoder_widths: tuple[int, int, int, int] | None = None
+    decoder_widths: tuple[Channels, Channels, Channels, Channels] | None = None
     """Channels of the decoder's stages, from 1/8 size to full size. None uses the reference's: 256,
     128, 64, 64, or 512, 256, 128, 64 for super."""
     time_downscale: tuple[bool, bool, bool] = (True, True, False)
@@ -85,7 +87,7 @@ class Config:
     training starts with gray clips; thumbnail: the first channels of each layer carry the colors,
     so it starts with the mean color of each 8x8 square over the frames of a latent, and the other
     channels learn the details."""
-    reconstruction_weight: float = 20.0
+    reconstruction_weight: bounds.Positive = 20.0
     """Weight of the mean squared error of a clip, with colors from 0 to 1. As the only loss, its
     weight changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
     teacher: Teacher | None = None
@@ -103,26 +105,17 @@ class Config:
     .pth) with the names of the reference implementation, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on
     the Hugging Face Hub."""
 
-    def __post_init__(self) -> None:
-        bounds.whole("model.frames", self.frames, _MOST_FRAMES)
-        bounds.whole("model.height", self.height, _MOST_SIDE)
-        bounds.whole("model.width", self.width, _MOST_SIDE)
-        bounds.whole("model.patch_size", self.patch_size, _MOST_PATCH)
-        bounds.whole("model.latent_channels", self.latent_channels, _MOST_CHANNELS)
-        bounds.whole("model.encoder_width", self.encoder_width, _MOST_CHANNELS)
-        widths = self.decoder_widths
-        if widths is not None and len(widths) != 4:
-            raise InputError(
-                f"model.decoder_widths={widths}: use four widths of at least 1",
-                about="model.decoder_widths",
-            )
-        for channels in widths or ():
-            bounds.whole("model.decoder_widths", channels, _MOST_CHANNELS)
-        if len(self.time_downscale) != 3:
-            raise InputError(
-                f"model.time_downscale={self.time_downscale}: use 3 switches",
-                about="model.time_downscale",
-            )
+    def check(self) -> None:
+        """Checks sizes of clips and of what sees them."""
+        self._check_frames()
+        self._check_size()
+        self._check_init()
+        if self.adversary is not None:
+            self._check_adversary(self.adversary)
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
+
+    def _check_frames(self) -> None:
         frames = self.timing
         if frames.chunked and frames.factor != timing.TIME_FACTOR:
             raise InputError(
@@ -132,6 +125,8 @@ class Config:
                 about=("model.trim", "model.time_downscale"),
             )
         frames.check_clip(self.frames)
+
+    def _check_size(self) -> None:
         factor = self.space_factor
         if self.height % factor or self.width % factor:
             raise InputError(
@@ -146,6 +141,14 @@ class Config:
                 f"{_LEAST_SIDE} for each (SSIM has windows of {quality.SSIM_WINDOW} pixels)",
                 about=("model.height", "model.width"),
             )
+        if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
+                f"at least {lpips.LEAST_SIDE} for each",
+                about=("model.height", "model.width", "model.perceptual"),
+            )
+
+    def _check_init(self) -> None:
         narrowest = min(self.latent_channels, self.encoder_width, *self.widths)
         if self.init == "thumbnail" and narrowest < 3 * self.patch_size**2:
             raise InputError(
@@ -155,17 +158,6 @@ class Config:
                 "set --model.init random",
                 about=("model.init", "model.patch_size"),
             )
-        bounds.number("model.reconstruction_weight", self.reconstruction_weight, above=0)
-        if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
-            raise InputError(
-                f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
-                f"at least {lpips.LEAST_SIDE} for each",
-                about=("model.height", "model.width", "model.perceptual"),
-            )
-        if self.adversary is not None:
-            self._check_adversary(self.adversary)
-        if self.teacher is not None:
-            self._check_teacher(self.teacher)
 
     def _check_adversary(self, settings: Adversary) -> None:
         decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
@@ -343,76 +335,6 @@ class Config:
         factor = self.space_factor
         latents = self.timing.latent_frames(self.frames)
         return latents, self.height // factor, self.width // factor, self.latent_channels
-
-    def flops_per_example(self) -> float:
-        """Counts forward and backward pass of a clip: 3 x forward - first layer.
-
-        Each of a layer's two gradients costs as much as its output; the first layer's input needs
-        none. `flops.py` has the formula of the forward pass. A frozen encoder has only its forward
-        pass, a frozen decoder no gradients of its weights (2 x forward); other paths in `freeze`
-        count as trained. The input of the decoder needs no gradient if the encoder is frozen, or
-        if the decoder gets a teacher's latents; then a frozen decoder has only its forward pass.
-        LPIPS has two forward passes and one backward pass without gradients of its weights (3); the
-        discriminator has a forward and backward pass of its batch (3), and for the correction two
-        forward passes and one backward pass without gradients of its weights (3). A teacher's
-        network has one forward pass of its encoder.
-        """
-        flops = self._forward_flops()
-        frames = self.timing.decoded(self.timing.latent_frames(self.frames))
-        encoder_trains, decoder_trains = (
-            part not in self.freeze for part in ("encoder", "decoder")
-        )
-        decoder = flops.total - flops.encoder
-        total = flops.total
-        if encoder_trains:
-            total += 2 * flops.encoder - flops.first
-        if decoder_trains:
-            total += decoder  # gradients of weights
-        if encoder_trains and not (self.teacher is not None and self.teacher.decode):
-            total += decoder  # gradients of inputs
-        elif decoder_trains:
-            total += decoder - flops.decoder_first
-        if self.perceptual is not None:
-            total += 3 * frames * lpips.forward_flops(self.height, self.width)
-        if self.adversary is not None:
-            high, wide = (
-                (self.adversary.crop,) * 2 if self.adversary.crop else (self.height, self.width)
-            )
-            channels = 3 * self.adversary.frames + self.latent_channels
-            windows = frames // self.adversary.frames
-            total += 6 * windows * adversary.forward_flops(channels, high, wide)
-        sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
-        if sizes is not None:
-            total += sizes.encoder_flops(self.frames, self.height, self.width)
-        return total
-
-    def encoder_flops(self) -> float:
-        """Counts the encoder's part of the forward pass of one clip."""
-        return self._forward_flops().encoder
-
-    def forward_flops(self) -> tuple[float, float]:
-        """Counts the forward pass of one clip; returns it and its first layer's part."""
-        found = self._forward_flops()
-        return found.total, found.first
-
-    def _forward_flops(self) -> flops.Forward:
-        return flops.forward(
-            frames=self.frames,
-            height=self.height,
-            width=self.width,
-            patch_size=self.patch_size,
-            latent_channels=self.latent_channels,
-            encoder_width=self.encoder_width,
-            decoder_widths=self.widths,
-            wide=self.decoder == "super",
-            pools=self.pools,
-            grows=self.grows,
-            timing=self.timing,
-        )
-
-    def tokens_per_example(self) -> None:
-        """Returns None: a clip has no tokens."""
-        return
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Converts parameters by dotted path to the reference's state dict, in its order.

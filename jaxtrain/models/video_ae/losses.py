@@ -4,20 +4,24 @@ A section is None if its loss is off, so that no loss has a weight without its i
 """
 
 import dataclasses
-import math
+from typing import Annotated
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_vae
 
+Channels = Annotated[int, bounds.Bounds(least=1, most=4096)]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Teacher:
+class Teacher(bounds.Section):
     """Latents of another autoencoder as training targets.
     Computed inside the step, or once by `jaxtrain prepare latents`.
     """
 
-    encoder_weight: float = 0.1
+    section = "model.teacher"
+
+    encoder_weight: bounds.Weight = 0.1
     """Weight of the mean squared difference between the encoder's latents and the teacher's."""
     decode: bool = False
     """Whether the decoder is trained on the teacher's latents instead of the encoder's."""
@@ -28,7 +32,7 @@ class Teacher:
     weights: str | None = None
     """With network: the local folder of diffusers' AutoencoderKLWan, with a config.json and
     .safetensors files."""
-    width: int | None = None
+    width: Channels | None = None
     """With network: channels of its first layer. None uses those of the published weights, 96
     (wan2.1) or 160 (wan2.2)."""
 
@@ -46,22 +50,15 @@ class Teacher:
             usual, latent_channels=latent_channels, width=self.width or usual.width
         )
 
-    def __post_init__(self) -> None:
-        for name in ("weights", "width"):
-            if self.network is None and getattr(self, name) is not None:
+    def check(self) -> None:
+        """Checks that each field has an effect."""
+        for name, value in (("weights", self.weights), ("width", self.width)):
+            if self.network is None and value is not None:
                 raise InputError(
-                    f"model.teacher.{name}={getattr(self, name)} has no effect without "
-                    "model.teacher.network: set --model.teacher.network "
-                    f"{' or '.join(wan_vae.VERSIONS)}",
+                    f"model.teacher.{name}={value} has no effect without model.teacher.network: "
+                    f"set --model.teacher.network {' or '.join(wan_vae.VERSIONS)}",
                     about=(f"model.teacher.{name}", "model.teacher.network"),
                 )
-        if self.width is not None:
-            bounds.whole("model.teacher.width", self.width, 4096)
-        if not 0 <= self.encoder_weight < math.inf:
-            raise InputError(
-                f"model.teacher.encoder_weight={self.encoder_weight}: use 0 or more",
-                about="model.teacher.encoder_weight",
-            )
         if not (self.encoder_weight or self.decode):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
@@ -71,78 +68,48 @@ class Teacher:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Perceptual:
+class Perceptual(bounds.Section):
     """LPIPS loss: perceptual distance of two frames.
     It compares features of an AlexNet (Zhang et al. 2018, https://arxiv.org/abs/1801.03924).
     """
+
+    section = "model.perceptual"
 
     weights: str
     """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
     backbone: str | None = None
     """File with the state dict of torchvision's AlexNet, if weights has only the linear layers."""
-    weight: float = 0.1
-    """Weight of the mean distance between a frame and its reconstruction."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise InputError(
-                f"model.perceptual.weight={self.weight}: use 0 (metric only) or more",
-                about="model.perceptual.weight",
-            )
+    weight: bounds.Weight = 0.1
+    """Weight of the mean distance between a frame and its reconstruction; 0 only measures it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adversary:
+class Adversary(bounds.Section):
     """Adversarial loss, with a discriminator.
     The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 
     It is trained together with the autoencoder, with its own optimizer and gradient clipping.
     """
 
-    weight: float = 0.5
+    section = "model.adversary"
+
+    weight: bounds.Positive = 0.5
     """Weight of the mean squared distance between frames and corrected frames."""
-    frames: int = 3
+    frames: Annotated[int, bounds.Bounds(least=1, most=2**10)] = 3
     """Consecutive frames per window of the discriminator."""
     crop: int | None = None
     """Side of the random crop that the discriminator sees (pixels); None uses the full frame."""
-    replay: int = 1152
+    replay: Annotated[int, bounds.Bounds(least=1, most=2**20)] = 1152
     """Size of the replay buffer of earlier reconstructions, in windows of `frames` frames. A
     multiple of a microbatch's windows fills the buffer evenly and needs no communication."""
-    peak_lr: float = 3e-4
+    peak_lr: bounds.Positive = 3e-4
     """Learning rate of the discriminator, which is constant."""
-    b1: float = 0.9
+    b1: bounds.Fraction = 0.9
     """AdamW beta1 of the discriminator."""
-    b2: float = 0.99
+    b2: bounds.Fraction = 0.99
     """AdamW beta2 of the discriminator."""
-    weight_decay: float = 0.01
+    weight_decay: bounds.Weight = 0.01
     """AdamW weight decay of the discriminator per step, multiplied by its learning rate; not
     applied to the scales and shifts of its norms."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: bounds.Positive | None = 1.0
     """Gradient clipping of the discriminator: the largest global norm. None turns it off."""
-
-    def __post_init__(self) -> None:
-        for name in ("weight", "frames", "replay", "peak_lr"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(
-                    f"model.adversary.{name}={getattr(self, name)}: use more than 0, or set "
-                    "model.adversary None",
-                    about=(f"model.adversary.{name}", "model.adversary"),
-                )
-        for name, most in (("frames", 2**10), ("replay", 2**20)):
-            bounds.whole(f"model.adversary.{name}", getattr(self, name), most)
-        for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"model.adversary.{name}={getattr(self, name)}: use 0 to below 1",
-                    about=f"model.adversary.{name}",
-                )
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(
-                f"model.adversary.weight_decay={self.weight_decay}: use 0 or more",
-                about="model.adversary.weight_decay",
-            )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise InputError(
-                f"model.adversary.max_grad_norm={self.max_grad_norm}: use more than 0, or None",
-                about="model.adversary.max_grad_norm",
-            )

@@ -236,15 +236,3 @@ def _to_length_one(x_NHWC: jax.Array) -> jax.Array:
 def _pool(x_NHWC: jax.Array, side: int) -> jax.Array:
     low = np.asarray(-np.inf, x_NHWC.dtype)  # JAX differentiates max pooling only for a constant
     return lax.reduce_window(x_NHWC, low, lax.max, (1, side, side, 1), (1, 2, 2, 1), "VALID")
-
-
-def forward_flops(height: int, width: int) -> float:
-    """Returns the forward FLOPs of AlexNet for one frame."""
-    total = 0.0
-    for one in NETWORKS["alex"]:
-        if one.pool is not None:
-            height, width = (height - one.pool) // 2 + 1, (width - one.pool) // 2 + 1
-        height = (height + 2 * one.border - one.side) // one.stride + 1
-        width = (width + 2 * one.border - one.side) // one.stride + 1
-        total += 2.0 * height * width * one.side**2 * one.inputs * one.outputs
-    return total

@@ -18,7 +18,9 @@ from jaxtrain.data import video
 from jaxtrain.data.video import decode, prepare_clips
 from jaxtrain.errors import BadExample, InputError
 
-MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
+MODEL = types.SimpleNamespace(
+    batch_spec=lambda rows: {}, frames=6, height=sample.HEIGHT, width=sample.WIDTH
+)
 PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,
     "min_crop_scale": 1.0,
@@ -162,14 +164,17 @@ def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> 
 
 
 def _tiny() -> Any:
-    return types.SimpleNamespace(frames=2, height=16, width=16)
+    return types.SimpleNamespace(batch_spec=lambda rows: {}, frames=2, height=16, width=16)
 
 
 def test_a_clip_has_the_models_shape_for_any_file(tmp_path: Path) -> None:
     for number, (height, width) in enumerate([(64, 96), (96, 64), (32, 32), (20, 200)]):
         pictures = [sample.numbered(n, height, width) for n in range(8)]
         sample.write(tmp_path / "v" / f"{number}.mp4", pictures)
-    sources = _open(tmp_path / "v", types.SimpleNamespace(frames=4, height=48, width=72))
+    sources = _open(
+        tmp_path / "v",
+        types.SimpleNamespace(batch_spec=lambda rows: {}, frames=4, height=48, width=72),
+    )
     for index in range(len(sources.train)):
         assert sources.train.example(index, _rng(index))["video"].shape == (4, 48, 72, 3)
 

@@ -10,7 +10,9 @@ import pytest
 from jaxtrain.data import video
 from jaxtrain.data.video import demo_videos
 
-MODEL = types.SimpleNamespace(frames=12, height=demo_videos.HEIGHT, width=demo_videos.WIDTH)
+MODEL = types.SimpleNamespace(
+    batch_spec=lambda rows: {}, frames=12, height=demo_videos.HEIGHT, width=demo_videos.WIDTH
+)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_the_content_is_that_of_the_files_in_any_order_and_place(tmp_path: Path)
 
 def clips(folder: Path, number: int, **settings: Any) -> Clips:
     config = video.Config(path="/data", batch_size=4, **settings)
-    model = types.SimpleNamespace(frames=6, height=64, width=64)
+    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=64, width=64)
     entry = ENTRIES[0]
     entries = [
         Entry(name=f"{n}.mp4", path=f"/{n}.mp4", size=n, mtime_ns=n, info=entry.info)

@@ -23,9 +23,13 @@ from jaxtrain.storage.bucket import Bucket
 
 SHAPE = (2, 8, 12, 3)
 MODEL = types.SimpleNamespace(
-    frames=6, height=sample.HEIGHT, width=sample.WIDTH, teacher=None, latent_shape=SHAPE
+    batch_spec=lambda rows: {},
+    frames=6,
+    height=sample.HEIGHT,
+    width=sample.WIDTH,
+    latent_shape=SHAPE,
 )
-TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "teacher": types.SimpleNamespace(prepared=True)})
+TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "batch_spec": lambda rows: {"latents": None}})
 
 
 class Means:

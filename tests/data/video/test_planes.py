@@ -19,7 +19,7 @@ from jaxtrain.errors import BadExample
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 4
 ROOM = (40, 60)
-MODEL = types.SimpleNamespace(frames=FRAMES, height=HEIGHT, width=WIDTH)
+MODEL = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=FRAMES, height=HEIGHT, width=WIDTH)
 SMALL = Settings(height=HEIGHT, width=WIDTH, frames=16, min_frames=8, min_side=16, gop=4)
 
 
@@ -99,7 +99,7 @@ def test_the_device_converts_clips_that_were_prepared_for_it(
     assert converts(prepared.parent / "raw", convert_on="device")
     # Smaller crops, from which pieces of this size would first be shrunk.
     assert not converts(prepared, min_crop_scale=1.0)
-    smaller = types.SimpleNamespace(frames=FRAMES, height=16, width=24)
+    smaller = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=FRAMES, height=16, width=24)
     assert not converts(prepared, smaller)
     assert not converts(Path("https://videos.example/cut"))
     for settings in ("{", {}, {"height": 32}, {"height": -1, "width": 8, "min_crop_scale": 1}):

@@ -207,7 +207,7 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
 
 
 def _sources(path: Path, tmp_path: Path) -> Any:
-    model = types.SimpleNamespace(frames=6, height=32, width=48)
+    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=32, width=48)
     config = video.Config(
         path=str(path), batch_size=1, cache_dir=str(tmp_path / "cache"), convert_on="host"
     )

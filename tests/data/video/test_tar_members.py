@@ -17,7 +17,9 @@ from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import tar_members
 from jaxtrain.errors import BadExample, InputError
 
-MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
+MODEL = types.SimpleNamespace(
+    batch_spec=lambda rows: {}, frames=6, height=sample.HEIGHT, width=sample.WIDTH
+)
 BROKEN = b"no video at all" * 100
 
 

@@ -1,0 +1,324 @@
+"""The contract of a model: the base classes of its config and of its module.
+
+A model is a module in :mod:`jaxtrain.models` with a ``Config``: a frozen, keyword-only dataclass
+that derives from :class:`ModelConfig`, and whose ``build`` returns a :class:`Model`. What a base
+class implements is optional. The rest of the package calls only these methods, and never checks a
+model's class.
+
+
+The batch and the data
+----------------------
+
+The section ``data`` of a config determines the arrays of a batch. ``batch_spec`` must list exactly
+these, with the batch size B as the first dimension of each:
+
+Any data:
+
+- ``weight``: float32 [B], 1 for an example, 0 for a row that only fills up an incomplete batch.
+
+``jaxtrain.data.text.config.Causal``:
+
+- ``tokens``: int32 [B, S], token ids;
+- ``targets``: int32 [B, S], the next token of each token; -1 is not predicted;
+- ``target_bytes``: int32 [B, S], UTF-8 bytes that each target stands for; 0 for a special token.
+
+``jaxtrain.data.text.config.Masked``:
+
+- ``tokens``: int32 [B, S], token ids after masking;
+- ``positions``: int32 [B, M], positions to predict, ascending;
+- ``targets``: int32 [B, M], the original ids at these positions;
+- ``target_weights``: float32 [B, M], 1 for a target, 0 for an unused slot;
+- ``segments``, only if ``model.attend`` is "document": int32 [B, S], number of each token's
+  document within the sequence, from 1; 0 for padding.
+
+``jaxtrain.data.video.config.Config``:
+
+- ``video``: uint8 [B, T, H, W, 3], RGB frames;
+- ``augment``: float32 [B, 5], factors of brightness, contrast and saturation, hue shift in turns,
+  blur sigma in pixels;
+- ``latents``: float32 [B, L, h, w, C], a teacher's latents, if ``batch_spec`` lists them.
+
+The workers may make a training batch in another form that costs them less, such as YUV planes in
+place of RGB frames: ``data.sent(spec, model)`` returns its arrays, and the step calls
+``data.received(batch, model)`` before the model sees it.
+
+Data sets read their sizes from the model's config, so it needs these attributes:
+
+- all text: ``sequence_length`` (S, tokens per example), ``vocab_size`` (ids, special tokens
+  included; a tokenizer is trained for this many) and ``init_from``;
+- masked text also: ``mask_fraction`` (M is ``mask_fraction * S``, rounded to nearest, halves up),
+  ``pad_id`` and ``attend``;
+- video: ``frames``, ``height`` and ``width`` (T, H and W).
+
+
+Numerics
+--------
+
+Parameters arrive in the dtype of the computation (bfloat16 or float32). A module computes in that
+dtype, and in float32 for losses, softmax, norm statistics and metrics.
+
+Read a parameter as ``self.kernel[...]`` where it is used, inside a block that is called through
+``jaxtrain.ops.layers.remat``, and pass it unchanged to the operation that uses it. A sharded
+parameter is then gathered there, in the forward and again in the backward pass.
+
+The module must not store a random key or ``nnx.Rngs``. Non-parameter state (batch norm, replay) is
+an NNX variable of a type of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxtrain.config import bounds, param_groups
+from jaxtrain.config.metrics import Metric
+from jaxtrain.errors import InputError
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+"""Metric -> (sum, weight), or (sum, weight, sum of squares); float32 scalars."""
+Tensors = Mapping[str, np.ndarray]
+Task = Literal["generate", "fill", "reconstruct"]
+
+
+class ModelConfig(bounds.Section):
+    """The config of a model.
+
+    A field's bounds are its type (:mod:`jaxtrain.config.bounds`), and ``check`` compares fields,
+    because a downloaded file may contain any values.
+    """
+
+    section = "model"
+
+    init_from: str | None = None
+    """A field: the source of a new run's initial parameters."""
+    freeze: tuple[str, ...] = ()
+    """A field, if the model supports it: parts or dotted paths. Parameters below them have no
+    gradient and no optimizer state, and are replicated, so that they are never communicated."""
+    remat: str | None = None
+    """A field, if the model supports it: what the backward pass recomputes, a ``Literal`` with
+    "none" among its values. ``plan --fit`` tries the other ones."""
+
+    task: ClassVar[Task | None] = None
+    """What a trained model is for, and so which methods its module has: generate text (``cache``,
+    ``decode_step``), fill masks (``logits_at``), or reconstruct videos (``encode``, ``decode``)."""
+    usage: ClassVar[str] = ""
+    """The command that uses a trained model; ``{run}`` in it stands for the run directory,
+    ``{input}`` for an input file."""
+    has_weights: ClassVar[bool] = False
+    """Whether ``to_weights`` and ``from_weights`` convert parameters."""
+    model_type: ClassVar[str | None] = None
+    """The model's name in the config.json of transformers; None if it has no such model."""
+    not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs (field, attribute with its effective value) that array shapes do not determine: a run
+    starts and resumes only from parameters trained with the same values."""
+
+    def build(self, rngs: nnx.Rngs) -> "Model":
+        """Builds the module, with new float32 parameters.
+
+        Must work under ``jax.eval_shape``.
+        """
+        raise NotImplementedError
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of a batch, without exception."""
+        raise NotImplementedError
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Returns the same model, small enough for a test on a CPU."""
+        raise NotImplementedError
+
+    def tokens_per_example(self) -> int | None:
+        """Returns the number of tokens per example; None if an example has no tokens."""
+        return None
+
+    def index_limits(self) -> dict[str, int]:
+        """Returns the number of valid values of each array of indices in a batch.
+
+        Synthetic batches, for measuring, stay below it.
+        """
+        return {}
+
+    def formulas(self) -> list[str]:
+        """Lists numbers that follow from fields, with their formulas, for a run's first lines."""
+        return []
+
+    def problems(self) -> list[str]:
+        """Returns why the config cannot be trained on this machine, such as missing files.
+
+        Must be cheap and open no file.
+        """
+        return []
+
+    def optimizer_groups(self) -> Mapping[str, param_groups.Group | param_groups.Role]:
+        """Returns the parameters with their own optimizer and clipping, such as a discriminator's.
+
+        Also how ``optim.muon`` treats the others.
+        """
+        return {}
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Reads the values of all variables of the type :class:`jaxtrain.ops.layers.Frozen`.
+
+        They are read from files when a run starts or resumes. Checkpoints contain only their
+        checksums, and a resumed run needs files with the same values.
+
+        Returns:
+            Dotted path -> array.
+        """
+        return {}
+
+    def metrics(self) -> dict[str, Metric]:
+        """Describes the metrics that are not in the table of :mod:`jaxtrain.config.metrics`."""
+        return {}
+
+    def bare(self) -> Self:
+        """Returns the same network without its training-only parts."""
+        return self
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int] | None:
+        """Returns the shape of one example's latents, [L, h, w, C]; None if it has none."""
+        return None
+
+    def to_weights(self, params: Tensors) -> dict[str, np.ndarray]:
+        """Converts parameters by dotted path to the original implementation's names and layout."""
+        raise NotImplementedError
+
+    def to_transformers(self, params: Tensors) -> dict[str, np.ndarray]:
+        """Converts parameters to transformers' names; ``from_weights`` reads these, too."""
+        return self.to_weights(params)
+
+    def from_weights(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
+        """Converts the original implementation's arrays to parameters by dotted path, float32.
+
+        Args:
+            tensors: its arrays by name.
+            source: where they come from, for messages.
+
+        Raises:
+            InputError: lists the arrays that are missing, extra or misshapen.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def guess(cls, tensors: Tensors, source: str) -> Self:
+        """Infers the config from weights that come without one.
+
+        Raises:
+            InputError: the arrays do not determine it, or are not of this model.
+        """
+        raise InputError(
+            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
+            "arrays: pass a folder that has them together with their config.json"
+        )
+
+    @classmethod
+    def ambiguity(cls, tensors: Tensors, source: str) -> str | None:
+        """Explains that weights fit several configs; None if they fit one."""
+        return None
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the config.json of transformers (:mod:`jaxtrain.interop.huggingface`)."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_settings(cls, content: Mapping[str, Any], source: str) -> Self:
+        """Reads a config.json of transformers.
+
+        Raises:
+            InputError: it describes another network.
+        """
+        raise NotImplementedError
+
+
+class Model(nnx.Module):
+    """The module of a model.
+
+    Sums are float32 scalars over all examples of the batch, weighted by ``batch["weight"]``, so the
+    sums of two halves of a batch add up to the sums of the batch. The caller divides once, after
+    all microbatches and devices. Metric names have no ``train/`` or ``val/`` prefix.
+    """
+
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Computes the training loss, which is differentiated, its weight, and metrics.
+
+        Args:
+            batch: the arrays of ``batch_spec``.
+            keys_B: one typed ``jax.random`` key per example. They are the only source of
+                randomness, and each example uses its own key only, so that a run resumed with other
+                microbatches or devices draws the same numbers.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Computes the validation metrics, among them ``"loss"``.
+
+        Without randomness and augmentation. With a third entry, the sum of squares, ``NAME_std`` is
+        reported beside ``NAME``.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def derived(means: Mapping[str, float]) -> dict[str, float]:
+        """Computes metrics from the means of ``evaluate`` over all examples, such as perplexity."""
+        return {}
+
+    def samples(self, batch: Batch) -> dict[str, jax.Array]:
+        """Makes samples that are shown at each validation.
+
+        Returns:
+            Name -> uint8 [H, W, 3] for an image, [T, H, W, 3] for a clip, or int32 [R, T] for R
+            texts as token ids: the prompt, a -1, and the generated tokens. The data decodes the ids
+            (:class:`jaxtrain.data.source.Sources`).
+        """
+        return {}
+
+    @staticmethod
+    def sample_labels(batch: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """Returns labels of the rows and of the columns of the samples of a batch.
+
+        Args:
+            batch: the arrays, or their shapes.
+        """
+        return {}
+
+    def cache(self, rows: int, length: int) -> Any:
+        """Allocates a cache for ``length`` positions of ``rows`` sequences.
+
+        A tree of arrays in the parameters' dtype, with what later positions need from earlier ones.
+        """
+        raise NotImplementedError
+
+    def decode_step(
+        self, tokens_BS: jax.Array, count: int | jax.Array, cache: Any, start: int | jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Computes the next token's logits (:mod:`jaxtrain.ops.generation`).
+
+        Args:
+            tokens_BS: tokens of the positions from ``start``, all of which must fit into the cache.
+            count: how many of them count, int32 []. The others are filler: they change nothing, and
+                the next call, with ``start + count``, replaces them.
+            cache: what the positions before have left.
+            start: the first position, int32 [].
+
+        Returns:
+            Float32 logits [B, V] of the token after the first ``count``, equal to those of one pass
+            over the sequence, up to rounding; and the next cache.
+        """
+        raise NotImplementedError
+
+    def logits_at(self, tokens_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:
+        """Computes float32 logits [B, M, V] at these positions, each from all tokens around it."""
+        raise NotImplementedError
+
+    def encode(self, video_BTHW3: jax.Array) -> jax.Array:
+        """Maps videos in [0, 1] to latents [B, L, h, w, C]."""
+        raise NotImplementedError
+
+    def decode(self, latents_BLHWC: jax.Array) -> jax.Array:
+        """Maps latents to videos."""
+        raise NotImplementedError
