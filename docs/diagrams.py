@@ -90,7 +90,7 @@ FLOW = (
     (("training/step.py", "step(state, batch) -> (state, metrics)"),),
     (("training/loop.py", "validates and saves when due, stops on a signal"),),
     (
-        ("checkpoint/saver.py", "state, examples seen, manifest"),
+        ("checkpoint/saver.py", "state, examples seen, checksums"),
         ("telemetry/events.py", "console, log, metrics, TensorBoard"),
     ),
 )

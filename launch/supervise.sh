@@ -194,20 +194,19 @@ with socket.socket() as probe:
 
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
-# Prints the step of the newest complete checkpoint, or else one word: "unusable" if there are only
-# damaged ones (also if a resume has moved them aside), "none" if there are no checkpoints, "nothing" if
-# the run directory does not exist. ssh.sh adds "unreachable": the host with the run does not respond.
+# Prints the step of the newest checkpoint, or else one word: "unusable" if a resume has moved all of
+# them aside, "none" if there are no checkpoints, "nothing" if the run directory does not exist. ssh.sh adds "unreachable": the host with the run does not respond.
 local_newest_checkpoint() { # local_newest_checkpoint DIR
-    local manifest step newest='' others=("$1"/checkpoints/[0-9]*)
-    for manifest in "$1"/checkpoints/*/manifest.json; do
-        step=$(basename "$(dirname "$manifest")" .replaced) # kept until its successor is complete
-        if [[ -e $manifest && $step =~ ^[0-9]+$ ]] && ((step > ${newest:--1})); then
+    local pointer step newest=''
+    for pointer in "$1"/checkpoints/*.json; do
+        step=$(basename "$pointer" .json)
+        if [[ -e $pointer && $step =~ ^[0-9]+$ ]] && ((step > ${newest:--1})); then
             newest=$step
         fi
     done
     if [[ -n $newest ]]; then
         echo "$newest"
-    elif [[ -d $1/damaged || -d ${others[0]} ]]; then
+    elif [[ -d $1/damaged || -d $1/suspect ]]; then
         echo unusable
     elif [[ -d $1 ]]; then
         echo none

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
@@ -128,13 +129,23 @@ class Server:
     def delete(self, name: str) -> None:
         self.client().delete_object(Bucket=BUCKET, Key=name)
 
-    def download(self, folder: str, to: Path, without: str = "") -> None:
-        """Copies a folder to disk, without objects below a folder in it."""
+    def download(self, folder: str, to: Path) -> None:
+        """Copies a folder to disk."""
         for name in self.sizes(folder):
-            if without and name.startswith(without):
-                continue
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_bytes(self.read(f"{folder}/{name}"))
+
+    def files_of_run(self, folder: str, to: Path) -> None:
+        """Copies the files of a run to disk, without its checkpoints."""
+        from jaxtrain.checkpoint.pointer import DATA
+        from jaxtrain.storage.file_copies import FileCopies
+
+        reader: Any = types.SimpleNamespace(
+            sizes=lambda: self.sizes(folder),
+            get=lambda name: types.SimpleNamespace(data=self.read(f"{folder}/{name}")),
+            download=lambda name, path: path.write_bytes(self.read(f"{folder}/{name}")),
+        )
+        FileCopies(reader, to).fetch(lambda name: name.partition("/")[0] != DATA)
 
 
 Fault = Callable[[str, str], str]

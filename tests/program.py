@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.restore import restore
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -214,12 +214,12 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
 
 def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     """Returns dotted path -> array, of a run's newest checkpoint."""
-    newest = layout.latest_in(run_directory / layout.CHECKPOINTS)
+    newest = pointer.newest(run_directory / pointer.CHECKPOINTS)
     assert newest is not None
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in layout.read_shapes(newest).items()
+        for name, array in pointer.read_shapes(newest).items()
     }
     restored = restore(newest, wanted)
     return {name: np.asarray(array) for name, array in restored.items()}

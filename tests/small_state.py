@@ -75,7 +75,6 @@ def meta_of(step: int) -> dict[str, Any]:
         "step": step,
         "examples_seen": 3 * step,
         "examples_left_out": 0,
-        "best": None,
         "config": {"seed": 0},
     }
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import program
 import pytest
 import small_autoencoder
+import small_checkpoint
 import small_text
 
 import jaxtrain
@@ -48,7 +50,7 @@ tiny = json.loads(sys.argv[1]) | {"data.path": "texts"}
 first = jaxtrain.train("demo_gpt", steps=3, output_dir="run", overrides=tiny)
 assert first.finished and first.exit_code == 0, first
 assert [record["step"] for record in first.metrics] == [1, 2, 3], first.metrics
-assert [path.name for path in first.checkpoints] == ["3"], first.checkpoints
+assert [path.name for path in first.checkpoints] == ["3.json"], first.checkpoints
 assert first.report.is_file() and first.best is None
 assert "<table>" in first._repr_html_() and "train/loss" in repr(first)
 lock = "import fcntl; fcntl.lockf(open('run/.lock', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
@@ -66,7 +68,7 @@ threading.Thread(target=stop, daemon=True).start()
 again = {"output_dir": "run", "resume": "latest", "overrides": tiny}
 second = jaxtrain.train("demo_gpt", steps=100_000, **again)
 assert not second.finished and second.exit_code == 130, second
-reached = int(second.checkpoints[-1].name)
+reached = int(second.checkpoints[-1].stem)
 assert 5 <= reached < 100_000, reached
 assert "Ctrl-C" in repr(second), second
 
@@ -160,8 +162,12 @@ def test_a_result_ignores_what_a_kill_left(tmp_path: Path) -> None:
     samples.mkdir()
     for name in ("text_9.txt", "text_10.txt", ".text_10.txt.tmp", "notes.txt"):
         (samples / name).write_text("a")
-    for name in ("checkpoints/100.replaced", "checkpoints/20", "best/100", "best/20"):
-        (tmp_path / name).mkdir(parents=True)  # none of them is complete
+    for step in (20, 100):  # their files are lost
+        shutil.rmtree(
+            small_checkpoint.data_of(
+                small_checkpoint.write(tmp_path, step, ("checkpoints", "best"))
+            )
+        )
     result = TrainResult(tmp_path, 130)
     assert [path.name for path in result.samples] == ["text_9.txt", "text_10.txt"]
     assert result.checkpoints == []

@@ -3,19 +3,14 @@
 Importing this module takes a second, as it imports Orbax.
 """
 
-import asyncio
 import logging
-import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src.serialization import ocdbt_utils, tensorstore_utils
 
 
 def quiet_orbax() -> None:
@@ -36,7 +31,8 @@ def quiet_orbax() -> None:
 
 _ABANDONED = (
     *("exception was never retrieved", "Task was destroyed but it is pending"),
-    "Global object size logging disabled",  # a warning of each save on disks of their own
+    # Warnings of each save on disks of their own.
+    *("Global object size logging disabled", "Skipping merge of OCDBT checkpoints"),
 )
 
 
@@ -68,77 +64,35 @@ class _Unraisable:
             self._before(unraisable)
 
 
-def handlers(state: str, meta: str, *, own_disk: bool) -> ocp.CompositeCheckpointHandler:
-    """Returns the handlers of the two items of a checkpoint.
+def checkpointer(
+    *, own_disk: bool, timeout_s: int, barrier: Callable[..., None]
+) -> ocp.AsyncCheckpointer:
+    """Returns what writes arrays in the background.
+
+    Processes that share a disk write parts of the same folder. Without a shared disk, each
+    writes its shards to a folder of its own, in zarr's own format, in which each shard is a file:
+    all these folders together have the files of a complete checkpoint. Orbax's usual format, OCDBT,
+    has an index of all shards, for which processes would need to see each other's files.
 
     Args:
-        state: name of the item with the arrays.
-        meta: name of the JSON item.
-        own_disk: whether each process has a disk of its own. It then writes a checkpoint of its
-            own, with all shards that it has; otherwise all write parts of the same one.
+        own_disk: whether each process has a disk of its own.
+        timeout_s: for all processes to write their part.
+        barrier: waits for all processes.
     """
     options = ocp.options.MultiprocessingOptions(primary_host=None if own_disk else 0)
-    own: dict[str, Any] = {}
-    if own_disk:
-        arrays = ocp.type_handlers.ArrayHandler(
-            primary_host=None, replica_id=None, use_replica_parallel=False
-        )
-        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-        own = {
-            state: ocp.PyTreeCheckpointHandler(
-                multiprocessing_options=options, type_handler_registry=registry
-            ),
-            meta: ocp.JsonCheckpointHandler(multiprocessing_options=options),
-        }
-    return ocp.CompositeCheckpointHandler(
-        *(() if own_disk else (state, meta)),
-        composite_options=ocp.CompositeOptions(
-            temporary_path_class=TemporaryPath,
-            multiprocessing_options=options,
-            async_options=async_options(own_disk=own_disk),
+    return ocp.AsyncCheckpointer(
+        ocp.PyTreeCheckpointHandler(use_ocdbt=not own_disk, multiprocessing_options=options),
+        temporary_path_class=TemporaryPath,
+        multiprocessing_options=options,
+        async_options=ocp.options.AsyncOptions(
+            timeout_secs=timeout_s,
+            barrier_sync_fn=barrier,
+            # With a disk for each process, in the background, a process would continue once any
+            # process has created its folder, because Orbax's signal (0.12.8,
+            # ``AwaitableSignalsContract``) does not name the process. On a slower disk, it would
+            # write to a folder that it then deletes as a leftover.
+            create_directories_asynchronously=not own_disk,
         ),
-        **own,
-    )
-
-
-def async_options(*, own_disk: bool, **more: Any) -> ocp.options.AsyncOptions:
-    """Returns options for saves in the background.
-
-    With a disk for each process, folders are created before the save returns. In the background, a
-    process would continue once any process has created its folder, because Orbax's signal (0.12.8,
-    ``AwaitableSignalsContract``) does not name the process. On a slower disk, it would write to a
-    folder that it then deletes as a leftover.
-
-    Args:
-        own_disk: see :func:`handlers`.
-        more: other options.
-    """
-    return ocp.options.AsyncOptions(create_directories_asynchronously=not own_disk, **more)
-
-
-def merge_parts(states: list[Path]) -> None:
-    """Moves the arrays of several checkpoints into the first, each of which has other shards.
-
-    Orbax does the same with the parts of processes that share a disk, at the end of a save.
-
-    Args:
-        states: the folders with the arrays; all but the first are used up.
-    """
-    first = states[0]
-    for state in states[1:]:
-        for folder in (*state.glob("ocdbt.process_*"), *state.glob("array_metadatas/*")):
-            to = first / folder.relative_to(state)
-            if not to.exists():
-                folder.rename(to)
-    (first / "manifest.ocdbt").unlink()
-    shutil.rmtree(first / "d", ignore_errors=True)  # the index of the first part's shards
-    asyncio.run(
-        ocdbt_utils.merge_ocdbt_per_process_files(
-            ocdbt_utils.epath.Path(first),
-            ts_context=tensorstore_utils.get_ts_context(use_ocdbt=True),
-            use_zarr3=False,
-            enable_validation=False,
-        )
     )
 
 

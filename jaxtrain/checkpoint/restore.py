@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,22 +9,11 @@ from typing import Any
 
 import jax
 
-from jaxtrain.checkpoint import bucket_checkpoints, manifest
-from jaxtrain.checkpoint.layout import (
-    STATE,
-    listed,
-    read_shapes,
-    steps,
-)
+from jaxtrain.checkpoint import pointer
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
 
 _ARRAYS_TO_NAME = 4
-# Orbax compresses with zstd. The zero moments of a fresh optimizer take no space, but the random
-# parameters take their full size. A checkpoint that claims far more than its files was forged, and
-# would only fill the memory.
-_MOST_COMPRESSION = 64
-_MOST_UNSTORED_BYTES = 2**26
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -56,7 +44,7 @@ def restore(
     Each process reads only its devices' shards.
 
     Args:
-        path: the checkpoint.
+        path: the checkpoint's pointer.
         abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
         subset: allow more arrays in the checkpoint than requested, for example to restore
             parameters without the optimizer. They are not read.
@@ -80,17 +68,16 @@ def restore(
     from jaxtrain.checkpoint.orbax_compat import quiet_orbax
 
     try:
-        wrong = "" if verified else manifest.verify(path)
+        damage = "" if verified else pointer.verify(path)
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
-    if wrong:
-        raise InputError(f"{path} is damaged ({wrong}){_beside(path)}")
-    _check_part(path)
+    if damage:
+        raise InputError(f"{path} is damaged ({damage}){_beside(path)}")
     wanted = named(abstract_state)
     for name, leaf in wanted.items():
         if leaf.sharding is None:
             raise ValueError(f"{name} has no target sharding")
-    differences = _differences(read_shapes(path), wanted, subset=subset)
+    differences = _differences(pointer.read_shapes(path), wanted, subset=subset)
     if differences:
         shown = "; ".join(differences[:_ARRAYS_TO_NAME])
         more = len(differences) - _ARRAYS_TO_NAME
@@ -99,16 +86,13 @@ def restore(
             + (f"; and {more} more" if more > 0 else "")
             + ": use the config that wrote it, or start a new run"
         )
-    claimed = _check_size(path, wanted)
+    state = pointer.folder_of(path).absolute() / pointer.STATE
     quiet_orbax()
     failure = ""
     try:
-        # A chunk of a forged array can be larger than the array; Orbax's own limit is 96 GB.
-        most_gb = 1 + 2 * claimed // 10**9
-        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=min(96, most_gb))
-        with contextlib.closing(ocp.Checkpointer(handler)) as reader:
+        with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
             arrays = reader.restore(
-                path.absolute() / STATE,
+                state,
                 args=ocp.args.PyTreeRestore(
                     item=wanted,
                     restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
@@ -125,64 +109,12 @@ def restore(
         if cure:  # such as a network disk that is missing on one host
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
         raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
-    for name, target in wanted.items():  # Orbax's own metadata may describe another array
-        array = arrays.get(name)
-        if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (
-            target.shape,
-            target.dtype,
-        ):
-            raise InputError(
-                f"{path} was not written by jaxtrain: {name!a} is not the array that its metadata "
-                f"describes{_beside(path)}"
-            )
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 
-def _check_part(path: Path) -> None:
-    """Checks that one process has more than its part of a run whose processes share no disk.
-
-    Raises:
-        InputError: the checkpoint has only some of the shards.
-    """
-    if jax.process_count() > 1 or not (path / bucket_checkpoints.PART).exists():
-        return
-    try:
-        part = bucket_checkpoints.part_of(path)
-    except (bucket_checkpoints.Incomplete, OSError) as why:
-        raise InputError(f"{path} is damaged ({why}){_beside(path)}") from None
-    if not part.has(0, ()):
-        raise InputError(
-            f"{path} has only the shards of one process of its run: use the URL of the run's bucket"
-        )
-
-
-def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
-    """Checks that the arrays can be in the files, before memory is allocated for them.
-
-    Returns:
-        Total bytes of the arrays.
-
-    Raises:
-        InputError: they cannot; the message has both sizes.
-    """
-    claimed = sum(math.prod(array.shape) * array.dtype.itemsize for array in wanted.values())
-    try:
-        stored = manifest.read(path).size()
-    except manifest.Unusable as why:
-        raise InputError(f"{path} is damaged ({why}){_beside(path)}") from None
-    except OSError as error:
-        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
-    if claimed > _MOST_COMPRESSION * stored + _MOST_UNSTORED_BYTES:
-        raise InputError(
-            f"{path} was not written by jaxtrain: its arrays would take {claimed:,} bytes, but "
-            f"its files have {stored:,}"
-        )
-    return int(claimed)
-
-
 def _beside(path: Path) -> str:
-    others = [step for step in steps(path.parent) if str(step) != path.name]
-    return ": resume from another checkpoint" + (f" ({listed(others)})" if others else "")
+    others = [step for step in pointer.steps(path.parent) if step != pointer.step_of(path.name)]
+    return ": resume from another checkpoint" + (f" ({pointer.listed(others)})" if others else "")
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:

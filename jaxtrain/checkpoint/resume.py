@@ -1,45 +1,27 @@
 """Decides which checkpoint a run or a command starts from. No other module decides that.
 
-A run calls :func:`choose` in process 0, once its directory is locked:
+:func:`newest_intact` looks at the pointers of a run, the newest first, and verifies each: an intact
+one is taken, a damaged one is passed over, and one that cannot be read at the moment ends the
+search with an error, since it may be intact. The rules for a run, which :func:`choose` applies in
+process 0 once the directory is locked:
 
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
-2. ``--resume latest``: the newest checkpoint in ``checkpoints/`` of ``--output-dir``, or without
-   that flag, of the run in ``output/NAME`` that saved last. If a repeated save of a step never
-   finished, the step's old checkpoint counts.
-3. The newest is damaged: the newest intact one, or if all of ``checkpoints/`` are damaged, the one
-   in ``best/``. Damaged checkpoints are moved to ``damaged/`` with a ``reason.txt``. A damaged one
-   in ``best/`` is always moved, as no validation should be compared with it.
-4. None is intact, but no step after ``max_lost_steps`` was saved: a fresh start.
-5. None is intact, and more steps would be lost: refused, and nothing moves.
-6. No checkpoint of the run that saved last is intact (4 or 5), and there is no ``--output-dir``:
-   the run that saved before it is tried. A warning names the damaged run, its damage and the
-   checkpoint used instead. This also holds if the damaged checkpoints do not record when they were
-   saved (then the folders' modification times count) or are all in ``damaged/`` or
-   ``uncertified/``.
-7. The run has never saved: a fresh start.
-8. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
-   refused if it is missing or damaged.
-9. ``--resume PATH``: that checkpoint, refused if it is missing or damaged; or the newest intact one
-   in that run directory, which may be another run's. Damaged ones are reported and do not move.
-   A URL is the same (:func:`jaxtrain.checkpoint.bucket_checkpoints.checkpoint_to_resume`).
-10. A file cannot be read at the moment: refused, or a temporary failure, and nothing moves. The
-    checkpoint may be intact.
-
-Then, for the checkpoint of 2, 3, 6, 8 or 9:
-
-11. :func:`check_directory`: refused if the run directory already contains checkpoints, and this is
-    not one of them. Also without ``--resume``.
-12. :func:`check_same_run`: refused if the data, the seed or the meaning of the parameters differ.
-13. :func:`best_so_far`: its best validation counts only in the same run directory, with the same
-    metric and validation set, and while the best checkpoint exists.
-
-A command that uses a trained model calls :func:`of_source`; a rollback calls
-:func:`to_roll_back_to`. "Intact" means that every byte was verified
-(:func:`jaxtrain.checkpoint.manifest.verify`).
+2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
+   ``--output-dir``, or without that flag, of the run in ``output/NAME`` that saved last. Damaged
+   ones are moved to ``damaged/``. Without any checkpoint, the run starts fresh; with only damaged
+   or suspect ones, it is refused, and nothing moves.
+3. ``--resume STEP``: that step of ``--output-dir``; refused if it is missing or damaged.
+4. ``--resume PATH``, or a URL: that checkpoint, or the newest intact one of that run, which may be
+   another run's. Nothing moves.
+5. Refused if the run directory has checkpoints and the chosen one is of another run; also without
+   ``--resume``.
+6. Refused if the data, the seed or the meaning of the parameters differ (:func:`check_same_run`).
+7. A run with a copy in a bucket looks in both places. What one lacks or has damaged, the other may
+   have. If another machine has continued the run in the bucket, what is on this disk does not
+   count, and is moved to ``superseded/``. No clocks are compared: the disk has a list of what it
+   gave to the bucket.
 """
 
-import contextlib
-import dataclasses
 import datetime
 import os
 import shlex
@@ -48,33 +30,182 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import files, manifest
-from jaxtrain.checkpoint.layout import (
+from jaxtrain.checkpoint import pointer, remote
+from jaxtrain.checkpoint.pointer import (
     BEST,
     CHECKPOINTS,
     DAMAGED,
-    META,
-    STATE,
-    UNCERTIFIED,
-    committed,
-    is_complete,
-    latest_in,
-    listed,
-    numbered,
+    KINDS,
+    SUPERSEDED,
+    SUSPECT,
+    Damaged,
     others,
-    steps,
 )
+from jaxtrain.checkpoint.remote import RemoteRun
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.models import from_file
 from jaxtrain.storage import addresses
-from jaxtrain.storage.atomic import expanded, write_whole
-from jaxtrain.storage.disks import disk_trouble
-
-REASON = "reason.txt"  # added to a damaged checkpoint
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble, reason
 
 Say = Callable[[str], None]
-Verify = Callable[[Path], str]
+Damage = dict[tuple[str, int], str]
+"""Kind and step of a checkpoint -> its damage."""
+
+
+class Run:
+    """Where the checkpoints of a run are looked for: on a disk, in a bucket, or both.
+
+    Args:
+        directory: of the run.
+        say: receives a line for each checkpoint that is moved.
+        copy: the run in a bucket, if any.
+        on_disk: whether checkpoints on the disk count. Not if each process has a disk of its own,
+            with its part of each checkpoint.
+
+    Attributes:
+        directory, copy: see above.
+        behind: whether another machine has continued the run in the bucket.
+        shared: whether the disk is to have complete checkpoints.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        say: Say = lambda line: None,
+        copy: RemoteRun | None = None,
+        *,
+        on_disk: bool = True,
+    ) -> None:
+        self.directory, self.copy = directory, copy
+        self._say = say
+        self._disk = CheckpointStore(Folder(directory), say)
+        pointer.refuse_old(directory)
+        self.behind = copy is not None and self._is_behind(copy)
+        self.shared = on_disk
+        self._on_disk = on_disk and not self.behind
+        self._verdicts: dict[str, str] = {}
+
+    def steps(self, kind: str) -> list[int]:
+        """Returns the steps of the pointers in a folder, ascending."""
+        steps = set(self._disk.steps(kind)) if self._on_disk else set()
+        if self.copy is not None:
+            steps.update(step for step in self.copy.store.steps(kind) if self._counts(kind, step))
+        return sorted(steps)
+
+    def path(self, kind: str, step: int) -> Path:
+        """Returns the path of a pointer on disk."""
+        return self.directory / pointer.name_of(kind, step)
+
+    def verify(self, kind: str, step: int) -> str:
+        """Makes the disk have a checkpoint, intact; returns why that is impossible, else "".
+
+        Raises:
+            InputError, OSError, RunAgain: it is unknown at the moment.
+        """
+        damage = "there is no such checkpoint"
+        if self._on_disk and step in self._disk.steps(kind):
+            damage = self._verified(kind, step)
+        if damage and self.copy is not None and step in self.copy.store.steps(kind):
+            damage = self.copy.fetch(kind, step, self.directory)
+        return damage
+
+    def set_aside(self, damaged: Damage) -> None:
+        """Moves damaged checkpoints to ``damaged/``; warns if the disk does not let it."""
+        for (kind, step), why in damaged.items():
+            for store in self._stores():
+                try:
+                    if step in store.steps(kind):
+                        store.set_aside(kind, step, DAMAGED, why)
+                except OSError as error:
+                    path = self.path(kind, step).with_suffix("")
+                    self._say(
+                        f"warning: checkpoint {path} is damaged ({why}) and skipped; it cannot be "
+                        f"moved to {DAMAGED}/ ({reason(error)})"
+                    )
+
+    def supersede(self) -> None:
+        """Moves aside what is on the disk and not in the bucket, if that is ahead."""
+        if self.behind and self.copy is not None:
+            for kind in KINDS:
+                for step in self._disk.steps(kind):
+                    if self._disk.data(kind, step) != self.copy.store.data(kind, step):
+                        self._disk.set_aside(kind, step, SUPERSEDED)
+
+    def unusable(self) -> str:
+        """Returns the folders with checkpoints that were moved because they must not be used."""
+        folders = [f"{aside}/{kind}" for aside in (DAMAGED, SUSPECT) for kind in KINDS]
+        return " and ".join(
+            folder for folder in folders if any(store.steps(folder) for store in self._stores())
+        )
+
+    def _counts(self, kind: str, step: int) -> bool:
+        """Whether a checkpoint in the bucket counts beside those on the disk.
+
+        Unless the bucket is ahead, the disk has had it: if it was superseded or is suspect there,
+        the bucket was not told yet. It may replace one that the disk has lost.
+        """
+        if not self._on_disk or self.copy is None:
+            return True
+        data = self.copy.store.data(kind, step)
+        aside = [f"{aside}/{kind}" for aside in (SUPERSEDED, SUSPECT) for kind in KINDS]
+        if any(
+            data == self._disk.data(one, number)
+            for one in aside
+            for number in self._disk.steps(one)
+        ):
+            return False
+        on_disk = [number for one in KINDS for number in self._disk.steps(one)]
+        return not on_disk or step <= max(on_disk)
+
+    def _stores(self) -> list[CheckpointStore]:
+        return [self._disk] if self.copy is None else [self._disk, self.copy.store]
+
+    def _verified(self, kind: str, step: int) -> str:
+        """Verifies a checkpoint on the disk; one that best/ and checkpoints/ have is read once."""
+        path = self.path(kind, step)
+        try:
+            found = pointer.read(path)
+        except Damaged as why:
+            return str(why)
+        if found.data not in self._verdicts:
+            self._verdicts[found.data] = found.damage(self.directory)
+        return self._verdicts[found.data]
+
+    def _is_behind(self, copy: RemoteRun) -> bool:
+        given = remote.noted(self.directory)
+        for step in reversed(copy.store.steps()):
+            if data := copy.store.data(CHECKPOINTS, step):
+                return data not in given
+        return False
+
+
+def newest_intact(
+    run: Run,
+    kinds: Iterable[str] = KINDS,
+    only: Callable[[int], bool] = lambda step: True,
+) -> tuple[Path | None, Damage]:
+    """Returns the newest intact checkpoint and the damage of newer ones; nothing is moved.
+
+    Args:
+        run: where to look.
+        kinds: the folders, in this order: the second only counts if the first has none.
+        only: whether a step counts.
+
+    Raises:
+        InputError, OSError, RunAgain: one cannot be verified at the moment.
+    """
+    damaged: Damage = {}
+    for kind in kinds:
+        for step in reversed(run.steps(kind)):
+            if only(step):
+                damage = run.verify(kind, step)
+                if not damage:
+                    return run.path(kind, step), damaged
+                damaged[kind, step] = damage
+    return None, damaged
 
 
 def choose(
@@ -83,34 +214,38 @@ def choose(
     runs_root: Path,
     say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
-    max_lost_steps: int = 0,
+    opened: Callable[[Path], Run] | None = None,
 ) -> Path | None:
-    """Returns the verified checkpoint to start from; None for a fresh start. Cases 1 to 10 above.
+    """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4 and 7.
 
     Args:
         resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
         output_dir: the run directory, if given.
         runs_root: ``output/NAME``.
-        say: receives a line for each damaged checkpoint that ``"latest"`` skips.
+        say: receives a line for each damaged checkpoint.
         hold: locks a run directory before anything in it is moved.
-        max_lost_steps: if no checkpoint is intact, ``"latest"`` starts fresh if at most this many
-            steps are lost.
+        opened: returns where the checkpoints of a run directory are; by default, only there.
 
     Raises:
-        InputError: refused (5, 8, 9); the message lists the existing checkpoints.
-        RunAgain: a disk does not respond.
+        InputError: refused; the message lists the existing checkpoints.
+        RunAgain: a disk or the bucket does not respond.
     """
+    opened = opened or (lambda directory: Run(directory, say))
     try:
         if resume is None:
             return None
+        if resume != "latest" and not is_step(resume):
+            return of_path(expanded(resume), f"--resume {resume}", say)
         if resume == "latest":
-            runs = _saved_runs(runs_root) if output_dir is None else [output_dir]
-            return _latest(runs, say, hold, max_lost_steps)
-        if _is_step(resume):
-            if output_dir is not None:
-                hold(output_dir)
-            return _step(int(resume), output_dir)
-        return _path(expanded(resume), say)
+            directory = output_dir or next(iter(_runs(runs_root)), None)
+            if directory is None:
+                return None
+            hold(directory)
+            return _latest(opened(directory), say)
+        if output_dir is None:
+            raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
+        hold(output_dir)
+        return _step(int(resume), opened(output_dir))
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,
@@ -119,250 +254,133 @@ def choose(
         ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Latest:
-    """What ``--resume latest`` does in one run, before anything in it is moved.
-
-    Attributes:
-        start: the checkpoint to start from; None if there is none.
-        damaged: checkpoints to move aside -> their damage.
-        refused: why the run must not start fresh; "" if it may or has a checkpoint.
-    """
-
-    start: Path | None
-    damaged: dict[Path, str]
-    refused: str
-
-
-def latest_of(run: Path, max_lost_steps: int, verify: Verify = manifest.verify) -> Latest:
-    """Decides cases 2 to 5 and 7 for one run; changes nothing.
-
-    Args:
-        run: the run directory.
-        max_lost_steps: see :func:`choose`.
-        verify: returns a checkpoint's damage; "" if it is intact.
-
-    Raises:
-        OSError: the disk does not respond.
-    """
-
-    def _newest_intact(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-        on_disk = {*numbered(folder), *files.replaced(folder)}
-        return first_intact(folder, on_disk, lambda path: verify(files.before_give_back(path)))
-
-    start, damaged = _newest_intact(run / CHECKPOINTS)
-    best, damaged_best = _newest_intact(run / BEST)
-    damaged |= damaged_best
-    start = start or best
-    if start is not None or _last_saved(run) <= max_lost_steps:
-        return Latest(start, damaged, "")
-    return Latest(None, damaged, _too_much_lost(run, damaged, max_lost_steps))
+def _latest(run: Run, say: Say) -> Path | None:
+    """Rules 2 and 7."""
+    start, damaged = newest_intact(run)
+    if start is None:
+        if refused := refusal(run, damaged):
+            raise InputError(f"--resume latest: {refused}")
+        return None
+    if run.shared:
+        # A validation must not be compared with a best checkpoint that is damaged or elsewhere.
+        damaged |= newest_intact(run, (BEST,))[1]
+    run.set_aside(damaged)
+    run.supersede()
+    shown = start.with_suffix("")
+    if start.parent.name == BEST:
+        say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
+    elif any(kind == CHECKPOINTS for kind, _ in damaged):
+        say(f"warning: resuming from {shown}, the newest intact one in {CHECKPOINTS}/")
+    return start
 
 
-def _last_saved(run: Path) -> int:
-    """Returns the last step that a run saved, intact or not; 0 if it never saved.
-
-    If no checkpoint of a long run is intact, more than a first save has failed, for example a disk
-    or a copy, which should be inspected before the run is repeated.
-    """
-    saved = [
-        step
-        for folder in _checkpoint_folders(run)
-        for step in (*numbered(folder), *files.replaced(folder))
-    ]
-    return max(saved, default=0)
-
-
-def _checkpoint_folders(run: Path) -> list[Path]:
-    """Returns the folders for a run's checkpoints: intact, damaged, and uncertified."""
-    asides = ("", DAMAGED, UNCERTIFIED)
-    return [run / aside / folder for aside in asides for folder in (CHECKPOINTS, BEST)]
-
-
-def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
-    which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
-    more = f", and {len(which) - 1} more" if len(which) > 1 else ""
-    there = [aside for aside in (DAMAGED, UNCERTIFIED) if (run / aside).is_dir()]
-    if not which:
-        which = [f"all are in {' and '.join(there)}"]
+def refusal(run: Run, damaged: Damage) -> str:
+    """Returns why a run without an intact checkpoint must not start from scratch; "" if it may."""
+    problems = [f"{kind}/{step}: {why}" for (kind, step), why in damaged.items()]
+    if not problems and (folders := run.unusable()):
+        problems = [f"all are in {folders}"]
+    if not problems:
+        return ""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    directory = run.directory if run.copy is None else run.copy.bucket.url
     return (
-        f"no checkpoint of {run} is intact ({which[0]}{more};"
-        f" {invocation.program()} checkpoints {shlex.quote(str(run))} lists them)"
+        f"no checkpoint of {directory} is intact ({problems[0]}{more}; {invocation.program()} "
+        f"checkpoints {shlex.quote(str(directory))} lists them): to start from scratch, choose "
+        "another --output-dir or move this one away"
     )
 
 
-def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_steps: int) -> str:
-    return (
-        f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_steps} steps "
-        "would be lost: to start from scratch, choose another --output-dir or move this directory "
-        "away"
-    )
+def _step(step: int, run: Run) -> Path:
+    """Rule 3."""
+    start, damaged = newest_intact(run, only=lambda number: number == step)
+    if start is None:
+        why = next((f" ({why})" for why in damaged.values()), "")
+        there = {kind: run.steps(kind) for kind in KINDS}
+        raise InputError(
+            f"--resume {step}: {run.directory} has no complete checkpoint {step}{why}; "
+            f"{others(there, step)}; pass one of these steps, or --resume latest"
+        )
+    run.supersede()
+    return start
 
 
-def _latest(
-    runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_steps: int
-) -> Path | None:
-    refused = ""
-    skipped: list[str] = []  # the damage of runs that saved later
-    for run in runs:
-        hold(run)
-        for folder in (CHECKPOINTS, BEST):
-            files.give_back(run / folder)
-        latest = latest_of(run, max_lost_steps)
-        refused = refused or latest.refused
-        if not latest.refused:
-            for path, wrong in latest.damaged.items():
-                set_aside(path, wrong, say)
-            _explain(run, latest, say)
-        if latest.start is not None:
-            for wrong in skipped:
-                say(f"warning: {wrong}: resuming an older run from {latest.start} instead")
-            return latest.start
-        skipped.append(_none_intact(run, latest.damaged))
-    if refused:
-        raise InputError(refused)
-    return None
-
-
-def _explain(run: Path, latest: Latest, say: Say) -> None:
-    """Reports which checkpoint is used instead of damaged ones."""
-    if not latest.damaged:
-        return
-    if latest.start is None:
-        say(f"warning: no intact checkpoint is left in {run}")
-    elif latest.start.parent.name == BEST:
-        say(f"warning: no intact checkpoint in {run / CHECKPOINTS}: resuming from {latest.start}")
-    elif any(path.parent.name == CHECKPOINTS for path in latest.damaged):
-        say(f"warning: resuming from {_newest_intact(latest.start)}")
-
-
-def first_intact(
-    folder: Path, steps: Iterable[int], verify: Verify = manifest.verify
-) -> tuple[Path | None, dict[Path, str]]:
-    """Returns the newest intact checkpoint of these, and the damage of newer ones.
-
-    Raises:
-        OSError: the disk does not respond.
-    """
-    damaged: dict[Path, str] = {}
-    for step in sorted(steps, reverse=True):
-        path = folder / str(step)
-        wrong = verify(path)
-        if not wrong:
-            return path, damaged
-        damaged[path] = wrong
-    return None, damaged
-
-
-def _newest_intact(path: Path) -> str:
-    """Describes the checkpoint that is used instead of damaged ones.
-
-    ``best/`` may have a newer one, but is used only if all of ``checkpoints/`` are damaged.
-    """
-    return f"{path}, the newest intact one in {path.parent.name}/"
-
-
-def set_aside(path: Path, wrong: str, say: Say, to: str = DAMAGED) -> None:
-    """Moves a damaged checkpoint aside; only warns if that fails.
-
-    Args:
-        path: of the checkpoint.
-        wrong: the damage.
-        say: prints a line.
-        to: the folder to move it to, in the run directory.
-    """
-    kind = "damaged" if to == DAMAGED else to
-    damage = f"warning: checkpoint {path} is {kind} ({wrong})"
-    there = path.parent.parent / to / path.parent.name
-    aside, number = there / path.name, 1
-    try:
-        while aside.exists():  # an earlier one of the same step
-            number += 1
-            aside = there / f"{path.name}.{number}"
-        there.mkdir(parents=True, exist_ok=True)
-        path.rename(aside)
-    except OSError as error:
-        say(f"{damage} and skipped; it cannot be moved to {aside} ({error.strerror})")
-        return
-    say(f"{damage}: moved to {aside}")
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    try:
-        write_whole(aside / REASON, f"{now} moved from {path}\n{wrong}\n")
-    except OSError as error:
-        say(f"warning: {aside / REASON} cannot be written ({error.strerror})")
-
-
-def _is_step(resume: str) -> bool:
+def is_step(resume: str) -> bool:
+    """Whether the value of ``--resume`` is a step."""
     return resume.isascii() and resume.isdigit()
 
 
-def _step(step: int, output_dir: Path | None) -> Path:
-    if output_dir is None:
-        raise InputError(f"--resume {step} requires --output-dir, the run that saved this step")
-    if not output_dir.is_dir():
+def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Path:
+    """Returns the verified checkpoint at a path: of a checkpoint, or of a run directory.
+
+    Args:
+        path: as typed.
+        flag: the flag and its value, for messages.
+        say: receives a line for each damaged one.
+        kinds: which folder of a run to prefer.
+
+    Raises:
+        InputError: there is no intact one.
+        OSError: the disk does not respond.
+    """
+    found = pointer.at(path)
+    if found is None and not path.is_dir():
         raise InputError(
-            f"--resume {step}: {output_dir} does not exist: pass the --output-dir of the run that "
-            "saved this step, or omit --resume to start from scratch"
+            f"{flag}: no such folder: pass latest, a step, or the path of a checkpoint or run "
+            "directory"
         )
-    damaged = ""
-    for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
-        files.give_back(folder)
-        path = folder / str(step)
-        if path.is_dir():
-            wrong = manifest.verify(path)
-            if not wrong:
-                return path
-            damaged = damaged or f" ({wrong})"
-    kept, best = (
-        [other for other in steps(output_dir / folder) if other != step]
-        for folder in (CHECKPOINTS, BEST)
-    )
-    there = f"complete checkpoints: {listed(kept)}"
-    if best:
-        there += f"; best: {listed(best)}"
-    raise InputError(
-        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}; {there}; "
-        "pass one of these steps, or --resume latest"
-    )
+    directory = path if found is None else pointer.run_of(found)
+    if found is not None and directory != found.parent.parent:  # in damaged/ or another aside
+        if damage := pointer.verify(found):
+            raise InputError(f"{flag}: {found} is not a complete checkpoint ({damage})")
+        return found
+    if found is not None:
+        kinds = (found.parent.name,)
+    step = None if found is None else pointer.step_of(found.name)
+    return of_run(Run(directory), str(directory), flag, say, kinds, step)
 
 
-def _path(path: Path, say: Say) -> Path:
-    if not path.exists():
+def of_url(
+    text: str, flag: str, cache_root: Path, say: Say, kinds: tuple[str, ...] = KINDS
+) -> tuple[Path, str]:
+    """Fetches the checkpoint at a URL; see :func:`of_path`. Also returns its own URL."""
+    url, named, step = remote.split(text, flag)
+    kinds = kinds if step is None else named
+    with remote.reading(url, cache_root, say) as (copy, local):
+        run = Run(local, copy=copy, on_disk=False)
+        path = of_run(run, url, f"{flag} {text}", say, kinds, step)
+        copy.forget(local)
+    return path, f"{url}/{path.parent.name}/{path.stem}"
+
+
+def of_run(
+    run: Run, shown: str, flag: str, say: Say, kinds: Iterable[str], step: int | None
+) -> Path:
+    """Returns the verified checkpoint of a run; see :func:`of_path`.
+
+    Args:
+        run: where it is.
+        shown: its directory or URL.
+        flag: for messages.
+        say: receives a line for each damaged one.
+        kinds: see :func:`newest_intact`.
+        step: of the checkpoint; None for the newest.
+    """
+    start, damaged = newest_intact(run, kinds, lambda number: step in (None, number))
+    there = {kind: run.steps(kind) for kind in KINDS}
+    if start is None and step is not None:
+        why = next(iter(damaged.values()), "there is none")
         raise InputError(
-            f"--resume {path}: no such folder: pass latest, a step, or the path of a checkpoint or "
-            "run directory"
+            f"{flag}: {shown} has no complete checkpoint {step} ({why}); {others(there, step)}"
         )
-    inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
-    is_checkpoint = path.name.isdigit() or any((path / name).exists() for name in inside)
-    if not is_checkpoint or (path / CHECKPOINTS).is_dir():  # a run may be named by digits, too
-        return _newest_in(path, say)
-    wrong = manifest.verify(path)
-    if wrong:
-        beside = path.parent
-        names = (CHECKPOINTS, BEST) if beside.name in (CHECKPOINTS, BEST) else (beside.name,)
-        found = {name: steps(beside.parent / name) for name in names}
-        step = int(path.name) if path.name.isdecimal() else -1
-        raise InputError(
-            f"--resume {path}: {path} is not a complete checkpoint ({wrong}); {others(found, step)}"
-        )
-    return path
-
-
-def _newest_in(path: Path, say: Say) -> Path:
-    run = bool(numbered(path / CHECKPOINTS))
-    damaged: dict[Path, str] = {}
-    for folder in (path / CHECKPOINTS, path / BEST) if run else (path,):
-        start, wrong = first_intact(folder, numbered(folder))
-        damaged |= wrong
-        for one, why in wrong.items():
-            say(f"warning: checkpoint {one} is damaged ({why}): skipped")
-        if start is not None:
-            if damaged:
-                say(f"warning: resuming from {_newest_intact(start)}")
-            return start
-    for one, why in damaged.items():
-        raise InputError(f"--resume {path}: no checkpoint there is intact ({one}: {why})")
-    raise InputError(f"--resume {path}: no complete checkpoint found there")
+    for (kind, number), why in damaged.items():
+        if start is None:
+            raise InputError(f"{flag}: no checkpoint of {shown} is intact ({kind}/{number}: {why})")
+        say(f"warning: checkpoint {shown}/{kind}/{number} is damaged ({why}): skipped")
+    if start is None:
+        raise InputError(f"{flag}: no complete checkpoint found in {shown}")
+    if damaged:
+        say(f"warning: using {shown}/{start.parent.name}/{start.stem}, the newest intact one")
+    return start
 
 
 def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
@@ -374,8 +392,10 @@ def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
     """
     if resume is None or resume == "latest":
         return
-    folders = [output_dir / folder for folder in (CHECKPOINTS, BEST)] if output_dir else []
-    if not any(map(os.path.exists, folders if _is_step(resume) else [expanded(resume)])):
+    folders = [output_dir / kind for kind in KINDS] if output_dir else []
+    path = expanded(resume)
+    paths = folders if is_step(resume) else [path, path.with_name(f"{path.name}.json")]
+    if not any(map(os.path.exists, paths)):
         try:
             choose(resume, output_dir, Path())
         except InputError as error:
@@ -396,7 +416,7 @@ def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool
         return True  # or an error, which the run reports
     if output_dir is None:
         return bool(newest_runs(root))
-    return any(latest_in(output_dir / folder) for folder in (CHECKPOINTS, BEST))
+    return any(pointer.newest(output_dir / kind) for kind in KINDS)
 
 
 def newest_runs(root: Path) -> list[Path]:
@@ -407,55 +427,38 @@ def newest_runs(root: Path) -> list[Path]:
 
 
 def _runs(root: Path) -> list[Path]:
-    """Returns the runs in ``output/NAME`` with checkpoints, the one that saved last first.
+    """Returns the runs in ``output/NAME`` that ever saved, the one that saved last first.
 
-    Sorted by the recorded time of the save, not the file's: a copied run is as old as the original.
+    Also those whose checkpoints are all damaged: a resume must not skip them silently.
     """
     saved = {run: _last_save(run) for run in root.iterdir()} if root.is_dir() else {}
     return sorted((run for run in saved if saved[run]), key=lambda run: (saved[run], run))[::-1]
 
 
-def _saved_runs(root: Path) -> list[Path]:
-    """Returns all runs in ``output/NAME`` that ever saved, the one that saved last first.
+def _last_save(run: Path) -> str:
+    """Returns when a run saved last; "" if it never did.
 
-    Unlike :func:`_runs`, includes those without a readable checkpoint: a resume must not skip them
-    silently.
+    This is the recorded time, not the file's: a copied run is as old as the original.
     """
-
-    def saved(run: Path) -> int:
-        folders = [
-            folder / name
-            for folder in _checkpoint_folders(run)
-            for name in (
-                *map(str, numbered(folder)),
-                *map("{}.replaced".format, files.replaced(folder)),
-            )
-        ]
-        return _last_commit(folders) or max(
-            (path.stat().st_mtime_ns for path in folders), default=0
-        )
-
-    found = {run: saved(run) for run in root.iterdir()} if root.is_dir() else {}
-    return sorted((run for run in found if found[run]), key=lambda run: (found[run], run))[::-1]
-
-
-def _last_save(run: Path) -> int:
-    """Returns when a run saved last, in nanoseconds since 1970; 0 if no checkpoint records it."""
-    folders = (run / CHECKPOINTS, run / BEST)
-    return _last_commit(folder / str(step) for folder in folders for step in numbered(folder))
-
-
-def _last_commit(checkpoints: Iterable[Path]) -> int:
-    """Returns when the last of these was saved, in nanoseconds since 1970; 0 if none records it."""
-    last = 0
-    for path in checkpoints:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # damaged
-            last = max(last, committed(path))
+    if not run.is_dir():
+        return ""
+    pointer.refuse_old(run)
+    last = ""
+    for aside in ("", DAMAGED, SUSPECT):
+        for kind in KINDS:
+            for step in pointer.steps(run / aside / kind):
+                path = run / aside / pointer.name_of(kind, step)
+                try:
+                    saved = pointer.read(path).saved
+                except (Damaged, InputError):
+                    when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+                    saved = when.strftime("%Y-%m-%dT%H:%M:%SZ")
+                last = max(last, saved)
     return last
 
 
 def check_directory(directory: Path, resume: str | None, start_from: Path | None) -> None:
-    """Case 11: two runs in one directory would overwrite each other's checkpoints.
+    """Rule 5: two runs in one directory would overwrite each other's checkpoints.
 
     Args:
         directory: the run directory to write to.
@@ -467,25 +470,30 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
         RunAgain: its disk does not respond.
     """
     try:
-        newest = latest_in(directory / CHECKPOINTS)
+        check_empty(Run(directory), f"--output-dir {directory}", resume, start_from)
     except OSError as error:
         raise disk_trouble(
             error, f"{directory} cannot be read", "make it readable, or choose another --output-dir"
         ) from error
-    if newest is None or _is_of(directory, start_from):
+
+
+def check_empty(run: Run, shown: str, resume: str | None, start_from: Path | None) -> None:
+    """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
+    steps = run.steps(CHECKPOINTS)
+    if not steps or is_of(run.directory, start_from):
         return
     if resume is None:
         raise InputError(
-            f"--output-dir {directory} already contains checkpoints (newest: {newest.name}): "
-            "resume with --resume latest, or choose another directory"
+            f"{shown} already contains checkpoints (newest: {steps[-1]}): resume with --resume "
+            "latest, or choose another directory"
         )
     raise InputError(
-        f"--output-dir {directory} already contains checkpoints (newest: {newest.name}), and "
-        f"--resume {resume} is another run: use --resume latest, or choose another directory"
+        f"{shown} already contains checkpoints (newest: {steps[-1]}), and --resume {resume} is "
+        "another run: use --resume latest, or choose another directory"
     )
 
 
-def _is_of(directory: Path, start_from: Path | None) -> bool:
+def is_of(directory: Path, start_from: Path | None) -> bool:
     """Whether a checkpoint is in a run directory."""
     return start_from is not None and directory.resolve() in start_from.resolve().parents
 
@@ -500,11 +508,11 @@ def check_same_run(
     versions: Mapping[str, str],
     say: Say,
 ) -> None:
-    """Case 12: the checkpoint must have this run's order of examples; prints other differences.
+    """Rule 6: the checkpoint must have this run's order of examples; prints other differences.
 
     Args:
         source: the checkpoint, as it is printed.
-        saved: its metadata (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
+        saved: its metadata (:func:`jaxtrain.checkpoint.pointer.read_meta`).
         model: this run's model config.
         fingerprint: of this run's data.
         settings: this run's config, from :func:`jaxtrain.config.to_dict`.
@@ -544,7 +552,7 @@ def check_same_run(
 
 
 def check_constants(source: str, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Case 12, for the weights that a model reads from files and does not train.
+    """Rule 6, for the weights that a model reads from files and does not train.
 
     Args:
         source: the checkpoint, as it is printed.
@@ -581,66 +589,6 @@ def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return f" and --data.clips_per_video {had}"
 
 
-def best_so_far(
-    saved: Mapping[str, Any],
-    criterion: Mapping[str, object],
-    start_from: Path,
-    directory: Path,
-    say: Say,
-) -> dict[str, Any] | None:
-    """Case 13: returns the best validation before a resume; None if there is none that counts.
-
-    Process 0 looks it up: other hosts may see an outdated state of a network disk, and early
-    stopping must be the same in all processes.
-
-    Args:
-        saved: the checkpoint's metadata: ``best``, with its ``step``, ``metric`` and ``mode``, and
-            ``validation``, the digest of what validated.
-        criterion: this run's ``metric``, ``mode`` and ``validation``.
-        start_from: the checkpoint.
-        directory: this run's directory.
-        say: prints why the best validation so far does not count.
-
-    Raises:
-        InputError, RunAgain: in all processes, if the disk does not respond.
-    """
-    from jaxtrain.distributed import (
-        process_group,
-    )  # imports jax, which commands that only look do not need
-
-    best = saved["best"]
-    if best is None or not _is_of(directory, start_from):
-        return None
-    if not process_group.process_zero_decides(
-        lambda: "there" if _has_best(directory, best["step"], start_from) else ""
-    ):
-        return None
-    before = {name: best[name] for name in ("metric", "mode")} | {
-        "validation": saved.get("validation")
-    }
-    changed = [name for name in before if before[name] != criterion[name]]
-    if changed and criterion["metric"] is not None:
-        what = "the validation set" if changed == ["validation"] else "checkpoint.best_metric"
-        say(
-            f"{what} differs from the checkpoint's: the best checkpoint so far ({best['metric']} "
-            f"{best['value']:.4g} at step {best['step']}) and the patience no longer count"
-        )
-    return None if changed else best
-
-
-def _has_best(directory: Path, step: int, start_from: Path) -> bool:
-    """Whether the best checkpoint exists; links it again if only that link is missing."""
-    path = directory / BEST / str(step)
-    try:
-        if not is_complete(path) and start_from.name == str(step):
-            path.parent.mkdir(exist_ok=True)
-            files.link(start_from, path)  # the run was killed before it was linked
-            files.delete_oldest(path.parent, 1)
-        return is_complete(path)
-    except OSError as error:
-        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
-
-
 def of_source(source: Path) -> Path:
     """Returns the checkpoint at a path, for a command that uses a trained model.
 
@@ -651,12 +599,12 @@ def of_source(source: Path) -> Path:
         InputError: the path is neither a checkpoint nor a run directory with an intact one.
         OSError: the disk does not respond.
     """
-    if is_complete(source):
-        return source
-    for folder in (source / BEST, source / CHECKPOINTS):
-        path, _ = first_intact(folder, steps(folder))
-        if path is not None:
-            return path
+    found = pointer.at(source)
+    if found is not None and pointer.is_complete(found):
+        return found
+    path, _ = (None, {}) if found is not None else newest_intact(Run(source), (BEST, CHECKPOINTS))
+    if path is not None:
+        return path
     raise InputError(
         f"no checkpoint found in {source} (run {invocation.program()} checkpoints "
         f"{shlex.quote(str(source))} to see what is there)"
@@ -665,41 +613,40 @@ def of_source(source: Path) -> Path:
 
 def complete_of_source(source: Path) -> Iterator[Path]:
     """Yields the complete checkpoints that :func:`of_source` tries first; reads no arrays."""
-    if is_complete(source):
-        yield source
-    for folder in (source / BEST, source / CHECKPOINTS):
-        path = latest_in(folder)
+    found = pointer.at(source)
+    if found is not None and pointer.is_complete(found):
+        yield found
+    for kind in (BEST, CHECKPOINTS):
+        path = pointer.newest(source / kind)
         if path is not None:
             yield path
 
 
-def to_roll_back_to(run: Path, done: int, every: int, say: Say) -> Path | None:
+def to_roll_back_to(run: Run, done: int, every: int) -> Path | None:
     """Returns the newest intact checkpoint for a rollback; None if there is none.
 
     Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its
     timing, and a stopped run should continue like one that was not stopped.
 
     Args:
-        run: the run directory.
+        run: where to look; damaged ones are moved aside.
         done: number of completed steps; later checkpoints were abandoned by a resume.
         every: steps between checkpoints.
-        say: receives a line for each damaged checkpoint, which is moved aside.
 
     Raises:
         InputError, RunAgain: the disk does not respond.
     """
-    folder = run / CHECKPOINTS
     try:
-        earlier = [step for step in numbered(folder) if step <= done]
-        at_cadence = [step for step in earlier if step % every == 0]
-        path, damaged = first_intact(folder, at_cadence)
+        path, damaged = newest_intact(
+            run, (CHECKPOINTS,), lambda step: step <= done and step % every == 0
+        )
         if path is None:
-            others = [step for step in earlier if step not in at_cadence]
-            path, more = first_intact(folder, others)
-            damaged = {**damaged, **more}
+            path, more = newest_intact(
+                run, (CHECKPOINTS,), lambda step: step <= done and step % every != 0
+            )
+            damaged |= more
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if path is not None:
-        for other, wrong in damaged.items():  # or they would prevent saving their steps again
-            set_aside(other, wrong, say)
+        run.set_aside(damaged)
     return path

@@ -1,27 +1,18 @@
-"""Saves checkpoints in the background and keeps the newest and the best.
+"""Saves checkpoints in the background, and keeps the newest and the best.
 
-In a run directory::
-
-    checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel",
-                                      except those that the model reads from files
-    checkpoints/<step>/meta/metadata  JSON: {"meta": from the caller,
-                                      "arrays": {NAME: {"shape", "dtype"}}}
-    checkpoints/<step>/NAME           files added by the data, such as tokenizer.json
-    checkpoints/<step>/manifest.json  size and checksum of every file; written last
-    best/<step>/                      the same files; only one checkpoint
-    checkpoints/<step>.replaced/      the old checkpoint while its step is saved again
-    superseded/checkpoints/<step>/    abandoned by a resume from an earlier step
-    damaged/checkpoints/<step>/       found damaged by a resume; with reason.txt
-    uncertified/checkpoints/<step>/   saved after the last certified step, before a wrong one
-
-``<step>`` is the number of completed steps. Orbax writes ``<step>.orbax-checkpoint-tmp`` and
-renames it; the manifest, written last, completes the checkpoint.
+Orbax writes the arrays into a new folder in ``data/``. When all processes have written theirs,
+process 0 hashes the files and writes the pointer, which completes the checkpoint
+(:mod:`jaxtrain.checkpoint.pointer`).
 """
 
+import contextlib
+import dataclasses
 import errno
 import os
+import secrets
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -30,17 +21,21 @@ from typing import Any, Protocol
 import jax
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import files as checkpoint_files
-from jaxtrain.checkpoint.layout import BEST, META, STATE, certified_step, latest_in
+from jaxtrain.checkpoint import pointer
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, DATA, STATE, SUSPECT, Pointer
 from jaxtrain.checkpoint.restore import named, shapes_of
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
+from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import FREE_SPACE, cure_of, disk_trouble, reason
 
 # Seconds for all processes to write their part before the save counts as failed.
 SAVE_TIMEOUT_S = 1200
 _PROBE_BYTES = 2**16
+# On a network disk, other hosts may see a folder created by process 0 late.
+_APPEARS_WITHIN_S = 30.0
 
 
 class SaveFailed(RunAgain):
@@ -49,69 +44,89 @@ class SaveFailed(RunAgain):
     All processes of a run raise it for the same save, whichever process failed.
 
     Attributes:
-        target: the checkpoint.
+        step: of the checkpoint.
         why: a short reason.
-        said: whether it was already reported to the user.
+        reported: whether it was already reported to the user.
     """
 
-    def __init__(self, message: str, target: Path, why: str, *, said: bool) -> None:
+    def __init__(self, message: str, step: int, why: str, *, reported: bool) -> None:
         super().__init__(message)
-        self.target = target
+        self.step = step
         self.why = why
-        self.said = said
+        self.reported = reported
 
 
-class CheckpointMirror(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """A checkpoint that this process has written.
+
+    Attributes:
+        step: completed steps.
+        kinds: ``checkpoints``, ``best``, or both.
+        data: folder of its files in the run directory, such as ``data/12-0123456789ab``.
+        content: its pointer; with a disk for each process, one that lists this process's files.
+        agreed: see :class:`Checkpoints`.
+    """
+
+    step: int
+    kinds: tuple[str, ...]
+    data: str
+    content: bytes
+    agreed: int | None = None
+
+
+class Copy(Protocol):
     """Copies complete checkpoints to another place, such as a bucket, while training continues."""
 
-    def files_of_save(self) -> Mapping[str, bytes]:
-        """Returns name -> content of further files; called once per save by each folder's owner."""
+    def busy(self) -> str:
+        """Returns why another checkpoint cannot be copied now; "" if it can."""
 
-    def prepare(self, target: Path) -> str:
-        """Returns why a checkpoint cannot be copied now; "" if it can, which keeps its files."""
+    def offer(self, save: Save, problem: str) -> None:
+        """Begins to copy a checkpoint, unless there is a problem in some process."""
 
-    def begin(self, target: Path, problem: str, *, also_best: bool) -> None:
-        """Begins the copy, or skips it if it cannot be made in some process."""
-
-
-class BestNotKept(SaveFailed):
-    """A checkpoint is complete but could not be linked as the best; the previous best remains."""
+    def using(self) -> set[str]:
+        """Returns the folders in ``data/`` that must not be deleted yet."""
 
 
 class Checkpoints:
     """Saves a run's checkpoints. Every process must create one and make the same calls.
 
-    A save returns once the state is copied to host memory; a thread writes it and its manifest. A
+    A save returns once the state is copied to host memory; a thread writes it and its pointer. A
     failure in that thread is reported at once and raised by the next :meth:`wait`. All processes
     agree on it: if one of them cannot write, the save has failed for all.
 
     Args:
-        directory: the run's ``checkpoints/``; the best one goes to ``best/`` next to it. Shared by
-            all processes.
+        run: the run directory, shared by all processes.
         keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
-            complete, unless it is the newest certified one (``loop.replay_every``).
-        say: receives a line when a save fails, and when checkpoints are moved to ``superseded/``.
-        every: steps between regular checkpoints; the newest of these is always kept.
+            complete, except as :meth:`jaxtrain.checkpoint.store.CheckpointStore.retain` states.
+        say: receives a line when a save fails, and when checkpoints are moved aside.
+        every: steps between regular checkpoints.
         files: name -> content of further files for each checkpoint.
-        own_disk: whether each process has a ``directory`` of its own, on a disk that the others do
-            not see. Each then saves all shards that it has.
-        mirror: copies complete checkpoints to another place in the background, if any.
+        own_disk: whether each process has a ``run`` of its own, on a disk that the others do not
+            see. Then ``copy`` completes checkpoints, which need the files of all processes.
+        copy: copies complete checkpoints to another place in the background, if any.
+        resumed: the checkpoint in ``run`` whose state the first save may have, if any.
+
+    Attributes:
+        agreed: the last step whose replay gave the same result; its checkpoint, or the one before
+            it, is kept. None if steps are not replayed.
 
     Raises:
-        InputError: ``directory`` cannot be created or read.
+        InputError: ``run`` cannot be created or read.
         RunAgain: a temporary failure of the disk.
     """
 
     def __init__(
         self,
-        directory: Path,
+        run: Path,
         keep: int,
         say: Callable[[str], None] = terminal.out,
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
         *,
         own_disk: bool = False,
-        mirror: CheckpointMirror | None = None,
+        copy: Copy | None = None,
+        resumed: Path | None = None,
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
@@ -120,81 +135,122 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep is {keep}: it must be at least 1")
         orbax_compat.quiet_orbax()
-        self._directory = directory.absolute()
-        self._best = self._directory.parent / BEST
+        self._run = run.absolute()
         self._keep, self._every, self._files = keep, every, files
         self._say = say
+        self._own_disk, self._copy = own_disk, copy
         self._owner = own_disk or jax.process_index() == 0  # of the folders
-        self._mirror = mirror
-        if self._owner:
-            checkpoint_files.make_folder(self._directory)
-        self._home: int | None = None  # descriptor of the directory
+        self._store = CheckpointStore(Folder(self._run), say)
+        self.agreed: int | None = None
+        self._home: int | None = None  # descriptor of data/
+        self._last: Save | None = None
+        self._last_key: tuple[int, int] | None = None  # step and examples seen
         try:
             if self._owner:
-                checkpoint_files.sweep(self._directory)
-                checkpoint_files.sweep(self._best)
-            self._newest = self.latest()
+                (self._run / DATA).mkdir(parents=True, exist_ok=True)
+                self._collect()
+            self._newest = self._newest_step()
+            if resumed is not None:
+                self._remember(resumed)
         except OSError as error:
-            raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
+            raise disk_trouble(
+                error, f"{run} cannot be read or written", "choose another --output-dir"
+            ) from error
+        store = key_value.of_run()
+        self._start_id = store.decide(
+            "checkpoint folders", lambda: secrets.token_hex(4), SAVE_TIMEOUT_S
+        )
+        self._count = 0
         self._args = ocp.args
-        self._votes = Votes(key_value.of_run(), SAVE_TIMEOUT_S)
-        self._checkpointer = ocp.AsyncCheckpointer(
-            orbax_compat.handlers(STATE, META, own_disk=own_disk),
-            temporary_path_class=orbax_compat.TemporaryPath,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=None if own_disk else 0
-            ),
-            async_options=orbax_compat.async_options(
-                own_disk=own_disk, timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
-            ),
+        self._votes = Votes(store, SAVE_TIMEOUT_S)
+        self._checkpointer = orbax_compat.checkpointer(
+            own_disk=own_disk, timeout_s=SAVE_TIMEOUT_S, barrier=self._votes.barrier
         )
         self._finisher: threading.Thread | None = None
         self._failure: SaveFailed | None = None
-        self._last_failed: Path | None = None
-        self._saved: dict[Path, int] = {}  # folder -> the step saved there last
+        self._writing: str | None = None
+        self._failed_before = False
         self._closed = False
 
-    def save(self, state: Any, meta: Mapping[str, Any], *, best: bool = False) -> None:
-        """Saves ``state`` as ``checkpoints/<state.step>/``; waits for an earlier save first.
+    def save(
+        self, state: Any, meta: Mapping[str, Any], kinds: tuple[str, ...] = (CHECKPOINTS,)
+    ) -> None:
+        """Saves ``state`` as ``checkpoints/<state.step>.json``; waits for an earlier save first.
 
-        Saving the same step twice does nothing. Checkpoints of later steps were abandoned by a
-        resume and are moved to ``superseded/``, as they would otherwise count as the newest.
+        Saving the same state again only writes the pointers that are missing.
 
         Args:
             state: pytree of arrays with an attribute ``step``.
-            meta: JSON-able, with the same ``step``.
-            best: also link it as ``best/<state.step>/``.
+            meta: JSON-able, with the same ``step``, and with ``examples_seen``.
+            kinds: ``checkpoints``, ``best``, or both.
 
         Raises:
             SaveFailed: this save could not start, or the previous one failed unnoticed.
         """
-        self._start(self._directory, state, meta, self._keep, also_best=best)
+        step = int(state.step)
+        if meta["step"] != step:
+            raise ValueError(f"meta says step {meta['step']}, the state says {step}")
+        self.wait()
+        key = step, int(meta.get("examples_seen", 0))
+        same = self._last if self._last_key == key else None
+        if same is not None and set(kinds) <= set(same.kinds):
+            return
+        self._votes.begin()
+        self._count += 1
+        data = f"{DATA}/{step}-{self._start_id}{self._count:04x}" if same is None else same.data
+        for part, action in (
+            ("prepare", lambda: self._prepare(data)),
+            ("there", self._check_there),
+        ):
+            if failure := self._votes.agree(part, _failure_of(action)):
+                raise self._failed(step, failure, reported=False)
+        self._last_key, self._writing = key, data
+        if same is not None:
+            every_kind = tuple(dict.fromkeys((*same.kinds, *kinds)))
+            self._finish(dataclasses.replace(same, kinds=every_kind), lambda: same.content, "")
+            return
+        arrays = named(state)
+        shapes = shapes_of(arrays)
+        save, failure = Save(step, kinds, data, b""), ""
+        try:
+            self._checkpointer.save(self._run / data / STATE, args=self._args.PyTreeSave(arrays))
+        except (OSError, ValueError) as error:  # other processes may have started: vote
+            failure = reason(error)
+        self._finisher = threading.Thread(
+            target=self._finish,
+            args=(save, lambda: self._described(data, meta, shapes), failure),
+            name="checkpoint",
+        )
+        self._finisher.start()
 
-    def save_best(self, state: Any, meta: Mapping[str, Any]) -> None:
-        """Saves ``state`` as ``best/<state.step>/``, replacing the previous best."""
-        self._start(self._best, state, meta, 1)
+    def newest_agreed(self) -> int | None:
+        """Returns the step of the newest checkpoint up to :attr:`agreed`; None if there is none."""
+        steps = [step for step in self._store.steps() if self.agreed is None or step <= self.agreed]
+        return steps[-1] if steps else None
 
-    def forget_after(self, step: int) -> None:
-        """Allows saving steps after ``step`` again, after a rollback to it."""
-        self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
+    def suspect_after(self, step: int, why: str) -> None:
+        """Moves the pointers of later steps on this disk to ``suspect/``. Process 0.
 
-    def latest(self) -> Path | None:
-        """Returns the newest complete checkpoint on disk."""
-        return latest_in(self._directory)
+        Args:
+            step: the last one whose replay gave the same result.
+            why: the reason.
+
+        Raises:
+            OSError: one cannot be moved.
+        """
+        self._store.set_aside_after(step, SUSPECT, why)
 
     def wait(self) -> None:
         """Waits until the background save is complete and older checkpoints are deleted.
 
         Raises:
-            SaveFailed: it failed; :class:`BestNotKept` if only linking it as the best failed.
+            SaveFailed: it failed.
         """
         if self._finisher is not None:
             self._finisher.join()
             self._finisher = None
         failure, self._failure = self._failure, None
         if failure is not None:
-            if not isinstance(failure, BestNotKept):
-                self._saved.pop(failure.target.parent, None)
             raise failure
 
     def close(self) -> None:
@@ -210,73 +266,37 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
-            failed = self._last_failed  # other threads may have kept writing its files
-            if failed and self._owner and not _failure_of(self._check_there):
-                _failure_of(lambda: checkpoint_files.remove_failed(failed))
+            # After a failure, other threads may have kept writing files.
+            if self._failed_before and self._owner and not _failure_of(self._check_there):
+                _failure_of(self._collect)
             if self._home is not None:
                 os.close(self._home)
 
-    def _start(
-        self,
-        folder: Path,
-        state: Any,
-        meta: Mapping[str, Any],
-        keep: int,
-        *,
-        also_best: bool = False,
-    ) -> None:
-        step = int(state.step)
-        if meta["step"] != step:
-            raise ValueError(f"meta says step {meta['step']}, the state says {step}")
-        if self._saved.get(folder) == step:
-            return
-        self.wait()
-        target = folder / str(step)
-        arrays = named(state)
-        described = {"meta": dict(meta), "arrays": shapes_of(arrays)}
-        self._votes.begin()
-        for part, action in (
-            ("prepare", lambda: self._prepare(folder, step, also_best)),
-            ("there", self._check_there),
-        ):
-            wrong = self._votes.agree(part, _failure_of(action))
-            if wrong:
-                if self._owner:
-                    _failure_of(lambda: checkpoint_files.give_back(folder))
-                raise self._failed(target, wrong, said=False)
-        self._saved[folder] = step
-        wrong = ""
-        try:
-            self._checkpointer.save(
-                target,
-                args=self._args.Composite(
-                    **{
-                        STATE: self._args.PyTreeSave(arrays),
-                        META: self._args.JsonSave(described),
-                    }
-                ),
-            )
-        except (OSError, ValueError) as error:  # other processes may have started: vote
-            wrong = reason(error)
-        self._finisher = threading.Thread(
-            target=self._finish, args=(target, keep, also_best, wrong), name="checkpoint"
+    def _remember(self, resumed: Path) -> None:
+        """Lets a first save of the state that was restored write only a pointer."""
+        meta, content = pointer.read_meta(resumed), resumed.read_bytes()
+        data, step = pointer.data_of(content), meta["step"]
+        kinds = key_value.of_run().decide(
+            "kinds of the checkpoint",
+            lambda: " ".join(
+                kind for kind in pointer.KINDS if self._store.data(kind, step) == data
+            ),
+            SAVE_TIMEOUT_S,
         )
-        self._finisher.start()
+        self._last = Save(step, tuple(kinds.split()), data, content)
+        self._last_key = step, int(meta.get("examples_seen", 0))
 
-    def _prepare(self, folder: Path, step: int, also_best: bool) -> None:
-        """Prepares the folder and tests writing, in process 0: Orbax notices failures late."""
+    def _prepare(self, data: str) -> None:
+        """Creates the folder and tests writing, in process 0: Orbax notices failures late."""
         if not self._owner:
             return
         self._check_there()
+        folder = self._run / data
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
-        checkpoint_files.supersede(folder, step, self._say)
-        checkpoint_files.replace(folder / str(step))
-        if also_best:
-            checkpoint_files.supersede(self._best, step, self._say)
 
     def _check_there(self) -> None:
         """Checks that the run's disk is still mounted, or its mount point would be written to.
@@ -284,107 +304,137 @@ class Checkpoints:
         Raises:
             OSError: the directory is gone or was replaced.
         """
+        folder = self._run / DATA
         if self._home is None:
-            self._home = checkpoint_files.opened(self._directory, wait=not self._owner)
-        if not os.path.samestat(os.fstat(self._home), os.stat(self._directory)):
-            raise OSError(errno.ESTALE, f"{self._directory} is not the same folder as before")
+            self._home = _opened(folder, wait=not self._owner)
+        if not os.path.samestat(os.fstat(self._home), os.stat(folder)):
+            raise OSError(errno.ESTALE, f"{folder} is not the same folder as before")
 
-    def _finish(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
+    def _finish(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
         """Runs in the background; any exception in it is a failure of the save."""
         try:
-            self._end(target, keep, also_best, wrong)
+            self._end(save, describe, failure)
         except Exception as error:  # for example in a vote, when process 0 is gone
-            self._failure = self._failed(target, reason(error), said=False)
+            self._failure = self._failed(save.step, reason(error), reported=False)
+        if self._failure is not None:
+            self._last_key = None
 
-    def _end(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
+    def _end(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
         """Waits for Orbax, completes the checkpoint, deletes older ones.
 
         Args:
-            target: the checkpoint.
-            keep: number of complete checkpoints to keep.
-            also_best: link it as the best.
-            wrong: why the save has already failed; "" if it has not.
+            save: the checkpoint, without its pointer.
+            describe: returns the pointer; called by the owner of the folder.
+            failure: why the save has already failed; "" if it has not.
         """
         written = self._await_orbax()
-        wrong = wrong or written or _failure_of(self._check_there)
-        wrong = self._votes.agree("written", wrong)
-        if self._owner and not wrong:
-            wrong = _failure_of(lambda: self._complete(target, keep))
-        wrong = self._votes.agree("end", wrong)
-        if not wrong:
-            self._newest = target
-            if also_best:
-                self._keep_best(target)
-            if self._mirror is not None:
-                problem = self._votes.agree("copy", self._mirror.prepare(target))
-                self._mirror.begin(target, problem, also_best=also_best)
+        failure = failure or written or _failure_of(self._check_there)
+        failure = self._votes.agree("written", failure)
+        if self._owner and not failure:
+            try:
+                save = dataclasses.replace(save, content=describe(), agreed=self.agreed)
+                if not self._own_disk:
+                    self._store.commit(save.kinds, save.step, save.content)
+            except Exception as error:
+                failure = reason(error)
+        failure = self._votes.agree("end", failure)
+        if failure:
+            self._discard()
+            self._failure = self._failed(save.step, failure, reported=True)
+            self._say(f"warning: {self._failure}")
             return
-        if self._owner:  # a partial checkpoint would only fill the disk
-            _failure_of(lambda: checkpoint_files.remove_failed(target))
-            if _failure_of(self._check_there):  # TensorStore recreates missing folders
-                _failure_of(target.parent.rmdir)
-        self._last_failed, self._failure = target, self._failed(target, wrong, said=True)
-        self._say(f"warning: {self._failure}")
+        self._newest, self._last = save.step, save
+        if self._copy is not None:
+            problem = self._votes.agree("copy", self._copy.busy() if self._owner else "")
+            if self._owner:
+                self._copy.offer(save, problem)
+        if self._owner:
+            self._delete_old()
+
+    def _described(self, data: str, meta: Mapping[str, Any], shapes: Mapping[str, Any]) -> bytes:
+        folder = self._run / data
+        if not (folder / STATE / "_METADATA").is_file():
+            raise OSError(errno.EIO, "Orbax never committed it")
+        for name, content in self._files.items():
+            write_whole(folder / name, content)
+        return Pointer.of_folder(folder, meta, shapes).to_json()
 
     def _await_orbax(self) -> str:
         """Returns why the save failed; "" if it did not. Orbax reports one failure per call."""
-        told: list[str] = []
-        while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(told) < 100:
-            told.append(failure)
-        return told[0] if told else ""
+        failures: list[str] = []
+        while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(
+            failures
+        ) < 100:
+            failures.append(failure)
+        return failures[0] if failures else ""
 
-    def _keep_best(self, target: Path) -> None:
-        """Links a complete checkpoint as the best; all processes agree on the result."""
-        best, wrong = self._best / target.name, ""
-        if self._owner:
-            wrong = _failure_of(lambda: checkpoint_files.link(target, best))
-            if not wrong:
-                self._delete_oldest(best, 1)
-        wrong = self._votes.agree("best", wrong)
-        if wrong:
-            self._failure = BestNotKept(
-                f"the best checkpoint could not be linked as {best} ({wrong}): the previous best "
-                "is kept",
-                best,
-                wrong,
-                said=True,
-            )
-            self._say(f"warning: {self._failure}")
+    def _discard(self) -> None:
+        """Deletes the files of a failed save, which would only fill the disk."""
+        self._failed_before = True
+        data, self._writing = self._writing, None
+        if not self._owner or data is None or (self._last and data == self._last.data):
+            return
+        if _failure_of(self._check_there):  # TensorStore recreates missing folders
+            for folder in (self._run / data, self._run / DATA):
+                _failure_of(folder.rmdir)
+            return
+        for _ in range(20):  # other writes may still create files
+            _failure_of(lambda: self._store.place.delete_data([data]))
+            time.sleep(0.1)
+            if not (self._run / data).exists():
+                return
 
-    def _complete(self, target: Path, keep: int) -> None:
-        more = {} if self._mirror is None else self._mirror.files_of_save()
-        checkpoint_files.complete(target, {**self._files, **more})
-        self._delete_oldest(target, keep)
-
-    def _delete_oldest(self, target: Path, keep: int) -> None:
-        best = target.parent == self._best
-        every = 1 if best else self._every
+    def _delete_old(self) -> None:
         try:
-            checkpoint_files.forget_replaced(target)
-            certified = None if best else certified_step(self._directory.parent)
-            checkpoint_files.delete_oldest(target.parent, keep, every, certified)
+            if self._own_disk:  # the copy completes checkpoints, and writes their pointers
+                self._store = CheckpointStore(self._store.place, self._say)
+            else:
+                self._store.retain(self._keep, self._every, self.agreed)
+            self._collect()
         except OSError as error:
             self._say(
-                f"warning: older checkpoints in {target.parent} cannot be deleted "
-                f"({reason(error)}): delete them before the disk fills up"
+                f"warning: older checkpoints in {self._run} cannot be deleted ({reason(error)}): "
+                "delete them before the disk fills up"
             )
 
-    def _failed(self, target: Path, wrong: str, *, said: bool) -> SaveFailed:
-        try:
-            newest = self.latest() or self._newest
-        except OSError:  # the disk is gone
-            newest = self._newest
-        intact = f"the newest complete one is {newest}" if newest else "none is complete"
+    def _collect(self) -> None:
+        using = set() if self._copy is None else self._copy.using()
+        if self._own_disk and self._last is not None:
+            using.add(self._last.data)
+        self._store.collect(using)
+
+    def _newest_step(self) -> int | None:
+        return max(self._store.steps(), default=None)
+
+    def _failed(self, step: int, failure: str, *, reported: bool) -> SaveFailed:
+        newest = self._newest
+        with contextlib.suppress(OSError):  # the disk is gone
+            newest = self._newest_step() or newest
+        intact = "none is complete" if newest is None else f"the newest complete one is {newest}"
         usual = "check that disk, or choose another --output-dir"
-        cure = "see its log" if key_value.NO_VOTE in wrong else cure_of(wrong) or usual
+        if key_value.NO_VOTE in failure:
+            usual = "see the log of that process"
+        cure = cure_of(failure) or usual
         if cure == FREE_SPACE:
             cure += " (lower --checkpoint.keep)"
         return SaveFailed(
-            f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
-            target,
-            wrong,
-            said=said,
+            f"checkpoint {step} could not be written to {self._run} ({failure}): {intact}; {cure}",
+            step,
+            failure,
+            reported=reported,
         )
+
+
+def _opened(folder: Path, *, wait: bool) -> int:
+    """Opens a folder; with ``wait``, waits for another process to create it."""
+    deadline = time.monotonic() + (_APPEARS_WITHIN_S if wait else 0.0)
+    while True:
+        try:
+            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _failure_of(action: Callable[[], object]) -> str:

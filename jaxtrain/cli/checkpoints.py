@@ -2,24 +2,21 @@
 
 import argparse
 import dataclasses
-import datetime
 import json
-import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import bucket_checkpoints, manifest, resume
-from jaxtrain.checkpoint.layout import (
-    BEST,
+from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint.pointer import (
+    ASIDES,
     CHECKPOINTS,
     DAMAGED,
-    META,
-    SUPERSEDED,
-    UNCERTIFIED,
-    committed,
+    EVERY_KIND,
+    KINDS,
+    SUSPECT,
+    Damaged,
 )
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
@@ -27,19 +24,12 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, bucket, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.training import run_files
 
 _MIB = 2**20
-_REASON_BYTES = 2**16
 
-# "unknown": it cannot be read now, or another version wrote it. "saving": a run is saving it.
-Verdict = Literal["verified", "damaged", "unknown", "saving"]
-_SHOWN = {
-    "verified": "verified",
-    "damaged": "DAMAGED",
-    "unknown": "UNKNOWN",
-    "saving": "being saved",
-}
+# "unknown": it cannot be read now, or another version wrote it.
+Verdict = Literal["verified", "damaged", "unknown"]
+_SHOWN = {"verified": "verified", "damaged": "DAMAGED", "unknown": "UNKNOWN"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +37,13 @@ class Finding:
     """A checkpoint, intact or not.
 
     Attributes:
-        path: path in the run directory, such as ``checkpoints/12``.
+        path: path in the run directory without ``.json``, such as ``checkpoints/12``.
         step: completed steps, according to its name.
         saved: UTC time, such as ``2026-01-31 09:00:00``; None if unknown.
         examples_seen: examples seen; None if unreadable.
-        bytes: total size of its files.
+        bytes: total size of its files; 0 if unreadable.
         verdict: "verified" if every byte is as it was saved.
-        why: why it is not verified; "" if it is.
+        why: why it is not verified, or was moved; "" otherwise.
     """
 
     path: str
@@ -68,7 +58,7 @@ class Finding:
 def main(arguments: list[str]) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
-    Checkpoints that were moved to ``damaged/``, ``uncertified/``, and ``superseded/`` do not count.
+    Checkpoints that were moved to ``damaged/``, ``suspect/``, and ``superseded/`` do not count.
 
     Raises:
         InputError: wrong use.
@@ -92,22 +82,18 @@ def main(arguments: list[str]) -> int:
     if stored:
         shown = bucket.normalized(shown, "DIR")
         at_work = lease.holder(Bucket(shown))
-        given = bucket_checkpoints.run_to_read(shown, cache.root(None), terminal.warn, damaged)
+        given = remote.run_to_read(shown, cache.root(None), terminal.warn, damaged)
     run = _run_of(given, shown)
     atomic.check_writable("--json", flags.json)
     if not stored:
         at_work = lock.holder(run)
+    saved = resume.Run(run)
     try:
-        found = [
-            one
-            for aside in ("", SUPERSEDED, DAMAGED, UNCERTIFIED)
-            for folder in (CHECKPOINTS, BEST)
-            for one in _findings(run, run / aside / folder, damaged, bool(at_work))
-        ]
-        taken, words = _resume(run, {one.path: one for one in found})
+        findings = list(_findings(saved, damaged))
+        taken, words = _resume(saved)
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
-    terminal.out(_table(found))
+    terminal.out(_table(findings))
     if stored:
         words = words.replace(str(run), shown)
     # The lease of a run that was killed on another machine looks like that of a live one.
@@ -116,13 +102,12 @@ def main(arguments: list[str]) -> int:
     if flags.json:
         content = {
             "directory": str(run),
-            "checkpoints": [dataclasses.asdict(one) for one in found],
+            "checkpoints": [dataclasses.asdict(finding) for finding in findings],
             "latest": None if taken is None else str(taken),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    asides = tuple(f"{aside}/" for aside in (DAMAGED, UNCERTIFIED, SUPERSEDED))
-    now = [one for one in found if not one.path.startswith(asides)]
-    return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
+    counted = [one for one in findings if one.path.partition("/")[0] in KINDS]
+    return 1 if any(one.verdict != "verified" for one in counted) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,9 +130,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_of(given: Path, shown: str) -> Path:
     run = atomic.expanded(given).absolute()
-    if not run.is_dir():
+    if not run.is_dir() and not pointer.is_checkpoint(run):
         raise InputError(f"checkpoints {shown}: no such folder; pass a run directory")
-    if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED, UNCERTIFIED)):
+    if not any((run / name).is_dir() for name in (*KINDS, *ASIDES)):
         above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
         this = "this run" if bucket.is_bucket(shown) else f"this run ({run.resolve()})"
         raise InputError(
@@ -162,173 +147,90 @@ def _run_of(given: Path, shown: str) -> Path:
     return run
 
 
-def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, str]:
+def _resume(saved: resume.Run) -> tuple[Path | None, str]:
     """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it.
 
     Raises:
         OSError: the disk does not respond.
     """
-
-    def verify(path: Path) -> str:
-        finding = findings.get(path.relative_to(run).as_posix()) or _finding(run, path)
-        if finding.verdict == "unknown":
-            raise _Unknown(finding)
-        return finding.why
-
-    if (link := next(run_files.links(run), None)) is not None:
-        shown = link.relative_to(run).as_posix()
-        kind = "a symbolic link" if link.is_symlink() else "a pipe"
-        return None, f"--resume latest would be refused: {shown} is {kind}: remove it"
     try:
-        latest = resume.latest_of(run, _every(run), verify)
-    except _Unknown as unknown:
-        finding = unknown.finding
-        return None, f"--resume latest would fail: {finding.path}: {finding.why}"
-    if latest.start is not None:
-        return latest.start, f"--resume latest would resume from {latest.start}"
-    then = "would be refused" if latest.refused else "would start from scratch"
-    return None, f"--resume latest {then}: no checkpoint can be used"
+        start, damaged = resume.newest_intact(saved)
+    except (InputError, OSError) as error:
+        return None, f"--resume latest would fail: {error}"
+    if start is not None:
+        start = start.with_suffix("")
+        return start, f"--resume latest would resume from {start}"
+    then = "be refused" if resume.refusal(saved, damaged) else "start from scratch"
+    return None, f"--resume latest would {then}: no checkpoint can be used"
 
 
-class _Unknown(Exception):
-    """A checkpoint cannot be verified now."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.path)
-        self.finding = finding
-
-
-def _findings(
-    run: Path, folder: Path, damaged: Mapping[str, str], at_work: bool
-) -> Iterator[Finding]:
-    """Yields the checkpoints in a folder, oldest first; ``12.2`` is a second one of step 12.
+def _findings(saved: resume.Run, damaged: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the checkpoints of a run, the oldest of each folder first.
 
     Args:
-        run: the run directory.
-        folder: the folder of checkpoints.
+        saved: the run.
         damaged: path of a checkpoint that could not be fetched from a bucket -> its damage.
-        at_work: whether a run is active, which may save and delete meanwhile.
     """
-    paths = [
-        entry
-        for entry in (folder.iterdir() if folder.is_dir() else ())
-        if re.fullmatch(r"[0-9]+(\.[0-9]+|\.replaced)?", entry.name) and entry.is_dir()
-    ]
-    paths.sort(key=lambda path: [int(one) for one in re.findall(r"\d+", path.name)])
-    for path in paths:
-        one = _finding(run, path)
-        if one.path in damaged:
-            one = dataclasses.replace(one, verdict="damaged", why=damaged[one.path])
-        if at_work and not path.exists():
-            continue
-        newest = folder == run / CHECKPOINTS and path.name == str(_step(paths[-1]))
-        unfinished = at_work and newest and one.path not in damaged
-        if unfinished and not (path / manifest.NAME).exists():
-            one = dataclasses.replace(one, verdict="saving", why="by the run that is active here")
-        yield one
+    for kind in EVERY_KIND:
+        for step in pointer.steps(saved.directory / kind):
+            path = saved.path(kind, step)
+            verdict, why = _verdict(saved, kind, step)
+            if f"{kind}/{step}" in damaged:
+                verdict, why = "damaged", damaged[f"{kind}/{step}"]
+            if kind.startswith(DAMAGED):
+                verdict = "damaged"
+            if not path.exists():  # a run that is active has deleted it
+                continue
+            try:
+                found = pointer.read(path)
+            except (Damaged, InputError):
+                found = None
+            yield Finding(
+                path=f"{kind}/{step}",
+                step=step,
+                saved=None if found is None else found.saved.replace("T", " ").removesuffix("Z"),
+                examples_seen=None if found is None else found.meta.get("examples_seen"),
+                bytes=0 if found is None else found.size(),
+                verdict=verdict,
+                why=_reason(path) or why,
+            )
 
 
-def _step(path: Path) -> int:
-    return int(path.name.partition(".")[0])
-
-
-def _finding(run: Path, path: Path) -> Finding:
-    aside = path.parent.parent.name
-    verdict, why = _verdict(run, path)
-    if aside == DAMAGED:
-        verdict, why = "damaged", _told(path) or why or "moved"
-    elif aside == UNCERTIFIED:
-        why = _told(path) or why
-    return Finding(
-        path=path.relative_to(run).as_posix(),
-        step=_step(path),
-        saved=_saved(path),
-        examples_seen=_examples_seen(path),
-        bytes=_bytes(path),
-        verdict=verdict,
-        why=why,
-    )
-
-
-def _verdict(run: Path, path: Path) -> tuple[Verdict, str]:
-    name = path.relative_to(run)
-    for one in (name, *name.parents[:-1]):
-        if (run / one).is_symlink():
-            return "unknown", f"{one} is a symbolic link"
+def _verdict(saved: resume.Run, kind: str, step: int) -> tuple[Verdict, str]:
     try:
-        wrong = manifest.verify(path)
+        damage = saved.verify(kind, step)
     except OSError as error:
         return "unknown", f"{error.filename} cannot be read now ({error.strerror})"
     except InputError as error:
         return "unknown", str(error)
-    return ("damaged", wrong) if wrong else ("verified", "")
+    return ("damaged", damage) if damage else ("verified", "")
 
 
-def _every(run: Path) -> int:
-    """Steps between checkpoints according to the run's config; 0 if unreadable."""
+def _reason(path: Path) -> str:
+    """Why a run has moved a checkpoint aside; "" if it has not."""
     try:
-        every = atomic.read_json(run / "config.json")["checkpoint"]["every"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return every if type(every) is int else 0
-
-
-def _bytes(path: Path) -> int:
-    total = 0
-    for one in path.rglob("*"):
-        try:
-            entry = one.lstat()
-            total += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
-        except OSError:  # deleted meanwhile, or unreadable: see the verdict
-            continue
-    return total
-
-
-def _saved(path: Path) -> str | None:
-    try:
-        nanoseconds = committed(path)
-    except (OSError, ValueError):
-        return None
-    when = datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.UTC)
-    return when.strftime("%Y-%m-%d %H:%M:%S") if nanoseconds else None
-
-
-def _examples_seen(path: Path) -> int | None:
-    try:
-        seen = atomic.read_json(path / META / "metadata")["meta"]["examples_seen"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return seen if type(seen) is int and 0 <= seen < 2**63 else None
-
-
-def _told(path: Path) -> str:
-    """Why a run has moved a checkpoint to ``damaged/`` or ``uncertified/``."""
-    try:
-        text = atomic.read_regular(path / resume.REASON, _REASON_BYTES).decode(errors="replace")
-        return text.splitlines()[1]
-    except (OSError, ValueError, IndexError):
+        return path.with_suffix(".txt").read_text(errors="replace").strip()
+    except OSError:
         return ""
 
 
-def _shown(one: Finding) -> str:
-    for aside in (DAMAGED, UNCERTIFIED):
-        if one.path.startswith(f"{aside}/"):
-            return f"moved, {aside}"
-    return _SHOWN[one.verdict]
+def _shown(finding: Finding) -> str:
+    aside = finding.path.partition("/")[0]
+    moved = aside in (DAMAGED, SUSPECT)
+    return f"moved, {aside}" if moved else _SHOWN[finding.verdict]
 
 
-def _table(found: list[Finding]) -> str:
+def _table(findings: list[Finding]) -> str:
     rows = [("checkpoint", "saved (UTC)", "examples seen", "size", "")]
     rows += [
         (
             one.path,
             one.saved or "?",
             "?" if one.examples_seen is None else str(one.examples_seen),
-            # A damaged one in a bucket is not fetched.
             f"{one.bytes / _MIB:.1f} MiB" if one.bytes else "?",
             _shown(one) + (f": {one.why}" if one.why else ""),
         )
-        for one in found
+        for one in findings
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(

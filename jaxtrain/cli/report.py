@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint import remote
 from jaxtrain.cli import command_line
 from jaxtrain.data import cache
 from jaxtrain.reporting import page, run_files
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         given = one
         if stored := bucket.is_bucket(str(given)):
             root = cache.root(None)
-            given = bucket_checkpoints.run_to_read(str(given), root, terminal.warn)
+            given = remote.run_to_read(str(given), root, terminal.warn)
         directory = given.absolute()
         run_files.check(directory, given)
         directories.append(directory.resolve())

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.checkpoint import layout, manifest, saver
+from jaxtrain.checkpoint import pointer, saver
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
@@ -134,7 +134,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
     checkpoints = saver.Checkpoints(
-        folder / layout.CHECKPOINTS,
+        folder,
         1,
         lambda line: None,
         own_disk=subject.url is not None and subject.store.count > 1,
@@ -147,14 +147,14 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.wait()
             write_s = time.perf_counter() - began
     subject.store.barrier("checkpoint written", ANSWER_S)
-    newest = layout.latest_in(folder / layout.CHECKPOINTS)
-    if newest is None or newest.name != "1":
+    newest = pointer.newest(folder / pointer.CHECKPOINTS)
+    if newest is None or newest.name != "1.json":
         yield problem(f"a checkpoint written at {subject.base} is missing", _DO_NOT_TRUST)
         return
-    _forget(newest)
-    wrong = manifest.verify(newest)
-    if wrong:
-        yield problem(f"a checkpoint written at {subject.base} is damaged: {wrong}", _DO_NOT_TRUST)
+    _forget(pointer.folder_of(newest))
+    damage = pointer.verify(newest)
+    if damage:
+        yield problem(f"a checkpoint written at {subject.base} is damaged: {damage}", _DO_NOT_TRUST)
         return
     began = time.perf_counter()
     restored = restore(newest, target)

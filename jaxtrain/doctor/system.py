@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain.checkpoint import files as checkpoint_files
+from jaxtrain.checkpoint import store
 from jaxtrain.config import Run
 from jaxtrain.data import batch_parts, worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -197,8 +197,7 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
     """Checks that all checkpoints that are kept fit, plus the one being written."""
     settings = run.checkpoint
     best = 1 if settings.best_metric is not None else 0
-    certifies = run.loop.replay_every is not None
-    most = checkpoint_files.most_kept(settings.keep, certifies=certifies)
+    most = store.most_kept(settings.keep, replays=run.loop.replay_every is not None)
     count = most + best + 1
     need, free = count * state_bytes, free_bytes(folder)
     kept = f"{most} kept{' + the best' if best else ''} + 1 being written"

@@ -40,7 +40,7 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
     gpu_memory.share_memory(os.environ)
     from jaxtrain import config, versions
-    from jaxtrain.checkpoint import bucket_checkpoints, resume
+    from jaxtrain.checkpoint import remote, resume
     from jaxtrain.data import cache
     from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.doctor.subject import Subject
@@ -54,7 +54,7 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     url = None
     if given is not None and bucket.is_bucket(given):
         url = bucket.normalized(given, "--output-dir")
-        output = bucket_checkpoints.stage(url, cache.root(run.data.cache_dir))
+        output = remote.stage(url, cache.root(run.data.cache_dir))
     else:
         output = expanded(given) if given else run_directory.ROOT / run.name
     send({"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}})

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxtrain import config, versions
+from jaxtrain.checkpoint import pointer
 from jaxtrain.data.video.encode_latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
@@ -54,7 +55,7 @@ def load(
             than the model.
     """
     path = hub.local(spec).absolute()
-    if not path.exists():
+    if not path.exists() and not pointer.is_checkpoint(path):
         raise InputError(
             f"--teacher {spec}: no such file or folder; pass a checkpoint, a run directory, a "
             "weights file, or a local diffusers folder"

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint import resume
+from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.data import cache
 from jaxtrain.data.text import hub_datasets, tokenizer, transformers_files
 from jaxtrain.distributed import process_group
@@ -148,7 +149,7 @@ def local(
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
     if bucket.is_bucket(str(source)):
-        return bucket_checkpoints.model_to_read(str(source), flag, cache.root(cache_dir), say)
+        return resume.of_url(str(source), flag, cache.root(cache_dir), say, (BEST, CHECKPOINTS))[0]
     if not is_named(source):
         return expanded(source)
     named = parse(str(source))

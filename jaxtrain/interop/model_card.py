@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import pointer
 from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import one_line
 from jaxtrain.interop import huggingface
@@ -71,7 +71,8 @@ def _text(
     parameters: int,
     is_folder: bool,
 ) -> str:
-    meta = layout.read_meta(source) if layout.is_complete(source) else {}
+    path = pointer.at(source)
+    meta = {} if path is None or not pointer.is_complete(path) else pointer.read_meta(path)
     run = meta.get("config") or {}
     kind = from_file.name_of(model)
     architecture = model.to_settings()["architectures"][0] if is_folder else ""
@@ -172,7 +173,8 @@ def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str])
 
 def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     """Describes the validation of a checkpoint, which the run has recorded."""
-    records = source.parent.parent / line_files.METRICS
+    path = pointer.at(source)
+    records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     found: dict[str, float] = {}
     if meta and records.is_file():
         # A damaged file says nothing.

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config import invocation
 from jaxtrain.config import param_groups as parameter_groups
@@ -95,7 +95,7 @@ def load(
         check(model)
         params = model.from_weights(huggingface.tensors(source), str(source))
         return Weights(model, params, str(source))
-    if source.is_dir():
+    if source.is_dir() or pointer.is_checkpoint(source):
         path = resume.of_source(source)
         model = from_file.model_config(_described(path), str(path))
         check(model)
@@ -144,7 +144,7 @@ def run_meta(source: Path) -> Mapping[str, Any]:
         InputError: another version wrote the source.
     """
     path = next(resume.complete_of_source(source), None)
-    meta: Mapping[str, Any] = {} if path is None else layout.read_meta(path)
+    meta: Mapping[str, Any] = {} if path is None else pointer.read_meta(path)
     return meta if isinstance(meta.get("config"), Mapping) else {}
 
 
@@ -154,6 +154,8 @@ def check_there(source: Path) -> None:
     Raises:
         InputError: nothing is there, or a file in another format.
     """
+    if pointer.is_checkpoint(source):
+        return
     if not source.exists():
         raise InputError(
             f"{source} does not exist; pass a checkpoint, a run directory, or a weights file"
@@ -185,7 +187,7 @@ def params_for(
     if huggingface.is_one(source):
         check_settings(source, model)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
-    elif source.is_dir():
+    elif source.is_dir() or pointer.is_checkpoint(source):
         path = resume.of_source(source)
         found = _of_checkpoint(path)
         from_file.check_not_in_weights(model, _described(path), path)
@@ -278,7 +280,7 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
 
 def _described(path: Path) -> Mapping[str, Any]:
     """The model config in a checkpoint, in :func:`jaxtrain.config.to_dict` form."""
-    held: Any = layout.read_meta(path)
+    held: Any = pointer.read_meta(path)
     for name in ("config", "model"):
         held = held.get(name) if isinstance(held, Mapping) else None
     if not isinstance(held, Mapping):
@@ -287,7 +289,7 @@ def _described(path: Path) -> Mapping[str, Any]:
 
 
 def _of_checkpoint(path: Path) -> Params:
-    shapes = layout.read_shapes(path)
+    shapes = pointer.read_shapes(path)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     own = {name.removeprefix(_PARAMS): name for name in shapes if name.startswith(_PARAMS)}
     own |= ema.names(shapes)  # the averages, which validation uses

@@ -27,7 +27,7 @@ _COUNTS = {
     "batch": "this device's examples, and counters",
     "temporaries": "peak of activations, gradients, gathered params",
     "outputs": "metrics",
-    "second state": "of a step that loop.replay_every computes twice",
+    "other states": "of a step that loop.replay_every computes twice",
     "program": "what the compiler counts; the rest is CUDA's",
     "cuDNN workspaces": "assumed; chosen on the GPU",
 }
@@ -55,7 +55,7 @@ def verdict(plan: Plan) -> str:
         if spare < 0:
             return f"does not fit: needs {-spare:.1f} GiB more on each device"
         return f"fits with {spare:.1f} GiB to spare on each device"
-    second = " second state," if "second state" in memory["rows"] else ""
+    second = " other states," if "other states" in memory["rows"] else ""
     certain = (
         f"parameters, optimizer,{second} and batch take {_certain(plan) / GIB:.1f} of "
         f"{capacity:.1f} GiB"

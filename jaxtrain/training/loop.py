@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxtrain.training.run_progress import is_due
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup
 from jaxtrain.training.state import State
@@ -19,28 +20,28 @@ def train(setup: TrainSetup) -> None:
     """
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
-    if saver.meta.evaluation_due and _validate(setup, state):
+    if saver.progress.evaluation_due and _validate(setup, state):
         with progress.interrupted("save"):
             saver.save(progress.position(), state, regular=False, best=True)
-    while not (stopping.decision or patience_over(run.loop, saver.meta) or progress.finished()):
+    while not (stopping.decision or patience_over(run.loop, saver.progress) or progress.finished()):
         if progress.too_many_bad():
             state = _roll_back(setup, state)
         setup.before_step(progress.done, state)
 
         batch = next(setup.batches)
         with progress.on_devices():  # on CPUs, the call may return only after the step
-            if setup.replay and _due(progress.done + 1, run.loop.replay_every, total):
+            if setup.replay and is_due(progress.done + 1, run.loop.replay_every, total):
                 state, metrics = setup.replay(progress.done, state, batch)
             else:
                 state, metrics = setup.step(state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
         progress.push(metrics, setup.batches.ids, state, batch)
 
-        validates = setup.evaluator and _due(progress.done, run.loop.eval_every, total)
-        saves = _due(progress.done, run.checkpoint.every, total)
+        validates = setup.evaluator and is_due(progress.done, run.loop.eval_every, total)
+        saves = is_due(progress.done, run.checkpoint.every, total)
         if (validates or saves) and progress.settled():
             best = bool(validates) and _validate(setup, state)
-            if (saves or best) and not saver.meta.evaluation_due:
+            if (saves or best) and not saver.progress.evaluation_due:
                 with progress.interrupted("save"):
                     saver.save(progress.position(), state, regular=saves, best=best)
         with progress.on_devices():
@@ -56,10 +57,6 @@ def train(setup: TrainSetup) -> None:
         saver.finish(progress.position(), state)
 
 
-def _due(done: int, every: int | None, total: int) -> bool:
-    return every is not None and (done % every == 0 or done == total)
-
-
 def _validate(setup: TrainSetup, state: State) -> bool:
     """Validates a state; returns whether it is the best so far.
 
@@ -71,7 +68,7 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         setup.evaluator.compile(setup.stopping)
     with progress.interrupted("evaluation", allowance_s=0.0):  # for each batch
         validation = setup.evaluator(state, setup.stopping, setup.still_alive)
-        saver.meta.evaluation_due = validation is None
+        saver.progress.evaluation_due = validation is None
         if validation is None:
             return False
         progress.validated(progress.done, validation)
@@ -83,7 +80,6 @@ def _roll_back(setup: TrainSetup, state: State) -> State:
     with setup.progress.interrupted("rollback"):
         setup.saver.settle()
         state, position = setup.rollback(state)
-        setup.saver.forget_after(position.done)
         setup.progress.rewind(position)
         if setup.replay:
             setup.replay.rewound(position)

@@ -53,7 +53,7 @@ class FindNan:
 
     def __init__(
         self,
-        gradients: Callable[..., tuple[Arrays, LossSums, Any, Any]],
+        gradients: Callable[..., tuple[Arrays, LossSums, Any]],
         mesh: jax.sharding.Mesh,
         say: Callable[[str], None],
         begun: Path,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import pointer
 from jaxtrain.errors import DONE, EXIT_CODES
 from jaxtrain.reporting import run_files
 from jaxtrain.telemetry.samples import FOLDER, step_of
@@ -52,13 +52,14 @@ class TrainResult:
     @property
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints that are kept, the newest last."""
-        folder = self.directory / layout.CHECKPOINTS
-        return [folder / str(step) for step in layout.steps(folder)]
+        folder = self.directory / pointer.CHECKPOINTS
+        paths = [folder / f"{step}.json" for step in pointer.steps(folder)]
+        return [path for path in paths if pointer.is_complete(path)]
 
     @property
     def best(self) -> Path | None:
         """The best checkpoint by ``checkpoint.best_metric``; None if no validation has run."""
-        return layout.latest_in(self.directory / layout.BEST)
+        return pointer.newest(self.directory / pointer.BEST)
 
     @property
     def report(self) -> Path:

@@ -7,11 +7,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
@@ -27,6 +28,7 @@ class Rollback:
         target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
         advice: returns what to do if rollbacks do not help.
+        mirror: of the run directory in a bucket, if any.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class Rollback:
         target: State,
         say: Callable[[str], None],
         advice: Callable[[], str],
+        mirror: Mirror | None = None,
     ) -> None:
-        self._directory = directory
+        self._directory, self._mirror = directory, mirror
         self._every = every
         self._target = target
         self._say, self._advice = say, advice
@@ -69,7 +72,9 @@ class Rollback:
             )
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
-        path = self._directory / layout.CHECKPOINTS / chosen
+        path = self._directory / pointer.name_of(pointer.CHECKPOINTS, back_to)
+        if self._mirror is not None:
+            self._mirror.fetch(path)
         constants = {
             name: array for name, array in state.extras.items() if name not in self._target.extras
         }
@@ -84,9 +89,13 @@ class Rollback:
             guard=guarding,
             extras=constants | restored.extras,
         )
-        return state, Position.of_checkpoint(layout.read_meta(path))
+        return state, Position.of_checkpoint(pointer.read_meta(path))
 
     def _choose(self, done: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
-        path = resume.to_roll_back_to(self._directory, done, self._every, self._say)
-        return "" if path is None else path.name
+        if self._mirror is None:
+            saved = resume.Run(self._directory, self._say)
+        else:
+            saved = self._mirror.opened(self._directory)
+        path = resume.to_roll_back_to(saved, done, self._every)
+        return "" if path is None else path.stem

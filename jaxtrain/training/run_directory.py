@@ -16,6 +16,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
+from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -29,6 +30,8 @@ ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
+Say = Callable[[str], None]
+
 
 def start_from(
     name: str,
@@ -36,9 +39,9 @@ def start_from(
     output_dir: str | None,
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
-    max_lost_steps: int = 0,
     *,
     own_disk: bool = False,
+    opened: Callable[[Path, Say], checkpoint_resume.Run] | None = None,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 
@@ -51,12 +54,11 @@ def start_from(
         root: contains ``NAME/<UTC time>/``.
         say: receives the warnings that process 0 also prints to stderr, such as damaged
             checkpoints.
-        max_lost_steps: see :func:`jaxtrain.checkpoint.resume.choose`.
-        own_disk: whether each process has its own ``output_dir``, with the same checkpoints.
+        own_disk: whether each process has its own ``output_dir``.
+        opened: returns where the checkpoints of a run directory are; by default, only there.
 
     Raises:
-        InputError: in every process, if the checkpoint is rejected, or the run directory contains
-            symbolic links.
+        InputError: in every process, if the checkpoint is rejected.
         RunAgain: in every process, if the disk does not respond, or another run uses the directory.
     """
     if resume is None:
@@ -74,14 +76,13 @@ def start_from(
             root.absolute() / name,
             warn,
             lambda run: take(run, warn),
-            max_lost_steps,
+            None if opened is None else lambda run: opened(run, warn),
         )
         if chosen is None:
             return ""
         found = chosen.absolute()
-        if own_disk and (home := _absolute(output_dir or "")) in found.parents:
-            return str(found.relative_to(home))
-        return str(found)
+        home = _absolute(output_dir or "")
+        return str(found.relative_to(home) if own_disk and home in found.parents else found)
 
     chosen = process_group.process_zero_decides(decide)
     return _absolute(output_dir or "") / chosen if chosen else None
@@ -113,8 +114,8 @@ def prepare(
         The absolute path.
 
     Raises:
-        InputError: in every process, if the directory cannot be written, contains symbolic links or
-            checkpoints from which this run would not resume, or is not visible to a process.
+        InputError: in every process, if the directory cannot be written, contains checkpoints from
+            which this run would not resume, or is not visible to a process.
         RunAgain: in every process, if its disk is full or does not respond, or another run uses it.
     """
 
@@ -131,7 +132,7 @@ def prepare(
             take(directory, terminal.warn)
             checkpoint_resume.check_directory(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
-            directory = start_from.parent.parent
+            directory = pointer.run_of(start_from)
             _make(directory)
             take(directory, terminal.warn)
         else:
@@ -359,7 +360,6 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
     before = Before.of(directory)
     try:
         _make(directory)
-        _refuse_links(directory)
         if resume is None:
             checkpoint_resume.check_directory(directory, resume, None)
     except InputError as error:
@@ -373,9 +373,9 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
 
 
 def take(directory: Path, say: Callable[[str], None]) -> None:
-    """Locks the run directory, and checks that the run writes nothing outside it.
+    """Locks the run directory and removes temporary files of killed processes.
 
-    Also removes temporary files of killed processes. In the run that starts, no process writes
+    In the run that starts, no process writes
     there before process 0 has called this.
 
     Args:
@@ -383,31 +383,9 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
         say: receives a warning if the file system does not support locks.
 
     Raises:
-        InputError: it contains symbolic links.
         RunAgain: another run uses it.
     """
-    _refuse_links(directory)
     run_files.remove_leftovers(directory, alone=lock.hold(directory, say))
-
-
-def _refuse_links(directory: Path) -> None:
-    """Rejects symbolic links: in another person's run directory they could point to your files.
-
-    Raises:
-        InputError: a link or a pipe has the name of a file or folder that the run would write.
-    """
-    for one in run_files.links(directory):
-        if not one.is_symlink():
-            raise InputError(
-                f"the run directory {directory} contains a pipe, {one.relative_to(directory)}, for "
-                "which a run would wait: remove it"
-            )
-        raise InputError(
-            f"the run directory {directory} contains a symbolic link, "
-            f"{one.relative_to(directory)}, and a run must not write outside "
-            "its directory: remove the link; to use another disk, set --output-dir to a "
-            "folder there"
-        )
 
 
 def link_latest(

@@ -1,13 +1,11 @@
-"""The files of a run directory: what each is, which are the run's own, and refused links."""
+"""The files of a run directory: what each is, and which are the run's own."""
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain.checkpoint import bucket_checkpoints
-from jaxtrain.checkpoint.layout import BEST, CHECKPOINTS, DAMAGED, SUPERSEDED, UNCERTIFIED
-from jaxtrain.checkpoint.resume import REASON
+from jaxtrain.checkpoint.pointer import ASIDES, DATA, KINDS
+from jaxtrain.checkpoint.remote import IN_BUCKET
 from jaxtrain.storage import atomic, lock
 
 FILES = {
@@ -20,22 +18,21 @@ FILES = {
     "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
     "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
     "latents; for causal language models, `text_STEP.txt`",
-    "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
-    "absent",
-    "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
-    "`checkpoints/` while both exist",
-    "superseded/": "checkpoints that were replaced when the run resumed from an earlier step",
-    "damaged/": "checkpoints that were found to be damaged when the run resumed",
-    "uncertified/": "checkpoints after the newest step that `--loop.replay_every` has certified, "
-    "moved when a device computed a wrong result",
-    "certified.txt": "that step",
-    "checkpoints/STEP/part.json": "if the run is in a bucket and each process has a run directory "
-    "of its own: which shards this process saved",
-    ".uploading/": "hard links of the checkpoint that is being copied to the bucket",
-    ".fetching/": "a checkpoint whose download from the bucket is not complete",
+    "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in `data/`, "
+    "with the sizes and checksums of its files, and either complete or absent",
+    "best/STEP.json": "the best checkpoint by `checkpoint.best_metric`; it may have the same files "
+    "as one in `checkpoints/`",
+    "data/STEP-ID/": "the files of a checkpoint, which never change; deleted when nothing points "
+    "to them",
+    "superseded/": "pointers that were replaced when the run resumed from an earlier step",
+    "damaged/": "pointers of checkpoints that were found to be damaged when the run resumed, each "
+    "with the reason in a text file",
+    "suspect/": "pointers after the last step that `loop.replay_every` has computed twice with the "
+    "same result, moved when a device computed a wrong one",
+    "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
+    "last step that was computed twice with equal results",
+    ".in-bucket": "the checkpoints that were given to the bucket or fetched from it",
     ".files-due": "present until the metrics and logs are fetched from the bucket, too",
-    ".uncertified-due": "until they are moved in the bucket, too: a list of the uncertified "
-    "saves (`data/STEP-ID`), which the bucket also has",
     ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
     "try again",
     ".lock": "held by the active run; names its host and process",
@@ -57,29 +54,24 @@ FILES = {
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
-UPLOADING = ".uploading"  # hard links of the checkpoint that is being uploaded
-UNCERTIFIED_DUE = ".uncertified-due"  # exists while they are moved in the bucket
 FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
 FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
-    r"checkpoints|best|superseded|damaged|uncertified|samples|tensorboard|profile|trackers|wandb"
-    r"|report\.html|certified\.txt|\.lock"
+    r"checkpoints|best|data|superseded|damaged|suspect|samples|tensorboard|profile|trackers|wandb"
+    r"|report\.html|\.lock"
     r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
 _HERE = (
-    *(lock.NAME, UPLOADING, FILES_DUE, UNCERTIFIED_DUE, FINDING_NAN),
-    bucket_checkpoints.FETCHING,
+    *(lock.NAME, FILES_DUE, FINDING_NAN, IN_BUCKET),
     *(".pod-restarts", ".slurm-restarts"),  # of launchers
 )
 _REPORT = "report.html"
-_WRITTEN_WHOLE = ("tensorboard", "samples", "profile")  # folders with files of write_whole
-_FOLDERS = (CHECKPOINTS, BEST, SUPERSEDED, DAMAGED, UNCERTIFIED)
-_OWN_BELOW = re.compile(
-    r"\d+|checkpoints|best|plugins|process-\d+|(wandb|trackio|mlflow)\.(jsonl|log)|(offline-)?run-.*"
-)
+# Folders with files of write_whole.
+_WRITTEN_WHOLE = ("tensorboard", "samples", "profile", *KINDS, *ASIDES)
+_FOLDERS = (*KINDS, *ASIDES, DATA)
 
 
 def is_own(name: str) -> bool:
@@ -96,37 +88,20 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
         alone: whether no other process of a run writes there; otherwise see
             :func:`jaxtrain.storage.atomic.remove_leftovers`. A command may write the report.
     """
-    folders = [directory, *directory.glob(f"{DAMAGED}/*/*"), *directory.glob(f"{UNCERTIFIED}/*/*")]
+    folders = [directory]
     for name in _WRITTEN_WHOLE:
         folders += [Path(path) for path, _, _ in os.walk(directory / name)]
     for folder in folders:
         below = folder.relative_to(directory)
         for _, name in atomic.leftovers(folder):
-            if is_own((below / name).as_posix()) or name in (*_HERE, REASON):
+            if is_own((below / name).as_posix()) or name in _HERE or below.name in KINDS:
                 atomic.remove_leftovers(folder, (name,), alone=alone and name != _REPORT)
-
-
-def links(directory: Path) -> Iterator[Path]:
-    """Yields the symbolic links and pipes with the name of a file or folder that a run writes."""
-    for entry in entries(directory):
-        if not (_OWN.fullmatch(entry.name) or entry.name in _HERE):
-            continue
-        below: list[Path] = []
-        if entry.is_dir(follow_symlinks=False):
-            # A run writes at any depth there.
-            if entry.name in (UPLOADING, bucket_checkpoints.FETCHING, "profile"):
-                below = list(Path(entry.path).rglob("*"))
-            else:
-                below = [
-                    Path(one) for one in entries(Path(entry)) if _OWN_BELOW.fullmatch(one.name)
-                ]
-        yield from (one for one in (Path(entry), *below) if one.is_symlink() or one.is_fifo())
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:
     """Lists a folder; returns [] if it cannot be read, which its later use reports."""
     try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(directory) as listed:
+            return sorted(listed, key=lambda entry: entry.name)
     except OSError:
         return []

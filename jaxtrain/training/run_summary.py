@@ -8,7 +8,8 @@ from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.errors import shortest_folder, shortest_path
 from jaxtrain.training.preflight import Flags
-from jaxtrain.training.save_policy import RunMeta, patience_over
+from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.stopping import REASONS
 
 _TRAIN = ("train/accuracy", "train/loss", "train/psnr")
@@ -95,22 +96,22 @@ def ending(run: config.Run, done: int, total: int, decision: int, stopped_early:
     return f"done: {done} of {total} steps"
 
 
-def nothing_to_do(run: config.Run, done: int, total: int, meta: RunMeta) -> str | None:
+def nothing_to_do(run: config.Run, done: int, total: int, progress: RunProgress) -> str | None:
     """Returns why there is nothing left to train; None if there is something.
 
     Args:
         run: the config.
         done: completed steps.
         total: steps of the complete run.
-        meta: of the checkpoint.
+        progress: of the run.
     """
-    if done >= total and not meta.evaluation_due:
+    if done >= total and not progress.evaluation_due:
         (length,) = _twice_as_long(run.loop)
         return (
             f"nothing to do: {done} steps are done and the run has {total}; to train longer, "
             f"raise {length}"
         )
-    if patience_over(run.loop, meta):
+    if patience_over(run.loop, progress):
         return (
             f"nothing to do: early stopping ended this run after {done} steps; "
             f"to resume it, raise --loop.early_stop_patience (now {run.loop.early_stop_patience})"

@@ -1,20 +1,22 @@
 """Decides when to save which checkpoint, and the metadata stored with it.
 
 The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
-the examples seen, and the best validation so far.
+and the examples seen.
 """
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.disks import reason
+from jaxtrain.training import run_progress
+from jaxtrain.training.run_progress import Best, RunProgress
 from jaxtrain.training.state import State, saved_part
 
 # A run stops after this many failed saves in a row, so that at most this many intervals of
@@ -24,52 +26,21 @@ FAILURES_IN_A_ROW = 3
 LAST_TRIES, BETWEEN_TRIES_S = 3, 5.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The best validation so far.
-
-    Attributes:
-        metric: ``checkpoint.best_metric`` at that time.
-        mode: "max" if larger values of it are better, or "min".
-        value: of that metric.
-        step: completed steps of the validated state.
-        validations_since: the number of later validations without improvement.
-    """
-
-    metric: str
-    mode: str
-    value: float
-    step: int
-    validations_since: int = 0
-
-    @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> Self:
-        """Reads the stored form; ignores unknown fields."""
-        return cls(**{field.name: saved[field.name] for field in dataclasses.fields(cls)})
-
-
 @dataclasses.dataclass
 class RunMeta:
-    """The metadata of each checkpoint of a run; the :class:`Saver` updates it.
+    """The metadata of each checkpoint of a run.
 
     Attributes:
         fingerprint: of the training data.
-        validation: digest of what validates: the examples, and how many of them; "" without any.
         config: every field.
         versions: of jaxtrain and its dependencies.
-        best: the best validation so far; None before the first.
-        evaluation_due: whether a stop interrupted the validation of this state; a resumed run
-            begins with it.
         constants: part of the model -> SHA-256 of the values that it reads from files, which
             checkpoints lack.
     """
 
     fingerprint: str
-    validation: str
     config: dict[str, Any]
     versions: dict[str, Any]
-    best: Best | None = None
-    evaluation_due: bool = False
     constants: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,14 +48,14 @@ class RunMeta:
         return dataclasses.asdict(self)
 
 
-def describe(run: config.Run, fingerprint: str, validation: str = "") -> RunMeta:
+def describe(run: config.Run, fingerprint: str) -> RunMeta:
     """Returns the metadata of a new run."""
-    return RunMeta(fingerprint, validation, config.to_dict(run), versions.versions())
+    return RunMeta(fingerprint, config.to_dict(run), versions.versions())
 
 
-def patience_over(settings: config.Loop, meta: RunMeta) -> bool:
+def patience_over(settings: config.Loop, progress: RunProgress) -> bool:
     """Returns whether early stopping ends the run."""
-    patience, best = settings.early_stop_patience, meta.best
+    patience, best = settings.early_stop_patience, progress.best
     return patience is not None and best is not None and best.validations_since >= patience
 
 
@@ -98,12 +69,13 @@ class Saver:
         run: the config.
         checkpoints: writes the checkpoints.
         meta: their metadata.
+        progress: the validations of the run, which this updates.
         say: prints a line when a save fails.
         saved: called each time a checkpoint is complete.
         constants: extras that are not saved.
 
     Attributes:
-        meta: the metadata, updated.
+        progress: see above.
     """
 
     def __init__(
@@ -111,40 +83,28 @@ class Saver:
         run: config.Run,
         checkpoints: saver.Checkpoints,
         meta: RunMeta,
+        progress: RunProgress,
         say: Callable[[str], None] = terminal.out,
         saved: Callable[[], None] = lambda: None,
         constants: Collection[str] = (),
     ) -> None:
         self._metric = run.checkpoint.best_metric
-        self._mode = config.best_mode(run)
         self._checkpoints = checkpoints
-        self.meta = meta
+        self._meta = meta
+        self.progress = progress
         self._say = say
         self._saved = saved
         self._constants = constants
         self._failures = 0  # in a row
         self._started = False  # a save whose result was not checked yet
-        self._best_kept = meta.best  # the newest on the disk
-        self._best_started: Best | None = None  # of the save whose result was not checked yet
-        self._best_at: Position | None = None  # position of the best state of this start
+        self._best_started: Best | None = None  # the best one, if that save is of its state
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; returns whether its state is the best."""
-        best = self.meta.best
-        if self._metric is None or self._mode is None:
-            return False
-        value = values[self._metric]
-        sign = 1 if self._mode == "max" else -1
-        if not math.isfinite(value) or (best and sign * value <= sign * best.value):
-            if best:
-                more = best.validations_since + 1
-                self.meta.best = dataclasses.replace(best, validations_since=more)
-            return False
-        if best and self._best_kept and best.step == self._best_kept.step:
-            self._best_kept = best
-        self.meta.best = Best(self._metric, self._mode, value, position.done)
-        self._best_at = position
-        return True
+        value = None if self._metric is None else values[self._metric]
+        is_best = self.progress.add(position, value)
+        self._write_progress()
+        return is_best
 
     def save(
         self, position: Position, state: State, *, regular: bool = True, best: bool = False
@@ -160,7 +120,8 @@ class Saver:
         Raises:
             RunAgain: too many saves in a row have failed.
         """
-        for part in (self.settle, lambda: self._start(position, state, regular, best)):
+        judged = self.progress.best if best else None
+        for part in (self.settle, lambda: self._start(position, state, judged, regular=regular)):
             failure = part()
             if failure and self._failures >= FAILURES_IN_A_ROW:
                 raise _save_failed(f"{self._failures} saves in a row have failed", failure)
@@ -171,14 +132,13 @@ class Saver:
         Raises:
             RunAgain: the state cannot be saved.
         """
-        judged = self.meta.best
+        best = self.progress.best
         # Not by step: after a rollback, another state may have the same step as the best one.
-        best = judged is not None and self._best_at == position
+        if best is not None and best.validated.seen != position.seen:
+            best = None
         self.settle()
         for tries_left in reversed(range(LAST_TRIES)):
-            if best:
-                self.meta.best = judged  # a failed try may have reset it
-            failure = self._start(position, state, regular=True, best=best) or self.settle()
+            failure = self._start(position, state, best) or self.settle()
             if failure is None:
                 return
             if not tries_left:
@@ -186,25 +146,22 @@ class Saver:
             self._say(f"retrying the last save in {BETWEEN_TRIES_S:g} s")
             time.sleep(BETWEEN_TRIES_S)
 
-    def forget_after(self, step: int) -> None:
-        """Ignores checkpoints of later steps, after a rollback."""
-        self._checkpoints.forget_after(step)
-
     def _start(
-        self, position: Position, state: State, regular: bool, best: bool
+        self, position: Position, state: State, best: Best | None, *, regular: bool = True
     ) -> saver.SaveFailed | None:
         """Begins a save; returns the failure if it fails at once."""
-        meta = self.meta.to_dict() | position.to_meta()
-        state = saved_part(state, self._constants)
+        kinds = (*((CHECKPOINTS,) if regular else ()), *((BEST,) if best else ()))
+        if not kinds:
+            return None
+        self._best_started = best
+        if best is not None:
+            self.progress.mark(best, kept=True)  # an earlier try may have failed
+        meta = self._meta.to_dict() | position.to_meta()
         try:
-            if regular:
-                self._checkpoints.save(state, meta, best=best)
-            elif best:
-                self._checkpoints.save_best(state, meta)
+            self._checkpoints.save(saved_part(state, self._constants), meta, kinds)
         except saver.SaveFailed as failure:
             return self._failed(failure)
         self._started = True
-        self._best_started = self.meta.best if best else None
         return None
 
     def settle(self) -> saver.SaveFailed | None:
@@ -214,28 +171,27 @@ class Saver:
         self._started = False
         try:
             self._checkpoints.wait()
-        except saver.BestNotKept as failure:
-            self._reset_best(failure.target)
         except saver.SaveFailed as failure:
             return self._failed(failure)
-        else:
-            self._best_kept = self._best_started or self._best_kept
         self._failures = 0
         self._saved()
         return None
 
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
         self._failures += 1
-        self._reset_best(failure.target)
-        if not failure.said:
+        if self._best_started is not None:  # the one before is still the best with a checkpoint
+            self.progress.mark(self._best_started, kept=False)
+            self._best_started = None
+            self._write_progress()
+        if not failure.reported:
             self._say(f"warning: {failure}")
         return failure
 
-    def _reset_best(self, target: Path) -> None:
-        """Restores the previous best, because the checkpoint of the new one was not written."""
-        best = self.meta.best
-        if best is not None and target.name == str(best.step):
-            self.meta.best = self._best_kept
+    def _write_progress(self) -> None:
+        try:
+            self.progress.write()
+        except OSError as error:  # the next validation writes it again
+            self._say(f"warning: {run_progress.NAME} cannot be written ({reason(error)})")
 
 
 def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import bucket_checkpoints, layout, resume
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
@@ -38,6 +38,7 @@ from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule, as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
@@ -56,8 +57,8 @@ from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
+from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
 from jaxtrain.training.save_policy import (
-    Best,
     RunMeta,
     Saver,
     check_best_metric,
@@ -133,15 +134,12 @@ class StepSetup:
         """Compiles the training step for the devices of the mesh."""
         return self.trace_step(donate=donate, profiled=profiled).lower().compile()
 
-    def trace_step(
-        self, *, donate: bool = True, profiled: bool = False, probe: replay.Probe | None = None
-    ) -> jax.stages.Traced:
+    def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
         """Traces the training step, without lowering it to a platform.
 
         Args:
             donate: reuse the memory of the state.
             profiled: see :func:`jaxtrain.xla.options.options`.
-            probe: makes the step return checksums, too.
         """
         step = build_train_step(
             self.definition,
@@ -157,7 +155,6 @@ class StepSetup:
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
             receive=self.run.received,
-            probe=probe,
         )
         jitted = jit_train_step(
             step,
@@ -166,7 +163,6 @@ class StepSetup:
             donate=donate,
             deterministic=self.run.deterministic,
             profiled=profiled,
-            probed=probe is not None,
         )
         return jitted.trace(self.target, self.spec)
 
@@ -351,14 +347,13 @@ def open_training(
             own_disk = mirror is not None and mirror.own_disk
             # Before a resume writes its lock there.
             before = run_directory.before(run.name, flags.output_dir)
-            if mirror is not None:
-                mirror.fetch(flags.resume, mesh, run.mesh.shard)
             resume_from, shown_source = flags.resume, ""
             if resume_from is not None and bucket.is_bucket(resume_from):
                 fetched, shown_source = process_group.process_zero_first(
                     functools.partial(
-                        bucket_checkpoints.checkpoint_to_resume,
+                        resume.of_url,
                         resume_from,
+                        "--resume",
                         cache.root(run.data.cache_dir),
                         say,
                     ),
@@ -370,17 +365,21 @@ def open_training(
                 resume_from,
                 flags.output_dir,
                 say=log.log,  # already on the console
-                max_lost_steps=run.checkpoint.every,
                 own_disk=own_disk,
+                opened=None if mirror is None else mirror.opened,
             )
             directory = run_directory.prepare(
                 run.name, flags.output_dir, flags.resume, start_from, own_disk=own_disk
             )
+            if mirror is not None:
+                mirror.refuse_other(flags.resume, start_from)
+                mirror.fetch(start_from)
             position = _position(start_from)
             shown = directory if mirror is None else mirror.shown
             if start_from is not None and not shown_source:
                 own = start_from.is_relative_to(directory)
                 path = start_from.relative_to(directory) if own else start_from
+                path = path.with_suffix("")
                 shown_source = f"{shown}/{path}" if own else str(path)
         log.open(
             run,
@@ -420,14 +419,23 @@ def open_training(
             run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
             say,
         )
-        meta = describe(run, sources.train.fingerprint, _what_validates(run, sources))
+        meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
             state = first_state(
-                step_setup, model.init_from, start_from, directory, meta, say, shown=shown_source
+                step_setup, model.init_from, start_from, meta, say, shown=shown_source
             )
-        if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
+        so_far = _progress_of(
+            step_setup,
+            directory,
+            position,
+            _what_validates(run, sources),
+            say,
+            resumed=start_from is not None and resume.is_of(directory, start_from),
+            has_best=functools.partial(_has_best, directory, mirror),
+        )
+        if nothing := run_summary.nothing_to_do(run, position.done, total, so_far):
             say(nothing)
-            early, last = patience_over(run.loop, meta), max(total, position.done)
+            early, last = patience_over(run.loop, so_far), max(total, position.done)
             if mirror is not None:  # an earlier start may have ended before its last upload
                 mirror.start(run.checkpoint.keep, run.checkpoint.every)
                 mirror.finish(still_alive)
@@ -435,7 +443,7 @@ def open_training(
             yield None
             return
         profiler.check(profiler.span(flags.profile), position.done, total, say)
-        log.emit(Rewound(position.done, position.seen, validated=not meta.evaluation_due))
+        log.emit(Rewound(position.done, position.seen, validated=not so_far.evaluation_due))
         run_directory.write_config(directory, meta.config, say)
         # The cache prints a warning once, not after each save.
         link_latest = functools.partial(
@@ -455,25 +463,30 @@ def open_training(
         with phases.within("compile"), explained():
             step = compile_in_all_processes(step_setup, flags, log)
         checkpoints = Checkpoints(
-            directory / layout.CHECKPOINTS,
+            directory,
             run.checkpoint.keep,
             say,
             run.checkpoint.every,
             sources.files_to_keep,
             own_disk=own_disk,
-            mirror=mirror,
+            copy=mirror,
+            resumed=start_from if resume.is_of(directory, start_from) else None,
         )
         stack.callback(checkpoints.close)
         if mirror is not None:
             mirror.start(run.checkpoint.keep, run.checkpoint.every)
         constants = step_setup.definition.constants
-        saver = Saver(run, checkpoints, meta, say, _each(link_latest, mirror), constants)
+        saver = Saver(
+            run, checkpoints, meta, so_far, say, _after_save(link_latest, mirror), constants
+        )
         replays = None
         if run.loop.replay_every is None:
-            replay.forget(directory)
+            so_far.agreed = None
         else:
             with phases.within("compile"), explained():
-                replays = _replay(step_setup, directory, position.done, saver.settle, say, mirror)
+                replays = _replay(
+                    step_setup, checkpoints, so_far, position.done, saver.settle, say, mirror
+                )
         progress = Progress(
             run,
             log,
@@ -510,7 +523,12 @@ def open_training(
             progress=progress,
             saver=saver,
             rollback=Rollback(
-                directory, run.checkpoint.every, step_setup.saved, say, progress.advice
+                directory,
+                run.checkpoint.every,
+                step_setup.saved,
+                say,
+                progress.advice,
+                mirror,
             ),
             replay=replays,
             stopping=Stopping(signals, bad_share, mesh, run.loop.max_hours),
@@ -525,7 +543,7 @@ def open_training(
             yield setup
 
 
-def _each(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
+def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
     """Returns what to do after each complete save."""
 
     def action() -> None:
@@ -540,7 +558,7 @@ def _position(start_from: Path | None) -> Position:
     """Returns the position of the checkpoint, or the beginning of a run."""
     if start_from is None:
         return Position()
-    return Position.of_checkpoint(layout.read_meta(start_from))
+    return Position.of_checkpoint(pointer.read_meta(start_from))
 
 
 def _with_source(run: config.Run, say: Say) -> Any:
@@ -555,19 +573,17 @@ def first_state(
     setup: StepSetup,
     init_from: str | None,
     start_from: Path | None,
-    directory: Path,
     meta: RunMeta,
     say: Say,
     *,
     shown: str,
 ) -> State:
-    """Returns a new state, or a checkpoint's, whose best validation it copies into ``meta``.
+    """Returns a new state, or that of a checkpoint.
 
     Args:
         setup: of the step.
         init_from: weights for a new state; None for random ones.
         start_from: the checkpoint; None without one.
-        directory: of the run.
         meta: of the run.
         say: prints a line.
         shown: the checkpoint as it is printed.
@@ -576,7 +592,7 @@ def first_state(
     meta.constants = checksums(constants)
     if start_from is None:
         return _first_values(setup, init_from, constants, say)
-    saved = layout.read_run_meta(start_from)
+    saved = pointer.read_meta(start_from)
     resume.check_same_run(
         shown,
         saved,
@@ -590,14 +606,6 @@ def first_state(
     state = restore(start_from, setup.saved, verified=True)
     everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
     state = with_values(everything, {}, constants)
-    criterion = {
-        "metric": setup.run.checkpoint.best_metric,
-        "mode": config.best_mode(setup.run),
-        "validation": meta.validation,
-    }
-    best = resume.best_so_far(saved, criterion, start_from, directory, say)
-    meta.best = None if best is None else Best.of(best)
-    meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done
     say(
         f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
@@ -606,6 +614,63 @@ def first_state(
     if changed := _schedule_change(setup, saved["config"], done):
         say(changed)
     return state
+
+
+def _progress_of(
+    setup: StepSetup,
+    directory: Path,
+    position: Position,
+    examples: str,
+    say: Say,
+    *,
+    resumed: bool,
+    has_best: Callable[[int], bool],
+) -> RunProgress:
+    """Returns what the run directory has recorded of the run up to a position.
+
+    Args:
+        setup: of the step.
+        directory: of the run.
+        position: where the run continues.
+        examples: digest of what validates.
+        say: prints why the best validation so far does not count.
+        resumed: whether the run continues one in this directory.
+        has_best: whether the best checkpoint of a step exists; called in process 0.
+    """
+    run = setup.run
+    criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
+    if not resumed:
+        return RunProgress(directory, criterion)
+    progress = RunProgress.read(directory, criterion, position)
+    while (best := progress.best) and not process_group.process_zero_decides(
+        lambda: "yes" if has_best(best.validated.done) else ""
+    ):
+        progress.mark(best, kept=False)
+    validates = run.loop.eval_every is not None and is_due(
+        position.done, run.loop.eval_every, setup.total
+    )
+    progress.evaluation_due = validates and not progress.has(position)
+    earlier = progress.last_by_another_criterion
+    if earlier is not None and earlier.value is not None and criterion.metric is not None:
+        same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (
+            criterion.metric,
+            criterion.mode,
+        )
+        changed = "the validation set" if same_metric else "checkpoint.best_metric"
+        say(
+            f"{changed} differs from the checkpoint's: the best checkpoint so far "
+            f"({earlier.criterion.metric}) and the patience no longer count"
+        )
+    return progress
+
+
+def _has_best(directory: Path, mirror: Mirror | None, step: int) -> bool:
+    if mirror is not None:
+        return mirror.has_best(step)
+    try:
+        return pointer.is_complete(directory / pointer.name_of(pointer.BEST, step))
+    except OSError as error:
+        raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
 
 
 def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
@@ -707,7 +772,8 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
 
 def _replay(
     setup: StepSetup,
-    directory: Path,
+    checkpoints: Checkpoints,
+    so_far: RunProgress,
     done: int,
     settle: Callable[[], object],
     say: Say,
@@ -715,15 +781,10 @@ def _replay(
 ) -> replay.Replay:
     """Compiles the step that ``loop.replay_every`` computes twice."""
     began = time.perf_counter()
-    probe = replay.Probe(setup.rule.mesh)
-    traced = setup.trace_step(donate=False, probe=probe)
-    _, metrics, checks = traced.out_info
-    names, copies = replay.rows_of(probe, metrics, setup.target, checks.shape[0])
-    step = traced.lower().compile()
+    step = setup.compile_step(donate=False)
     say(f"step for loop.replay_every compiled in {time.perf_counter() - began:.1f} s")
-    devices = replay.described(setup.rule.mesh)
     process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
-    return replay.Replay(step, names, copies, devices, directory, done, settle, say, mirror)
+    return replay.Replay(step, checkpoints, so_far, done, settle, say, mirror)
 
 
 def _find_nan(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
-from jaxtrain.training import replay, skip_step
-from jaxtrain.training.state import Arrays, ModelDefinition, State, shardings_of
+from jaxtrain.training import skip_step
+from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.xla import options
 
 Batch = dict[str, jax.Array]
@@ -117,7 +117,6 @@ def build_train_step(
     accumulate: int,
     seed: int,
     receive: Receive = lambda batch: batch,
-    probe: replay.Probe | None = None,
 ) -> Callable[[State, Batch], Any]:
     """Builds the pure step, not yet compiled.
 
@@ -131,7 +130,6 @@ def build_train_step(
         accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
         receive: :meth:`jaxtrain.config.Run.received`.
-        probe: makes the step return checksums of its values, too, uint32 [values, devices].
     """
     gradients = build_gradients(
         definition,
@@ -140,17 +138,11 @@ def build_train_step(
         accumulate=accumulate,
         seed=seed,
         receive=receive,
-        probe=probe,
     )
 
     def train_step(state: State, batch: Batch) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
-        grads, sums, extras, checks = gradients(
-            state.params, state.extras, batch, state.examples_seen
-        )
-        if probe is not None:
-            stored = definition.trained(definition.stored(rule))
-            grads, of_grads = probe.arrays("gradients", grads, stored)
+        grads, sums, extras = gradients(state.params, state.extras, batch, state.examples_seen)
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         updates, opt = optimizer.update(grads, state.opt, trained)
@@ -174,14 +166,7 @@ def build_train_step(
         following = dataclasses.replace(
             kept, examples_seen=state.examples_seen + jnp.uint32(rows), guard=guarded
         )
-        if probe is None:
-            return following, metrics
-        whole = dict.fromkeys(metrics, replicated(rule.mesh))
-        where = shardings_of(following, definition, rule), whole
-        (following, metrics), of_results = probe.arrays("results", (following, metrics), where)
-        each = checks.reshape(-1, rule.mesh.size)
-        total = jnp.sum(of_grads, axis=0, keepdims=True, dtype=jnp.uint32)
-        return following, metrics, jnp.concatenate([each, total, of_results])
+        return following, metrics
 
     return train_step
 
@@ -194,13 +179,12 @@ def build_gradients(
     accumulate: int,
     seed: int,
     receive: Receive,
-    probe: replay.Probe | None = None,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays, Any]]:
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
     """Builds the first part of a step, with the arguments of :func:`build_train_step`.
 
     Returns:
         A pure function: (params, extras, batch, examples seen) -> gradients of the summed loss,
-        sums, the following extras, and the probe's checksums.
+        sums, and the following extras.
     """
     view = parameter_views(definition, rule, precision)
 
@@ -212,11 +196,11 @@ def build_gradients(
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
-    of_positions = _gradients(loss, view, definition, rule.mesh, accumulate, probe)
+    of_positions = _gradients(loss, view, definition, rule.mesh, accumulate)
 
     def gradients(
         params: Arrays, extras: Arrays, batch: Batch, seen: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays, Any]:
+    ) -> tuple[Arrays, LossSums, Arrays]:
         rows = jax.tree.leaves(batch)[0].shape[0]
         return of_positions(params, extras, batch, seen + jnp.arange(rows, dtype=jnp.uint32))
 
@@ -256,7 +240,6 @@ def jit_train_step(
     donate: bool = True,
     deterministic: bool = False,
     profiled: bool = False,
-    probed: bool = False,
 ) -> Any:
     """Jits a train step for a mesh.
 
@@ -267,13 +250,12 @@ def jit_train_step(
         donate: reuse the old state's memory for the new one; off only for debugging.
         deterministic: bitwise reproducible on GPUs.
         profiled: see :func:`jaxtrain.xla.options.options`.
-        probed: whether the step also returns checksums.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
         step,
         in_shardings=(state_shardings, batch_sharding(mesh)),
-        out_shardings=(state_shardings, *[replicated(mesh)] * (1 + probed)),
+        out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=(0,) if donate else (),
         compiler_options=options.options(
             _platform(mesh), deterministic=deterministic, profiled=profiled
@@ -308,8 +290,7 @@ def _gradients(
     definition: ModelDefinition,
     mesh: jax.sharding.Mesh,
     accumulate: int,
-    probe: replay.Probe | None = None,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays, Any]]:
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
     """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
 
     Sums are accumulated and divided once, so the result equals that of the full batch even if
@@ -318,48 +299,43 @@ def _gradients(
 
     def one(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays, Any]:
+    ) -> tuple[Arrays, LossSums, Arrays]:
         def of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
             return loss({**prepared, **trained}, extras, batch, positions_B)
 
         with per_device.tracing(mesh=mesh):
             value_and_grad = jax.value_and_grad(of_trained, has_aux=True)
-            trained, checks = definition.trained(prepared), ()
-            if probe is None:
-                found = value_and_grad(trained)
-            else:
-                found, checks = probe.function(value_and_grad, trained, len(positions_B))
-            (_, (sums, following)), grads = found
-        return view.reduce_scatter(grads), sums, following, checks
+            (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
+        return view.reduce_scatter(grads), sums, following
 
     def whole(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays, Any]:
+    ) -> tuple[Arrays, LossSums, Arrays]:
         held = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
         return one(view.cast(params), extras, batch, held)
 
     def scanned(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays, Any]:
+    ) -> tuple[Arrays, LossSums, Arrays]:
         prepared = view.cast(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
         positions = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
-        _, sums, _, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
+        _, sums, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
             carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
-        ) -> tuple[tuple[Arrays, LossSums, Arrays], Any]:
+        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
             grads, sums, extras = carry
             of_rows, microbatch = part
-            more, added, extras, checks = one(prepared, extras, microbatch, of_rows)
-            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), checks
+            more, added, extras = one(prepared, extras, microbatch, of_rows)
+            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
         carry = (view.reduce_scatter(zero_grads), zeros, extras)
-        (grads, sums, extras), checks = jax.lax.scan(body, carry, (positions, parts))
-        return grads, sums, extras, checks
+        (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
+        return grads, sums, extras
 
     return whole if accumulate == 1 else scanned
 

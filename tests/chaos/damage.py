@@ -5,78 +5,60 @@ import json
 import random
 from pathlib import Path
 
-from chaos.watch import MANIFEST
-
-DAMAGES = ("flip", "truncate", "delete", "unmark", "lie", "tear")
+DAMAGES = ("flip", "truncate", "delete", "empty", "lie", "tear")
 
 
-def damage(checkpoint: Path, kind: str, rng: random.Random) -> str:
+def damage(pointer: Path, kind: str, rng: random.Random) -> str:
     """Damages one checkpoint.
 
     Args:
-        checkpoint: its folder, with a manifest.
-        kind: ``flip`` a bit of a file; ``truncate`` or ``delete`` a file; ``unmark``: delete the
-            manifest; ``lie``: put a wrong checksum or size in the manifest; ``tear``: cut the
-            manifest in half.
+        pointer: of the checkpoint, such as ``run/checkpoints/12.json``.
+        kind: ``flip`` a bit of a file; ``truncate`` or ``delete`` a file; ``empty`` the pointer;
+            ``lie``: put a wrong checksum or size in it; ``tear``: cut it in half.
         rng: chooses the file and the position.
 
     Returns:
         A description of the damage.
     """
-    marker = checkpoint / MANIFEST
-    if kind == "unmark":
-        marker.unlink()
-        return f"{checkpoint.name}: deleted {MANIFEST}"
     if kind == "lie":
-        return f"{checkpoint.name}: {_lie(marker, rng)}"
-    path = marker if kind == "tear" else rng.choice(_files(checkpoint))
+        return f"{pointer.name}: {_lie(pointer, rng)}"
+    folder = pointer.parent.parent / json.loads(pointer.read_text())["data"]
+    path = pointer if kind in ("tear", "empty") else rng.choice(_files(folder))
     content = bytearray(path.read_bytes())
-    name = path.relative_to(checkpoint)
     if kind == "delete" or not content:
         path.unlink()
-        return f"{checkpoint.name}: deleted {name}"
+        return f"{pointer.name}: deleted {path.name}"
     if kind == "flip":
         at = rng.randrange(len(content))
         content[at] ^= 1 << rng.randrange(8)
-        _rewrite(path, bytes(content))
-        return f"{checkpoint.name}: flipped a bit of {name} at {at}"
-    left = len(content) // 2 if kind == "tear" else rng.randrange(len(content))
-    _rewrite(path, bytes(content[:left]))
-    return f"{checkpoint.name}: cut {name} to {left} of {len(content)} bytes"
+        path.write_bytes(content)
+        return f"{pointer.name}: flipped a bit of {path.name} at {at}"
+    left = {"tear": len(content) // 2, "empty": 0}.get(kind, rng.randrange(len(content)))
+    path.write_bytes(content[:left])
+    return f"{pointer.name}: cut {path.name} to {left} of {len(content)} bytes"
 
 
-def _files(checkpoint: Path) -> list[Path]:
-    """Returns all nonempty files except the manifest, so that each is equally likely."""
-    return sorted(
-        path
-        for path in checkpoint.rglob("*")
-        if path.is_file() and path.stat().st_size and path.name != MANIFEST
-    )
+def _files(folder: Path) -> list[Path]:
+    """Returns all nonempty files of a checkpoint, so that each is equally likely."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
 
 
-def _lie(marker: Path, rng: random.Random) -> str:
-    """Changes a size or checksum in the manifest; signs every second change."""
-    content = json.loads(marker.read_text())
+def _lie(pointer: Path, rng: random.Random) -> str:
+    """Changes a size or checksum in a pointer; signs every second change."""
+    content = json.loads(pointer.read_text())
     name = rng.choice(sorted(content["files"]))
-    entry = content["files"][name]
-    if rng.random() < 0.5 or not entry["sha256"]:
-        entry["bytes"] += rng.choice((-1, 1))
-        change = f"{entry['bytes']} bytes for {name}"
+    size, digests = content["files"][name]
+    if rng.random() < 0.5 or not digests:
+        size += rng.choice((-1, 1))
+        change = f"{size} bytes for {name}"
     else:
-        digest = entry["sha256"][0]
-        entry["sha256"][0] = ("0" if digest[0] != "0" else "1") + digest[1:]
+        digests[0] = ("0" if digests[0][0] != "0" else "1") + digests[0][1:]
         change = f"a wrong checksum for {name}"
+    content["files"][name] = [size, digests]
     signed = rng.random() < 0.5
     if signed:
         del content["sha256"]
         canonical = json.dumps(content, sort_keys=True).encode()
         content["sha256"] = hashlib.sha256(canonical).hexdigest()
-    marker.write_text(json.dumps(content))
-    return f"{MANIFEST} has {change}{', signed' if signed else ''}"
-
-
-def _rewrite(path: Path, content: bytes) -> None:
-    """Writes in place: a hard link to the file, such as in the best checkpoint, is damaged too."""
-    with path.open("rb+") as file:
-        file.write(content)
-        file.truncate()
+    pointer.write_text(json.dumps(content))
+    return f"it has {change}{', signed' if signed else ''}"

@@ -1,6 +1,7 @@
 """Runs real training to its end while injecting faults."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -18,10 +19,11 @@ from chaos.striking import Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
 
-from jaxtrain.checkpoint import bucket_checkpoints
-from jaxtrain.checkpoint.bucket_checkpoints import BucketCheckpoints, Incomplete
+from jaxtrain.checkpoint import pointer, remote
+from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.file_copies import FileCopies
 
 _POLL_S = 0.004
 # Looking at all processes costs more than looking at two files.
@@ -145,7 +147,7 @@ class Ordeal:
         self._directory = on_disk / "run"
         if server is not None:
             self._output = f"s3://{BUCKET}/{plan.seed}-{plan.processes}"
-            self._directory = bucket_checkpoints.stage(self._output, cache)
+            self._directory = remote.stage(self._output, cache)
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
         self._striker = Striker(self._watch, self._disk)
         self._pids: set[int] = set()  # of process 0, one per start
@@ -251,9 +253,7 @@ class Ordeal:
         """Replaces the machine of one process, or all of them, after two thirds of the faults."""
         lost = {0: [], 1: [fault.target], 2: range(self._plan.processes)}[fault.seed % 3]
         for process in lost:
-            disk = bucket_checkpoints.stage(
-                self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
-            )
+            disk = remote.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
             if disk.exists():  # it was killed before it had written anything
                 shutil.rmtree(disk)
             self._outcome.hits[-1].done += f"; disk of process {process} lost"
@@ -345,10 +345,14 @@ class Ordeal:
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
                 continue
-            copy = self._place / "copies" / f"{len(self._copies)}" / str(step)
-            with contextlib.suppress(OSError, shutil.Error):  # the run is deleting it
-                shutil.copytree(self._watch.checkpoints / str(step), copy)
-                self._copies.append(copy)
+            copy = self._place / "copies" / f"{len(self._copies)}"
+            kept = self._watch.checkpoints / f"{step}.json"
+            # The run may be deleting it.
+            with contextlib.suppress(OSError, shutil.Error, ValueError):
+                data = json.loads(kept.read_text())["data"]
+                shutil.copytree(self._directory / data, copy / data)
+                (copy / "checkpoints").mkdir()
+                self._copies.append(Path(shutil.copy(kept, copy / "checkpoints")))
                 return
 
     def _nothing_runs(self) -> None:
@@ -377,14 +381,14 @@ class Ordeal:
                 if left:
                     self._problems.append(f"temporary files in {folder.name}: {', '.join(left)}")
             for step in self._striker.to_be_found:
-                if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}*")):
+                if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}.json")):
                     self._problems.append(f"the damage to checkpoint {step} was not detected")
             steps = self._watch.complete()
             if STEPS not in steps:
                 self._problems.append(f"no checkpoint of the last step, only {steps}")
             for step in steps:
                 if step not in self._striker.damaged:
-                    self._compare_arrays(self._watch.checkpoints / str(step))
+                    self._compare_arrays(self._watch.checkpoints / f"{step}.json")
             # The best checkpoint may have been damaged, or not saved on a full disk.
             if not self._striker.damaged and not _fills(self._plan):
                 self._compare_best()
@@ -395,37 +399,31 @@ class Ordeal:
         """Judges the files in the bucket, as if all machines of the run were gone."""
         assert self._server is not None
         copy = self._place / "copy"
-        folder = self._output.removeprefix(f"s3://{BUCKET}/")
-        self._server.download(folder, copy, without="data/")
+        os.environ |= self._server.variables
+        stored = RemoteRun(Bucket(self._output), print)
+        copy.mkdir()
+        FileCopies(stored.bucket, copy).fetch(lambda name: "/" not in name)
         found = verdicts.compare(self._undisturbed.directory, copy)
         self._problems += found.problems
         self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
         for process in range(self._plan.processes):
-            own = bucket_checkpoints.stage(
-                self._output, Path(self._variables["JAXTRAIN_CACHE"]), process
-            )
+            own = remote.stage(self._output, Path(self._variables["JAXTRAIN_CACHE"]), process)
             if left := verdicts.leftovers(own):
                 self._problems.append(f"temporary files of process {process}: {', '.join(left)}")
-        os.environ |= self._server.variables
-        stored = BucketCheckpoints(Bucket(self._output), print)
         if stored.bucket.get(lease.NAME):
             self._problems.append("the lease is left")
-        steps, best = stored.steps(), stored.steps("best")
-        wanted = sorted(int(path.name) for path in (self._undisturbed.directory / "best").iterdir())
+        steps, best = stored.store.steps(), stored.store.steps("best")
+        wanted = pointer.steps(self._undisturbed.directory / "best")
         if STEPS not in steps:
             self._problems.append(f"no checkpoint of the last step, only {steps}")
         if best != wanted and not _fills(self._plan):
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
             for step in numbers:
-                target = copy / "fetched" / kind / str(step)
-                try:
-                    checkpoint = stored.read(kind, step)
-                    stored.fetch(checkpoint, checkpoint.layout.complete(), copy / "fetched", target)
-                except Incomplete as why:
-                    self._problems.append(f"{kind}/{step} in the bucket is incomplete: {why}")
+                if why := stored.fetch(kind, step, copy / "fetched"):
+                    self._problems.append(f"{kind}/{step} in the bucket is damaged: {why}")
                 else:
-                    self._compare_arrays(target)
+                    self._compare_arrays(copy / "fetched" / kind / f"{step}.json")
         for copied in self._copies:
             self._compare_arrays(copied)
         # A start that ended before it uploaded its log has reported on the console only.
@@ -446,7 +444,7 @@ class Ordeal:
             self._compare_arrays(self._directory / "best" / name)
 
     def _compare_arrays(self, checkpoint: Path) -> None:
-        reference = self._undisturbed.checkpoint(int(checkpoint.name))
+        reference = self._undisturbed.checkpoint(int(checkpoint.stem))
         # A SIGTERM saves between two regular checkpoints: such a checkpoint is only read.
         difference = verdicts.same_arrays(reference or checkpoint, checkpoint)
         if difference:

@@ -78,35 +78,33 @@ class Striker:
     def _damage(self, fault: Fault) -> str | None:
         """Damages the newest checkpoints, one for each of the fault's damages.
 
-        One of several checkpoints stays intact: a run with only damaged ones refuses to resume.
+        One checkpoint stays intact: a run with only damaged ones refuses to resume.
         """
         rng = random.Random(fault.seed)
         done = []
         for step, kind in zip(reversed(self.damageable()), fault.damages, strict=False):
-            checkpoint = self._watch.checkpoints / str(step)
-            self._struck.add((step, self._inode(step)))
-            done.append(damage(checkpoint, kind, rng))
+            done.append(damage(self._watch.checkpoints / f"{step}.json", kind, rng))
+            self._struck.add((step, self._state(step)))
             self.damaged.add(step)
         return "; ".join(done) or None
 
     def damageable(self) -> list[int]:
         """Returns the steps of checkpoints that may be damaged.
 
-        These are the intact ones, without the oldest if there are several or some are damaged.
+        These are the intact ones without the oldest.
         """
         steps = self._watch.complete()
-        intact = [step for step in steps if (step, self._inode(step)) not in self._struck]
-        return intact[1:] if len(steps) > 1 or self.damaged else intact
+        return [step for step in steps if (step, self._state(step)) not in self._struck][1:]
 
-    def _inode(self, step: int) -> int:
-        """Returns the inode of a checkpoint's folder; 0 if the run is deleting it."""
+    def _state(self, step: int) -> bytes:
+        """Returns a checkpoint's pointer; empty if the run is deleting it."""
         try:
-            return (self._watch.checkpoints / str(step)).stat().st_ino
+            return (self._watch.checkpoints / f"{step}.json").read_bytes()
         except FileNotFoundError:
-            return 0
+            return b""
 
     def _expect_found(self) -> None:
-        newest = max(self._watch.folders(), default=None)
+        newest = max(self._watch.complete(), default=None)
         if newest in self.damaged:
             self.to_be_found.add(newest)
 

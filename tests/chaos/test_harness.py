@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import small_checkpoint
 from chaos import table as tables
 from chaos import verdict as verdicts
 from chaos.damage import DAMAGES, damage
@@ -15,7 +16,7 @@ from chaos.launched import Launched
 from chaos.striking import Striker
 from chaos.watch import Watch
 
-from jaxtrain.checkpoint import manifest
+from jaxtrain.checkpoint import pointer
 
 STEPS = 4
 
@@ -31,13 +32,11 @@ def write_records(directory: Path, losses: dict[int, float], ids: dict[int, list
     (directory / "examples.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def write_checkpoint(checkpoint: Path, step: int) -> Path:
-    """Writes a checkpoint with a few files and a manifest."""
-    for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
-        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
-    manifest.write(checkpoint, step)
-    return checkpoint
+def write_checkpoint(run: Path, step: int) -> Path:
+    """Writes a checkpoint with a few files."""
+    names = ("state/d/0", "tokenizer.json", "state/_METADATA")
+    files = {name: random.Random(name).randbytes(200) for name in names}
+    return small_checkpoint.write(run, step, files=files)
 
 
 LOSSES = {step: 1.0 / step for step in range(1, STEPS + 1)}
@@ -110,14 +109,12 @@ def test_a_duplicate_or_incomplete_record_fails(
 
 
 def test_leftovers_of_a_run_are_detected(tmp_path: Path) -> None:
-    (tmp_path / "damaged" / "12").mkdir(parents=True)
-    (tmp_path / "damaged" / "12" / ".manifest.json.x").touch()
-    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp-3").mkdir(parents=True)
+    (tmp_path / "data/8-0a/state.orbax-checkpoint-tmp-3").mkdir(parents=True)
     (tmp_path / ".config.json.x7").write_text("")
     (tmp_path / "config.json").write_text("")
     assert verdicts.leftovers(tmp_path) == [
         ".config.json.x7",
-        "checkpoints/8.orbax-checkpoint-tmp-3",
+        "data/8-0a/state.orbax-checkpoint-tmp-3",
     ]
 
 
@@ -145,28 +142,25 @@ def test_faults_are_parsed_from_text() -> None:
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_every_damage_breaks_a_checkpoint(tmp_path: Path, kind: str) -> None:
     for seed in range(8):
-        checkpoint = write_checkpoint(tmp_path / f"{seed}" / "12", 12)
-        assert manifest.verify(checkpoint) == ""
+        checkpoint = write_checkpoint(tmp_path / f"{seed}", 12)
+        assert pointer.verify(checkpoint) == ""
         assert damage(checkpoint, kind, random.Random(seed))
-        assert manifest.verify(checkpoint) != ""
+        assert pointer.verify(checkpoint) != ""
 
 
-@pytest.mark.parametrize(("saved", "spared"), [((4, 8, 12), 4), ((4, 8), 4), ((4,), None)])
-def test_damage_spares_one_of_several_checkpoints(
-    tmp_path: Path, saved: tuple[int, ...], spared: int | None
-) -> None:
-    checkpoints = [write_checkpoint(tmp_path / "checkpoints" / f"{step}", step) for step in saved]
+@pytest.mark.parametrize("saved", [(4, 8, 12), (4, 8), (4,)])
+def test_damage_spares_one_checkpoint(tmp_path: Path, saved: tuple[int, ...]) -> None:
+    checkpoints = [write_checkpoint(tmp_path, step) for step in saved]
     striker = Striker(Watch(tmp_path, steps=STEPS, eval_every=2), None)
     for seed in range(6):
         striker.damage_at_rest(Fault("damage-rest", "steps", damages=("flip", "lie"), seed=seed))
-    intact = [int(path.name) for path in checkpoints if not manifest.verify(path)]
-    assert intact == ([] if spared is None else [spared])
+    assert [int(path.stem) for path in checkpoints if not pointer.verify(path)] == [4]
 
 
 def test_phases_are_determined_from_the_output(tmp_path: Path) -> None:
     watch = Watch(tmp_path, steps=STEPS, eval_every=2)
     log, metrics = tmp_path / "log.txt", tmp_path / "metrics.jsonl"
-    checkpoints = tmp_path / "checkpoints"
+    data = tmp_path / "data/1-0a"
 
     def after(line: str = "", **record: float) -> str:
         if line:
@@ -183,11 +177,12 @@ def test_phases_are_determined_from_the_output(tmp_path: Path) -> None:
     assert after("20,652 parameters; 4 steps") == "compile"
     assert after("compiled in 1.0 s") == "first step"
     assert after("step 1/4 | loss 5", step=1) == "steps"
-    (checkpoints / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    (data / "state.orbax-checkpoint-tmp-0").mkdir(parents=True)
     assert after() == "save"
-    (checkpoints / "1.orbax-checkpoint-tmp-0").rename(checkpoints / "1")
+    (data / "state.orbax-checkpoint-tmp-0").rename(data / "state")
     assert after() == "commit"
-    (checkpoints / "1" / "manifest.json").write_text("{}")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/1.json").write_text("{}")
     assert after("step 2/4 | loss 5", step=2) == "evaluation"
     assert after("step 2/4 | validation", **{"step": 2, "val/loss": 5.0}) == "steps"
     assert after("run directory /run") == "data"

@@ -34,8 +34,8 @@ class Undisturbed:
 
     def checkpoint(self, step: int) -> Path | None:
         """Returns the checkpoint of a step, if any."""
-        path = self.directory / "checkpoints" / str(step)
-        return path if path.is_dir() else None
+        path = self.directory / "checkpoints" / f"{step}.json"
+        return path if path.is_file() else None
 
 
 def arguments(processes: int, workers: int, directory: Path | str, *, keep: int = 3) -> list[str]:

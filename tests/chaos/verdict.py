@@ -21,7 +21,7 @@ _MEASURED = (
     "shm_gib",
 )
 # Parts of the names of files that exist only while something is written or deleted.
-_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".replaced", ".deleted", ".tmp")
+_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".part", ".tmp")
 
 
 @dataclass
@@ -56,7 +56,7 @@ def leftovers(directory: Path) -> list[str]:
     for path in sorted(directory.rglob("*")):
         if path.is_relative_to(directory / "damaged"):
             continue
-        hidden = path.name.startswith(".") and path.name != ".lock"
+        hidden = path.name.startswith(".") and path.name not in (".lock", ".in-bucket")
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found
@@ -82,16 +82,16 @@ def _arrays(checkpoint: Path) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxtrain.checkpoint import layout
+    from jaxtrain.checkpoint import pointer
     from jaxtrain.checkpoint.restore import restore
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in layout.read_shapes(checkpoint).items()
+        for name, array in pointer.read_shapes(checkpoint).items()
     }
     arrays = restore(checkpoint, shapes)
-    meta = layout.read_meta(checkpoint)
+    meta = pointer.read_meta(checkpoint)
     found: dict[str, Any] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
     return found | {name: meta[name] for name in ("step", "examples_seen", "fingerprint")}
 

@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 # In the order of a run. "start" is before the first line of the log; "commit" is from the
-# appearance of a checkpoint's folder to that of its manifest; "end" is after the last step.
+# appearance of a checkpoint's arrays to that of its pointer; "end" is after the last step.
 PHASES = (
     *("start", "data", "restore", "compile", "first step"),
     *("steps", "evaluation", "save", "commit", "end"),
 )
-MANIFEST = "manifest.json"
 _TEMPORARY = "orbax-checkpoint-tmp"
 _STARTED = b" run directory "
 
@@ -97,19 +96,15 @@ class Watch:
             return "end"
         if self.step % self._eval_every == 0 and not self._validated:
             return "evaluation"
-        if any(_TEMPORARY in name for name in self._names()):
+        written = self._written()
+        if any(_TEMPORARY in name for names in written.values() for name in names):
             return "save"
-        return "commit" if set(self.folders()) - set(self.complete()) else "steps"
-
-    def folders(self) -> list[int]:
-        """Returns the steps whose folder has its final name, ascending."""
-        return sorted(int(name) for name in self._names() if name.isdigit())
+        return "commit" if set(written) - set(self.complete()) else "steps"
 
     def complete(self) -> list[int]:
-        """Returns the steps whose folder has a manifest, ascending."""
-        return [
-            step for step in self.folders() if (self.checkpoints / str(step) / MANIFEST).is_file()
-        ]
+        """Returns the steps of the checkpoints, ascending."""
+        names = [Path(name) for name in _names(self.checkpoints)]
+        return sorted(int(name.stem) for name in names if name.stem.isdigit())
 
     def steps_again(self) -> bool:
         """Whether the newest start has completed a step."""
@@ -131,8 +126,17 @@ class Watch:
     def _has(self, pattern: bytes) -> bool:
         return any(re.search(pattern, line) for line in self._newest)
 
-    def _names(self) -> list[str]:
-        try:
-            return [path.name for path in self.checkpoints.iterdir()]
-        except OSError:
-            return []
+    def _written(self) -> dict[int, list[str]]:
+        """Returns the names in the newest folder of files; {} before the first save."""
+        folders = {name: int(name.partition("-")[0]) for name in _names(self.directory / "data")}
+        newest = max(folders, key=lambda name: folders[name], default=None)
+        if newest is None:
+            return {}
+        return {folders[newest]: _names(self.directory / "data" / newest)}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []

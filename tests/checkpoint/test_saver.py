@@ -1,12 +1,14 @@
 """Tests saving, retaining, finding and restoring, with one process and eight virtual devices."""
 
 import dataclasses
-import json
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
-from jaxtrain.checkpoint import layout, manifest
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.distributed import key_value
+from jaxtrain.errors import InputError, RunAgain, Stopped
 
 
 def same(left: Any, right: Any) -> None:
@@ -39,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saver(run: Path) -> Iterator[Checkpoints]:
-    checkpoints = Checkpoints(run / "checkpoints", 2)
+    checkpoints = Checkpoints(run, 2)
     yield checkpoints
     checkpoints.close()
 
@@ -48,9 +52,9 @@ def saver(run: Path) -> Iterator[Checkpoints]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a run with checkpoints 4 and 9 and best 4, for tests that only read or copy it."""
     directory = tmp_path_factory.mktemp("saved")
-    checkpoints = Checkpoints(directory / "checkpoints", 2)
+    checkpoints = Checkpoints(directory, 2)
     save(checkpoints, 4, 9)
-    checkpoints.save_best(make_state(4), meta_of(4))
+    checkpoints.save(make_state(4), meta_of(4), ("best",))
     checkpoints.close()
     return directory
 
@@ -58,17 +62,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("devices", [8, 4, 1])
 def test_restores_bit_for_bit_on_another_mesh(saved: Path, devices: int) -> None:
     state, mesh = make_state(9), mesh_of(devices)
-    restored = restore(saved / "checkpoints" / "9", target_of(state, mesh))
+    restored = restore(saved / "checkpoints/9.json", target_of(state, mesh))
     same(restored, state)
     for name, leaf in named(restored).items():
         assert leaf.sharding == sharding(leaf, mesh), name
     kernel = restored.params["encoder.0.kernel"]
     assert kernel.addressable_shards[0].data.shape == (16 // devices, 8)
     assert restored.extras == {}
-    assert layout.read_meta(saved / "checkpoints" / "9") == meta_of(9)
+    assert pointer.read_meta(saved / "checkpoints/9.json") == meta_of(9)
 
 
-def test_special_bits_survive(saver: Checkpoints) -> None:
+def test_special_bits_survive(saver: Checkpoints, run: Path) -> None:
     odd = np.array([np.nan, -0.0, np.inf, 1e-45, 0, 1, 2, 3], np.float32)
     odd.view(np.uint32)[0] |= 0x1234  # a NaN with a payload
     state = make_state(1)
@@ -82,12 +86,10 @@ def test_special_bits_survive(saver: Checkpoints) -> None:
     )
     saver.save(state, meta_of(1))
     saver.wait()
-    latest = saver.latest()
-    assert latest is not None
-    same(restore(latest, target_of(state, mesh_of(4))), state)
+    same(restore(run / "checkpoints/1.json", target_of(state, mesh_of(4))), state)
 
 
-def test_the_next_step_does_not_change_a_save_in_progress(saver: Checkpoints) -> None:
+def test_the_next_step_does_not_change_a_save_in_progress(saver: Checkpoints, run: Path) -> None:
     state = make_state(1, big=1 << 20)
     before = jax.tree.map(np.array, state)
     overwrite = jax.jit(
@@ -101,24 +103,22 @@ def test_the_next_step_does_not_change_a_save_in_progress(saver: Checkpoints) ->
     # donating; on a GPU the buffer is overwritten. Either way the saved bits are the old ones.
     jax.block_until_ready(compiled(state))
     saver.wait()
-    latest = saver.latest()
-    assert latest is not None
-    same(restore(latest, target_of(before, mesh_of(8))), before)
+    same(restore(run / "checkpoints/1.json", target_of(before, mesh_of(8))), before)
 
 
 def test_restores_a_subset(saved: Path) -> None:
     state = make_state(9)
     only_params = {"params": target_of(state, mesh_of(4)).params}
-    restored = restore(saved / "checkpoints" / "9", only_params, subset=True)
+    restored = restore(saved / "checkpoints/9.json", only_params, subset=True)
     same(restored, {"params": state.params})
     with pytest.raises(InputError, match="only in the checkpoint"):
-        restore(saved / "checkpoints" / "9", only_params)
+        restore(saved / "checkpoints/9.json", only_params)
 
 
 def test_a_different_shape_is_reported_before_anything_is_read(saved: Path, tmp_path: Path) -> None:
-    path = tmp_path / "9"
-    shutil.copytree(saved / "checkpoints" / "9", path)
-    for data in (path / "state" / "d").iterdir():
+    shutil.copytree(saved, tmp_path / "run")
+    path = tmp_path / "run/checkpoints/9.json"
+    for data in (pointer.folder_of(path) / "state" / "d").iterdir():
         data.write_bytes(bytes(data.stat().st_size))  # reading an array would fail now
     with pytest.raises(InputError) as caught:
         restore(path, target_of(make_state(9, width=4), mesh_of(8)), verified=True)
@@ -145,55 +145,64 @@ def test_a_different_dtype_is_not_cast(saved: Path) -> None:
         bias.shape, jnp.bfloat16, sharding=bias.sharding
     )
     with pytest.raises(InputError, match=r"encoder\.0\.bias is float32 \[8\].*bfloat16 \[8\]"):
-        restore(saved / "checkpoints" / "9", target)
+        restore(saved / "checkpoints/9.json", target)
 
 
-def test_keeps_the_newest_and_one_best(run: Path) -> None:
-    checkpoints = Checkpoints(run / "checkpoints", 2)
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_keeps_the_newest_and_one_best_and_their_files(run: Path) -> None:
+    checkpoints = Checkpoints(run, 1)
     for step in (2, 4, 6):
-        checkpoints.save(make_state(step), meta_of(step))
-        if step < 6:  # the best are 2, then 4; 6 is worse
-            checkpoints.save_best(make_state(step), meta_of(step))
+        checkpoints.save(
+            make_state(step),
+            meta_of(step),
+            ("checkpoints", "best") if step < 6 else ("checkpoints",),
+        )
     checkpoints.close()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "6"]
-    assert [path.name for path in (run / "best").iterdir()] == ["4"]
-    assert layout.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
-
-
-def test_the_best_checkpoint_is_written_once(run: Path) -> None:
-    checkpoints = Checkpoints(run / "checkpoints", 1)
-    for step in (2, 4, 6):
-        checkpoints.save(make_state(step), meta_of(step), best=step < 6)
-        if step == 4:
-            checkpoints.wait()
-            names = [(run / folder / "4" / "state/_METADATA") for folder in ("checkpoints", "best")]
-            assert names[0].samefile(names[1])
-    checkpoints.close()
-    assert layout.steps(run / "checkpoints") == [6]
-    assert layout.steps(run / "best") == [4]  # it survives the deletion of its other link
+    assert names(run / "checkpoints") == ["6.json"]
+    assert names(run / "best") == ["4.json"]
+    assert [name.partition("-")[0] for name in names(run / "data")] == ["4", "6"]
     state = make_state(4)
-    restored = restore(run / "best" / "4", target_of(state, mesh_of(1)))
+    restored = restore(run / "best/4.json", target_of(state, mesh_of(1)))
     np.testing.assert_array_equal(
         restored.params["encoder.0.kernel"], state.params["encoder.0.kernel"]
     )
 
 
-def test_a_later_best_is_superseded_too(run: Path) -> None:
-    checkpoints = Checkpoints(run / "checkpoints", 2)
-    checkpoints.save(make_state(8), meta_of(8), best=True)
-    checkpoints.close()
-    resumed = Checkpoints(run / "checkpoints", 2, lambda line: None)
-    resumed.save(make_state(6), meta_of(6), best=True)
-    resumed.close()
-    assert layout.steps(run / "best") == [6]
-    assert layout.is_complete(run / "superseded" / "best" / "8")
+def test_the_same_state_is_written_once(saver: Checkpoints, run: Path) -> None:
+    """Also if it turns out later that it is the best one."""
+    save(saver, 5)
+    before = names(run / "data"), (run / "checkpoints/5.json").read_bytes()
+    save(saver, 5)
+    saver.save(make_state(5), meta_of(5), ("best",))
+    saver.wait()
+    assert (names(run / "data"), (run / "checkpoints/5.json").read_bytes()) == before
+    assert (run / "best/5.json").read_bytes() == before[1]
 
 
-def test_the_same_step_twice_is_one_save(saver: Checkpoints, run: Path) -> None:
-    save(saver, 5)
-    before = (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text()
-    save(saver, 5)
-    assert (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text() == before
+def test_a_state_that_was_restored_is_not_written_again(run: Path) -> None:
+    """A validation that a stop had interrupted may find that it is the best one."""
+    first = Checkpoints(run, 2)
+    save(first, 5)
+    first.close()
+    again = Checkpoints(run, 2, resumed=run / "checkpoints/5.json")
+    again.save(make_state(5), meta_of(5), ("best",))
+    again.close()
+    assert (run / "best/5.json").read_bytes() == (run / "checkpoints/5.json").read_bytes()
+    assert len(names(run / "data")) == 1
+
+
+def test_after_a_rollback_the_same_step_is_another_state(saver: Checkpoints, run: Path) -> None:
+    save(saver, 4)
+    before = (run / "checkpoints/4.json").read_bytes()
+    saver.save(make_state(4), meta_of(4) | {"examples_seen": 99})
+    saver.wait()
+    assert (run / "checkpoints/4.json").read_bytes() != before
+    assert pointer.read_meta(run / "checkpoints/4.json")["examples_seen"] == 99
+    assert pointer.verify(run / "checkpoints/4.json") == ""
+    assert len(names(run / "data")) == 1
 
 
 def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
@@ -201,15 +210,190 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
 ) -> None:
     save(saver, 4, 8)
     said: list[str] = []
-    resumed = Checkpoints(run / "checkpoints", 2, said.append)
-    assert layout.steps(run / "checkpoints") == [4, 8]  # nothing moves before the next save
+    resumed = Checkpoints(run, 2, said.append)
+    assert pointer.steps(run / "checkpoints") == [4, 8]  # nothing moves before the next save
     resumed.save(make_state(6), meta_of(6))
     resumed.close()
-    assert layout.steps(run / "checkpoints") == [4, 6]
-    assert resumed.latest() == run / "checkpoints" / "6"
-    assert layout.is_complete(run / "superseded" / "checkpoints" / "8")
+    assert pointer.steps(run / "checkpoints") == [4, 6]
+    assert pointer.is_complete(run / "superseded/checkpoints/8.json")
     assert len(said) == 1
     assert "superseded" in said[0]
+
+
+def test_files_of_the_data_are_saved_and_verified(run: Path) -> None:
+    checkpoints = Checkpoints(run, 1, lambda line: None, files={"tokenizer.json": b"{}"})
+    checkpoints.save(make_state(2), meta_of(2), ("checkpoints", "best"))
+    checkpoints.close()
+    for path in (run / "checkpoints/2.json", run / "best/2.json"):
+        assert (pointer.folder_of(path) / "tokenizer.json").read_bytes() == b"{}"
+        assert pointer.verify(path) == ""
+    (pointer.folder_of(path) / "tokenizer.json").unlink()
+    assert pointer.verify(path) == "tokenizer.json is missing"
+
+
+def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ("checkpoints", "best")
+    first = Checkpoints(run, 2)
+    first.save(make_state(4), meta_of(4), both)
+    first.close()
+    paths = [run / kind / "4.json" for kind in both]
+    before = [path.read_bytes() for path in paths]
+
+    def reachable() -> bool:
+        """Whether a process started after a kill at this moment finds a checkpoint."""
+        other = run.with_name("killed")
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(run, other)
+        found = resume.choose("latest", other, run.parent, lambda line: None)
+        return found == other / "checkpoints/4.json" and not pointer.verify(other / "best/4.json")
+
+    written, looked = threading.Event(), threading.Event()
+
+    def full(folder: Path, *more: object) -> None:
+        assert (folder / "state" / "_METADATA").exists()
+        written.set()
+        assert looked.wait(60)
+        raise OSError(28, "No space left on device")
+
+    again = Checkpoints(run, 2, lambda line: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(pointer.Pointer, "of_folder", full)
+        again.save(make_state(4), meta_of(4), both)
+        assert written.wait(60)
+        assert reachable()
+        looked.set()
+        with pytest.raises(SaveFailed, match=r"\(No space left on device\): the newest .* is 4;"):
+            again.wait()
+    assert [path.read_bytes() for path in paths] == before
+    assert len(names(run / "data")) == 1
+    again.save(make_state(4), meta_of(4), both)
+    again.close()
+    assert [pointer.verify(path) for path in paths] == ["", ""]
+    assert paths[0].read_bytes() == paths[1].read_bytes() != before[0]
+    assert len(names(run / "data")) == 1
+
+
+def test_a_pointer_that_cannot_be_written_is_a_failed_save(
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ("checkpoints", "best")
+    saver.save(make_state(2), meta_of(2), both)
+    saver.wait()
+    put = saver._store.place.put
+
+    def refuse(name: str, content: bytes) -> None:
+        if name.startswith("best/"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._store.place, "put", refuse)
+        saver.save(make_state(4), meta_of(4), both)
+        with pytest.raises(SaveFailed, match="No space left"):
+            saver.wait()
+    assert pointer.steps(run / "best") == [2]
+    saver.save(make_state(4), meta_of(4), both)
+    saver.wait()
+    assert pointer.steps(run / "best") == [4]
+
+
+def test_a_save_fails_if_its_thread_dies(
+    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example in a vote when process 0 is gone, and the result of the others is unknown."""
+    save(saver, 2)
+
+    def gone(part: str, failure: str) -> str:
+        if part == "end":
+            raise RuntimeError("UNAVAILABLE: the coordination service is gone")
+        return failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._votes, "agree", gone)
+        saver.save(make_state(4), meta_of(4))
+        with pytest.raises(SaveFailed, match=r"checkpoint 4 .* \(RuntimeError: UNAVAI"):
+            saver.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENOSPC, "free space on that disk (lower --checkpoint.keep)"),
+        (errno.EIO, "bring the disk back"),
+        (errno.ESTALE, "bring the disk back"),
+        (errno.EACCES, "check that disk, or choose another --output-dir"),
+    ],
+)
+def test_a_failed_save_reports_the_fix_for_its_cause(
+    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(SaveFailed) as caught:
+        saver.save(make_state(2), meta_of(2))
+    assert str(caught.value).endswith(f"({os.strerror(number)}): none is complete; {cure}")
+
+
+def test_a_process_that_does_not_answer_is_not_blamed_on_the_disk(
+    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = f"process 3 {key_value.NO_VOTE} 1200 s"
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._votes, "agree", lambda part, failure: silent)
+        with pytest.raises(SaveFailed) as caught:
+            saver.save(make_state(2), meta_of(2))
+    assert str(caught.value).endswith(f"({silent}): none is complete; see the log of that process")
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, RunAgain), (errno.EACCES, InputError)])
+def test_temporary_disk_errors_raise_run_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(path: Path, *arguments: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        with pytest.raises(kind, match="cannot be read or written"):
+            Checkpoints(run, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(pointer, "verify", refuse)
+        with pytest.raises(kind, match="cannot be read"):
+            restore(run / "checkpoints/2.json", None)
+
+
+def test_a_missing_disk_raises_run_again(
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(saver, 2)
+
+    def away(*arguments: object, **more: object) -> None:
+        raise ValueError("NOT_FOUND: Error reading: Input/output error [os_error_code='5']")
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", away)
+    with pytest.raises(RunAgain, match=r"\(Input/output error\): bring the disk back"):
+        restore(run / "checkpoints/2.json", target_of(make_state(2), mesh_of(8)), verified=True)
+
+
+def test_a_stop_signal_during_a_restore_is_not_damage(
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax reads in its own event loop and wraps exceptions that interrupt it."""
+    save(saver, 2)
+
+    def stopped(*arguments: object, **more: object) -> None:
+        try:
+            raise Stopped("SIGTERM")
+        except Stopped as stop:
+            raise ValueError("cannot restore") from stop
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", stopped)
+    with pytest.raises(Stopped):
+        restore(run / "checkpoints/2.json", target_of(make_state(2), mesh_of(8)), verified=True)
 
 
 def test_step_and_meta_must_agree(saver: Checkpoints) -> None:
@@ -221,17 +405,17 @@ def test_nothing_is_written_below_the_mount_point_of_a_lost_disk(
     saver: Checkpoints, run: Path
 ) -> None:
     """The mount point is a folder of the parent disk."""
-    folder, away = run / "checkpoints", run / "away"
+    away = run.with_name("away")
     save(saver, 2)
-    folder.rename(away)
-    folder.mkdir()
-    with pytest.raises(SaveFailed, match=r"checkpoints is not the same folder as before\)"):
+    run.rename(away)
+    (run / "data").mkdir(parents=True)
+    with pytest.raises(SaveFailed, match=r"data is not the same folder as before\)"):
         saver.save(make_state(4), meta_of(4))
-    assert list(folder.iterdir()) == []
-    folder.rmdir()
-    away.rename(folder)
+    assert list((run / "data").iterdir()) == []
+    shutil.rmtree(run)
+    away.rename(run)
     save(saver, 4)
-    assert layout.steps(folder) == [2, 4]
+    assert pointer.steps(run / "checkpoints") == [2, 4]
 
 
 FULL_DISK = """
@@ -251,7 +435,11 @@ def save(step):
     checkpoints.save(State(jnp.uint32(step), big), {"step": step})
 
 folder = Path(sys.argv[1])
-names = lambda: print(sorted(path.name for path in folder.iterdir()))
+def names():
+    data = [path.name.partition("-")[0] for path in (folder / "data").iterdir()]
+    print([path.name for path in (folder / "checkpoints").iterdir()], data)
+
+
 checkpoints = Checkpoints(folder, 1, lambda line: print("said:", line))
 save(2)
 checkpoints.wait()
@@ -299,9 +487,8 @@ folder.unlink()
 
 def test_a_folder_that_cannot_be_created_blocks_nothing(run: Path, checkout: Path) -> None:
     """Neither the save nor the exit, although Orbax's threads would wait 300 s for the folder."""
-    folder = run / "checkpoints"
     ended = subprocess.run(
-        [sys.executable, "-c", GONE, str(folder)],
+        [sys.executable, "-c", GONE, str(run)],
         env=os.environ | {"PYTHONPATH": f"{checkout}:{checkout / 'tests'}"},
         capture_output=True,
         text=True,
@@ -310,10 +497,10 @@ def test_a_folder_that_cannot_be_created_blocks_nothing(run: Path, checkout: Pat
     )
     assert ended.returncode == 0, ended.stderr
     said, last = ended.stdout.splitlines()
-    assert said.startswith(f"warning: checkpoint {folder / '4'} could not be written (")
-    assert f"the newest complete one is {folder / '2'}" in said
+    assert said.startswith(f"warning: checkpoint 4 could not be written to {run} (")
+    assert "the newest complete one is 2" in said
     assert last == "failed"
-    assert manifest.verify(run / "away" / "2") == ""
+    assert pointer.verify(run.with_name("away") / "checkpoints/2.json") == ""
 
 
 OWN_DISKS = """
@@ -327,14 +514,14 @@ jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(address, 2, int(process))
 
 import small_state
-from jaxtrain.checkpoint import manifest, orbax_compat
+from jaxtrain.checkpoint import orbax_compat
 from jaxtrain.checkpoint.saver import Checkpoints
 
 base = orbax_compat.TemporaryPath.__mro__[1]
 create = base.create
 
 async def create_late(self):
-    if process == "1" and self.get_final().name == "4":
+    if process == "1" and "data/4-" in str(self.get_final()):
         await asyncio.sleep(1)
     return await create(self)
 
@@ -371,13 +558,20 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0], outputs
-    assert [manifest.verify(tmp_path / name / "4") for name in ("0", "1")] == ["", ""]
+    # Each has its shards, and both together have all: none is in both.
+    (one,), (other,) = ((tmp_path / name / "data").glob("4-*") for name in ("0", "1"))
+    assert one.name == other.name
+    files = [
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        for folder in (one, other)
+    ]
+    kernels = [{name for name in names if "kernel/0.0" in name} for names in files]
+    assert kernels[0] != kernels[1]
 
 
 def test_a_full_disk_is_reported_and_keeps_the_older_checkpoint(run: Path) -> None:
-    folder = run / "checkpoints"
     ended = subprocess.run(  # separate, as leftovers of Orbax after a failure disturb other tests
-        [sys.executable, "-c", FULL_DISK, str(folder)],
+        [sys.executable, "-c", FULL_DISK, str(run)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -386,26 +580,20 @@ def test_a_full_disk_is_reported_and_keeps_the_older_checkpoint(run: Path) -> No
     assert ended.returncode == 0, ended.stderr
     said, error, after_failure, after_next = ended.stdout.splitlines()  # the error is one line
     assert said == f"said: warning: {error}"
-    assert f"checkpoint {folder / '4'} could not be written (" in error
+    assert f"checkpoint 4 could not be written to {run} (" in error
     assert "File too large" in error
-    assert f"the newest complete one is {folder / '2'}" in error
-    assert after_failure == "['2']"  # and no partial one
-    assert after_next == "['4']"  # the next save works, including the failed step
+    assert "the newest complete one is 2" in error
+    assert after_failure == "['2.json'] ['2']"  # and no partial one
+    assert after_next == "['4.json'] ['4']"  # the next save works, including the failed step
     assert "ERROR:absl" not in ended.stderr
     assert issubclass(SaveFailed, RunAgain)
-
-
-def test_a_checkpoint_that_was_not_committed_is_incomplete(saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(saved / "checkpoints" / "9", tmp_path / "9")
-    marker = tmp_path / "9" / "_CHECKPOINT_METADATA"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"commit_timestamp_nsecs": None}))
-    assert not layout.is_complete(tmp_path / "9")
 
 
 def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
-    for name in ("12.orbax-checkpoint-tmp", "3.deleted", "mine"):
-        (run / "checkpoints" / name / "state").mkdir(parents=True)
-    Checkpoints(run / "checkpoints", 1).close()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "9", "mine"]
+    for name in ("data/12-0123456789ab/state.orbax-checkpoint-tmp", "data/mine"):
+        (run / name).mkdir(parents=True)
+    Checkpoints(run, 1).close()
+    assert names(run / "checkpoints") == ["4.json", "9.json"]
+    assert [name.partition("-")[0] for name in names(run / "data")] == ["4", "4", "9", "mine"]

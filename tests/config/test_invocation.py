@@ -90,8 +90,9 @@ def _no_checkpoint(run: Path) -> str:
 
 
 def _none_intact(run: Path) -> str:
-    (run / "checkpoints/9").mkdir(parents=True)
-    return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_steps=1))
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/9.json").write_text("{}")
+    return _refused(lambda: resume.choose("latest", run, run.parent))
 
 
 def _flags_help(_: Path) -> str:

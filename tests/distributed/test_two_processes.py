@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from program import TINY_MLM, losses, records, train, two_processes, write_corpus
 
-from jaxtrain.checkpoint import layout, manifest
+from jaxtrain.checkpoint import pointer
 
 pytestmark = pytest.mark.slow
 
@@ -187,12 +187,12 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
     folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
     failed = f"could not be written (process {number}: File too large)"
     with two(place, "--output-dir", run, *OFTEN) as started:
-        wait_for(started, lambda: bool(layout.steps(folder)))
+        wait_for(started, lambda: bool(pointer.steps(folder)))
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
         wait_for(started, lambda: failed in log.read_text())  # the log of the other process
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, UNLIMITED)
-        newest = max(layout.steps(folder))
-        wait_for(started, lambda: max(layout.steps(folder), default=0) > newest)
+        newest = max(pointer.steps(folder))
+        wait_for(started, lambda: max(pointer.steps(folder), default=0) > newest)
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
         outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
@@ -202,19 +202,18 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
         assert last[0].startswith("error: 3 saves in a row have failed: ")
         assert failed in last[0]
         assert "Traceback" not in output
-    kept = layout.steps(folder)
+    kept = pointer.steps(folder)
     assert kept[-1] > newest
-    assert [manifest.verify(folder / str(step)) for step in kept] == [""] * len(kept)
-    assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
+    assert [pointer.verify(folder / f"{step}.json") for step in kept] == [""] * len(kept)
+    assert {path.name for path in folder.iterdir()} == {f"{step}.json" for step in kept}
 
 
 @pytest.mark.long
 def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
     short = ["--output-dir", "spoilt", "--loop.eval_every", "None"]
     train(place, *EIGHT, *short)
-    data = max(
-        (place / "spoilt/checkpoints/6/state").rglob("d/*"), key=lambda one: one.stat().st_size
-    )
+    files = pointer.folder_of(place / "spoilt/checkpoints/6.json")
+    data = max((files / "state").rglob("d/*"), key=lambda one: one.stat().st_size)
     data.write_bytes(bytes(data.stat().st_size))
     with two(place, *short, "--resume", "latest") as started:
         outputs = [process.communicate(timeout=240)[0] for process in started]
@@ -225,8 +224,8 @@ def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
         assert (
             "checkpoints/3: step 3 of 6, 24 examples seen" in (place / "spoilt" / log).read_text()
         )
-    assert layout.steps(place / "spoilt" / "checkpoints") == [3, 6]
-    assert (place / "spoilt/damaged/checkpoints/6/reason.txt").exists()
+    assert pointer.steps(place / "spoilt" / "checkpoints") == [3, 6]
+    assert (place / "spoilt/damaged/checkpoints/6.txt").exists()
 
 
 def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:

@@ -2,7 +2,7 @@
 
     python tests/fuzz --cases 10000 --fresh 1500 --seed 1 --jobs 2
     python tests/fuzz --kind safetensors --cases 200
-    python tests/fuzz --replay checkpoint:1000017 --keep
+    python tests/fuzz --replay safetensors:1000017 --keep
     python tests/fuzz --listed --cases 300
 
 A case consists of a kind of input and a seed, which determine the valid file, how it is changed,

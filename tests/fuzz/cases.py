@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fuzz import blind_spots, corpus, formats, mutate
+from fuzz import blind_spots, formats, mutate
 from fuzz.sandbox import INPUT, OUTPUT
 
 _IN, _OUT = f"{INPUT}/", f"{OUTPUT}/"
@@ -62,7 +62,6 @@ class Seed:
         change: what to change: "file", any file of a "folder", or files of this name in a folder.
         weight: relative probability.
         build: changes the input, instead of a random change.
-        written: whether the commands write to the input, such as a run that is resumed.
     """
 
     files: tuple[str, ...]
@@ -70,7 +69,6 @@ class Seed:
     change: str = "file"
     weight: float = 1.0
     build: Callable[[random.Random, Path], None] | None = None
-    written: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +157,8 @@ def _pth() -> tuple[Seed, ...]:
     return (valid, dataclasses.replace(valid, build=blind_spots.pickled, weight=0.3))
 
 
-def _text_models(prefix: str) -> tuple[Seed, ...]:
-    """Returns runs or transformers folders of language models, with commands that use them."""
+def _text_models() -> tuple[Seed, ...]:
+    """Returns transformers folders of language models, with commands that use them."""
 
     def of(name: str, use: Command, *, weight: float) -> Seed:
         more = (
@@ -168,9 +166,8 @@ def _text_models(prefix: str) -> tuple[Seed, ...]:
             Command(("export", "{}", _OUT + "hf", "--format", "hf"), 3),
             Command(("evaluate", "{}", "--data", _IN + "prompt.txt", "--max-tokens", "8"), 0.5),
         )
-        more += (Command(("import", "{}", _OUT + "hf"), 3),) if prefix == "hf" else ()
-        more += (Command(("checkpoints", "{}"), 3),) if prefix == "run" else ()
-        return Seed((f"{prefix}-{name}", "prompt.txt"), (use, *more), "folder", weight=weight)
+        more += (Command(("import", "{}", _OUT + "hf"), 3),)
+        return Seed((f"hf-{name}", "prompt.txt"), (use, *more), "folder", weight=weight)
 
     fill = Command(("fill", "{}", _TEXT_TO_FILL), 1.5)
     generate = Command(("generate", "{}", "once upon", *_FEW), 1)
@@ -179,17 +176,6 @@ def _text_models(prefix: str) -> tuple[Seed, ...]:
         of("gpt", generate, weight=1.0),
         of("llama", generate, weight=1.0),
     )
-
-
-def _run_of_video() -> Seed:
-    commands = (
-        Command(("checkpoints", "{}"), 3),
-        Command(("export", "{}", _OUT + "a.safetensors"), 3),
-        Command(("encode", "{}", _IN + "video.mp4", _OUT + "l.safetensors"), 0.5),
-        Command(("reconstruct", "{}", _IN + "video.mp4", _OUT + "v.mp4"), 0.3),
-        Command(("evaluate", "{}", "--data", _IN + "video.mp4", *_SIZE), 0.3),
-    )
-    return Seed(("run-video_ae", "video.mp4"), commands, "folder")
 
 
 def _only(seeds: Sequence[Seed], name: str) -> tuple[Seed, ...]:
@@ -248,24 +234,13 @@ def _tokenizers() -> tuple[Seed, ...]:
     flags = ("--data.path", _IN + "text.txt", "--data.tokenizer", "{}", *_SMALL_TEXT)
     command = Command(("prepare", "tokens", "--config", "demo_gpt", *flags))
     given = Seed(("tokenizer.json", "text.txt"), (command,), weight=2)
-    return (given, *_only((*_text_models("hf"), *_text_models("run")), "tokenizer.json"))
+    return (given, *_only(_text_models(), "tokenizer.json"))
 
 
 def _reports() -> tuple[Seed, ...]:
     command = Command(("report", "{}", "--out", _OUT + "report.html"), 3)
     two = Command(("report", "{}", "{}", "--out", _OUT + "report.html"))
     return (Seed(("report",), (command, two), "folder"),)
-
-
-def _resumed() -> tuple[Seed, ...]:
-    command = Command(
-        (
-            *(*corpus.TRAINING, "--loop.steps", "4", "--data.path", _IN + "texts"),
-            *("--output-dir", "{}", "--resume", "latest"),
-        ),
-        allowed=(0, 2, 75),
-    )
-    return (Seed(("run-trained", "texts"), (command,), "folder", written=True),)
 
 
 def _efficiencies() -> tuple[Seed, ...]:
@@ -298,10 +273,8 @@ def _meetings() -> tuple[Seed, ...]:
 KINDS: dict[str, Kind] = {
     "safetensors": Kind(_safetensors(), 18),
     "pth": Kind(_pth(), 6),
-    "checkpoint": Kind((*_text_models("run"), _run_of_video()), 14),
-    "manifest": Kind(_only((*_text_models("run"), _run_of_video()), "manifest.json"), 5),
-    "hf": Kind(_text_models("hf"), 8),
-    "config": Kind(_only(_text_models("hf"), "config.json"), 6),
+    "hf": Kind(_text_models(), 8),
+    "config": Kind(_only(_text_models(), "config.json"), 6),
     "tokenizer": Kind(_tokenizers(), 7),
     "txt": Kind(_texts("text.txt"), 2),
     "texts": Kind(_folder_of_texts(), 3),
@@ -313,7 +286,6 @@ KINDS: dict[str, Kind] = {
     "report": Kind(_reports(), 6),
     "efficiency": Kind(_efficiencies(), 2),
     "blind": Kind(_blind_spots(), 4),
-    "resume": Kind(_resumed(), 1, seconds=120.0),
     "rendezvous": Kind(_meetings(), 2, "fuzz.rendezvous:main", network=True),
 }
 
@@ -360,8 +332,7 @@ def place(seed: Seed, valid: Path, folder: Path) -> Path:
             shutil.copytree(source, folder / name)
         else:
             shutil.copyfile(source, folder / name)
-    first = folder / seed.files[0]
-    return first.rename(folder.parent / OUTPUT / first.name) if seed.written else first
+    return folder / seed.files[0]
 
 
 def _renamed(rng: random.Random, path: Path) -> Path:

@@ -24,12 +24,6 @@ EFFICIENCY = {"device": "NVIDIA A10", "config": "demo", "jax": "0.10.2", "effici
 TEXT = "once upon a time there was a time. largo, largo. paris is the capital of france. "
 WORDS = ("paris", "is", "the", "capital", "of", "france", "a", "once", "upon", "time", ".")
 GPT_WORDS = 290
-TRAINING = (
-    *("--config", "demo_mlm", "--model.hidden", "32", "--model.heads", "2", "--model.layers", "1"),
-    *("--model.sequence_length", "32", "--model.vocab_size", "300", "--data.batch_size", "8"),
-    *("--checkpoint.every", "2", "--simulate-devices", "1"),
-)
-"""The command line of a small run."""
 
 
 def make(folder: Path, environment: dict[str, str]) -> Path:
@@ -72,7 +66,6 @@ def _write(place: Path) -> None:
     _write_models(place)
     _write_pth(place)
     _write_reports(place)
-    _write_trained(place)
     _write_packets(place / "packets.json")
     (place / "efficiency.json").write_text(json.dumps(EFFICIENCY))
 
@@ -168,7 +161,8 @@ def _write_models(place: Path) -> None:
         if name == "video_ae":
             params = small_autoencoder.params(model)
         weights.save(place / f"{name}.safetensors", model, params)
-        _write_run(place / f"run-{name}", model, params, tokens)
+        if name == "gpt":
+            _write_run(place / f"run-{name}", model, params, tokens)
         if tokens is not None:
             huggingface.check_target(place / f"hf-{name}")
             huggingface.write(place / f"hf-{name}", model, params, tokens)
@@ -189,7 +183,7 @@ def _write_run(place: Path, model: Any, params: dict[str, Any], tokens: Any) -> 
     from jaxtrain.checkpoint.saver import Checkpoints
 
     files = {} if tokens is None else {"tokenizer.json": tokens.to_str().encode()}
-    saver = Checkpoints(place / "checkpoints", 3, lambda line: None, files=files)
+    saver = Checkpoints(place, 3, lambda line: None, files=files)
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
     arrays = {name: jnp.asarray(array) for name, array in params.items()}
     saver.save(dataclasses.replace(make_state(3), params=arrays), meta)
@@ -217,14 +211,6 @@ def _write_reports(place: Path) -> None:
     written_run.lines(place / "report" / "quarantine.jsonl", [bad])
     written_run.lines(place / "report" / "bad_steps.jsonl", [{"step": 3, "time": 1.0, "loss": 2.0}])
     written_run.add_samples(place / "report", [50])
-
-
-def _write_trained(place: Path) -> None:
-    """Trains a run of two steps, which can be resumed."""
-    flags = ("--loop.steps", "2", "--data.path", "texts", "--output-dir", "run-trained")
-    command = [sys.executable, "-m", "jaxtrain.main", *TRAINING, *flags]
-    paths = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    subprocess.run(command, cwd=place, env=paths, check=True)
 
 
 def _write_packets(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Mutations of specific formats, whose checksums and lengths stay valid most of the time."""
 
-import hashlib
 import io
 import json
 import os
@@ -16,7 +15,6 @@ from typing import Any
 
 from fuzz import mutate
 
-_MANIFEST = "manifest.json"
 # Names that an untrusted folder may contain, as bytes because not all are UTF-8.
 STRANGE_NAMES = (
     *(
@@ -316,7 +314,7 @@ def by_name(rng: random.Random, path: Path, data: bytes, other: bytes = b"") -> 
 
 
 def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda path: True) -> None:
-    """Changes, removes, replaces or renames files of a folder; then may sign its manifests again.
+    """Changes, removes, replaces or renames files of a folder.
 
     Args:
         rng: makes all choices.
@@ -349,9 +347,6 @@ def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda 
             path.unlink()
             if kind == "replace":
                 _put_something_else(rng, path)
-    if rng.random() < 0.6:
-        for manifest in sorted(top.rglob(_MANIFEST)):
-            sign(rng, manifest)
 
 
 def _put_something_else(rng: random.Random, path: Path) -> None:
@@ -367,34 +362,3 @@ def _put_something_else(rng: random.Random, path: Path) -> None:
             ("/etc/passwd", "/dev/zero", "/dev/full", path.name, "/nowhere", "..", "/proc/self/mem")
         )
         path.symlink_to(target)
-
-
-def sign(rng: random.Random, path: Path) -> None:
-    """Updates the file checksums (most of the time) and the manifest's own checksum.
-
-    Does nothing unless the manifest is a JSON object.
-    """
-    if path.is_symlink() or not path.is_file():
-        return
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return
-    if not isinstance(content, dict):
-        return
-    if isinstance(content.get("files"), dict) and rng.random() < 0.8:
-        for name, entry in content["files"].items():
-            file = path.parent / name[:200].replace("\0", "")
-            if not isinstance(entry, dict) or file.is_symlink() or not file.is_file():
-                continue
-            data = file.read_bytes()
-            if file.is_relative_to(path.parent) and "sha256" in entry:
-                entry["bytes"] = len(data)
-                entry["sha256"] = [hashlib.sha256(data).hexdigest()] if data else []
-    content.pop("sha256", None)
-    try:
-        canonical = json.dumps(content, sort_keys=True).encode()
-        signed = content | {"sha256": hashlib.sha256(canonical).hexdigest()}
-        path.write_text(json.dumps(signed, indent=1))
-    except (ValueError, TypeError, UnicodeError, RecursionError):
-        return

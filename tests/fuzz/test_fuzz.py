@@ -99,7 +99,7 @@ def corpus(tmp_path: Path) -> Path:
             path.write_bytes(file if path.suffix == ".safetensors" else b'[{"path": "a.mp4"}]\n')
             continue
         path.mkdir(parents=True)
-        for inner in ("config.json", "tokenizer.json", "manifest.json"):
+        for inner in ("config.json", "tokenizer.json"):
             (path / inner).write_text(json.dumps({"files": {}, "step": 3, "layers": 2}))
     return place
 
@@ -155,18 +155,6 @@ def test_most_changed_headers_have_a_valid_length() -> None:
     assert (
         sum(len(one) - 16 == struct.unpack("<Q", one[:8])[0] for one in found if len(one) > 8) > 40
     )
-
-
-def test_a_signed_manifest_passes_its_checks(tmp_path: Path) -> None:
-    from jaxtrain.checkpoint import manifest
-
-    (tmp_path / "12").mkdir()
-    (tmp_path / "12" / "data").write_bytes(b"saved")
-    manifest.write(tmp_path / "12", 12)
-    (tmp_path / "12" / "data").write_bytes(b"changed")
-    assert manifest.verify(tmp_path / "12")
-    signs = (formats.sign(random.Random(n), tmp_path / "12" / "manifest.json") for n in range(9))
-    assert any(manifest.verify(tmp_path / "12") == "" for _ in signs)
 
 
 def test_every_kind_has_input_and_commands() -> None:

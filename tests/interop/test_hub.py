@@ -6,12 +6,13 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_autoencoder
 import yaml
 
-from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint import resume
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
 from jaxtrain.models import gpt
@@ -180,11 +181,11 @@ def test_a_checkpoint_of_a_bucket_is_in_the_cache_of_the_run(
 ) -> None:
     fetched: list[object] = []
 
-    def fetch(text: str, flag: str, cache_root: Path, say: object) -> Path:
+    def fetch(text: str, flag: str, cache_root: Path, say: object, kinds: object) -> Any:
         fetched.append((text, flag, cache_root))
-        return tmp_path / "checkpoint"
+        return tmp_path / "checkpoint", text
 
-    monkeypatch.setattr(bucket_checkpoints, "model_to_read", fetch)
+    monkeypatch.setattr(resume, "of_url", fetch)
     model = gpt.Config(vocab_size=64, sequence_length=8, depth=1, init_from="s3://bucket/run")
     found = hub.with_local_source(model, print, str(tmp_path / "cache"))
     assert found.init_from == str(tmp_path / "checkpoint")

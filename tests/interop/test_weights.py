@@ -42,8 +42,8 @@ def write_run(
     placed = jax.tree.map(jax.numpy.asarray, state)
     saved = {"model": config.to_dict(model) if stored is None else stored}
     meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
-    saver = Checkpoints(directory / "checkpoints", 2)
-    saver.save_best(placed, meta) if best else saver.save(placed, meta)
+    saver = Checkpoints(directory, 2)
+    saver.save(placed, meta, ("best",) if best else ("checkpoints",))
     saver.close()
 
 
@@ -57,7 +57,7 @@ def test_the_best_checkpoint_of_a_run_is_preferred_to_the_newest(tmp_path: Path)
     newest, best = drawn(MODEL, 1), drawn(MODEL, 2)
     write_run(tmp_path / "run", MODEL, 8, newest)
     found = weights.load(tmp_path / "run")
-    assert (found.model, found.source) == (MODEL, str(tmp_path / "run" / "checkpoints" / "8"))
+    assert (found.model, found.source) == (MODEL, str(tmp_path / "run" / "checkpoints" / "8.json"))
     same(found.params, newest)
     write_run(tmp_path / "run", MODEL, 4, best, best=True)
     same(weights.load(tmp_path / "run").params, best)
@@ -68,7 +68,7 @@ def test_identifying_a_model_reads_no_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
-    monkeypatch.setattr(resume, "first_intact", None)  # reads every byte
+    monkeypatch.setattr(resume, "newest_intact", None)  # reads every byte
     for source in (tmp_path / "run", tmp_path / "run/checkpoints/8"):
         assert weights.model_at(source) == MODEL
     for other in (tmp_path, tmp_path / "gone", Path(__file__)):

@@ -69,7 +69,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 # stopped, the third trains ten more steps.
 PYTHON = """\
 #!/usr/bin/env bash
-newest=$(ls -d {run}/checkpoints/*/manifest.json 2>/dev/null | awk -F/ '{{print $(NF - 1)}}' |
+newest=$(ls {run}/checkpoints 2>/dev/null | sed 's/[.]json$//' |
     grep -x '[0-9]*' | sort -n | tail -n 1)
 steps=1000000
 ((${{SLURM_RESTART_COUNT:-0}} < 2)) || steps=$((newest + 10))

@@ -25,7 +25,7 @@ attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))
     printf '%s|' "${JAX_LOCAL_DEVICE_IDS-}" "$@"
     echo
 } >>"$STUBS/calls.$index"
-save() { mkdir -p "run/checkpoints/$1" && echo {} >"run/checkpoints/$1/manifest.json"; }
+save() { mkdir -p run/checkpoints && echo {} >"run/checkpoints/$1.json"; }
 stopped() { touch "$STUBS/ready.$index"; while :; do sleep 0.05; done; }
 source "$STUBS/plan"
 play "$index" "$attempt"

@@ -85,8 +85,8 @@ def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 8
 
 
-def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { mkdir -p run/checkpoints/$2; exit 75; }")
+def test_files_of_a_failed_save_are_not_a_checkpoint(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { mkdir -p run/checkpoints run/data/$2-0a; exit 75; }")
     assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 1
     assert len(stubs.calls(0)) == 2
 
@@ -271,7 +271,7 @@ def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
     assert code == 0, err
     assert len(stubs.calls(0)) == 2
     assert "is its disk mounted?" in err
-    assert (tmp_path / "run" / "checkpoints" / "18").is_dir()
+    assert (tmp_path / "run" / "checkpoints" / "18.json").is_file()
 
 
 def test_a_signal_ends_the_wait_for_a_disk(tmp_path: Path) -> None:
@@ -297,12 +297,11 @@ def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "rm run/checkpoints/18/manifest.json",
         "mkdir -p run/damaged; mv run/checkpoints run/damaged",
-        "mv run/checkpoints/18{,.replaced}",
+        "mkdir -p run/suspect; mv run/checkpoints run/suspect",
     ],
 )
-def test_a_damaged_or_replaced_checkpoint_is_not_an_unavailable_disk(
+def test_a_damaged_or_suspect_checkpoint_is_not_an_unavailable_disk(
     tmp_path: Path, change: str
 ) -> None:
     plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"

@@ -35,8 +35,7 @@ def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 def newest_checkpoint(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint, or 0."""
-    found = [path.parent.name for path in folder.glob("*/manifest.json")]
-    return max((int(name) for name in found if name.isdigit()), default=0)
+    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
 
 
 def wait_for_checkpoint(launcher: "subprocess.Popen[str]", folder: Path, after: int) -> None:
@@ -76,4 +75,4 @@ def test_a_run_recovers_from_a_killed_process_and_sigterm_ends_all(tmp_path: Pat
     assert "resumed from" in output
     made = sorted(losses(tmp_path / "run"))
     assert made == list(range(1, made[-1] + 1))
-    assert max(int(path.name) for path in folder.iterdir()) == made[-1]
+    assert newest_checkpoint(folder) == made[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch.stub import LAUNCH, Stubs
 
-from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint import remote
 from jaxtrain.storage import bucket
 
 RUN = ("--config", "demo", "--output-dir", "run")
@@ -165,7 +165,7 @@ def test_a_run_in_a_bucket_has_the_folder_on_disk_that_jaxtrain_uses(
         text=True,
         check=True,
     )
-    expected = bucket_checkpoints.stage(bucket.normalized(output, ""), Path(cache))
+    expected = remote.stage(bucket.normalized(output, ""), Path(cache))
     assert found.stdout.splitlines() == [str(expected), "yes"]
 
 

@@ -87,11 +87,12 @@ def test_doctor_plan_and_train_run_in_this_order(task: dict[str, Any], tmp_path:
 
 
 def test_a_replaced_machine_resumes_without_a_plan(task: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "copy/checkpoints/5").mkdir(parents=True)
+    (tmp_path / "copy/checkpoints").mkdir(parents=True)
+    (tmp_path / "copy/checkpoints/5.json").write_text("{}")
     stubs = Stubs(tmp_path, "play() { save 7; }")
     assert script(task, stubs).returncode == 0
-    assert (tmp_path / "run/checkpoints/5").is_dir()
-    assert (tmp_path / "copy/checkpoints/7/manifest.json").is_file()
+    assert (tmp_path / "run/checkpoints/5.json").is_file()
+    assert (tmp_path / "copy/checkpoints/7.json").is_file()
     fetched, *_, copied = (stubs.stubs / "rsync.txt").read_text().splitlines()
     assert "--delete" not in fetched
     assert "--update copy/ run/" in fetched

@@ -13,7 +13,7 @@ import pytest
 from launch.stub import Stubs
 from launch.test_local import wait_until
 
-from jaxtrain.checkpoint import bucket_checkpoints
+from jaxtrain.checkpoint import remote
 
 RUN = ("--config", "demo", "--output-dir", "run")
 TWO = "# two hosts\nme@a   # the first\n\nb\r\n"
@@ -198,8 +198,8 @@ def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> Non
 def test_a_run_in_a_bucket_uses_the_cache_of_its_hosts(tmp_path: Path) -> None:
     home = tmp_path / "host"
     home.mkdir()
-    stage = bucket_checkpoints.stage("s3://bucket/one", home / ".cache" / "jaxtrain")
-    save = f'mkdir -p "{stage}/checkpoints/$2" && echo {{}} >"{stage}/checkpoints/$2/manifest.json"'
+    stage = remote.stage("s3://bucket/one", home / ".cache" / "jaxtrain")
+    save = f'mkdir -p "{stage}/checkpoints" && echo {{}} >"{stage}/checkpoints/$2.json"'
     stubs = Stubs(tmp_path, f"play() {{ (($1)) || {{ {save}; }}; exit 75; }}")
     (tmp_path / "mine").write_text("no folder can be created here")
     code, _, err = stubs.run(

@@ -85,13 +85,13 @@ def test_needed_memory_is_the_sum_of_the_rows_and_counts_gradients_once() -> Non
     assert memory.capacity + sum(memory.outside.values()) <= memory.total == H100.memory
 
 
-def test_the_second_state_of_a_replayed_step_is_named() -> None:
+def test_the_other_states_of_a_replayed_step_are_named() -> None:
     lines = report.memory(made(outputs=7 * GIB, replayed=True)).split("\n")
-    (second,) = [line for line in lines if "second state" in line]
+    (second,) = [line for line in lines if "other states" in line]
     assert second.split()[2] == "7.000"
     assert "loop.replay_every computes twice" in second
     estimate = made(outputs=7 * GIB, replayed=True, estimate=True)
-    certain = "parameters, optimizer, second state, and batch take 12.7 of"
+    certain = "parameters, optimizer, other states, and batch take 12.7 of"
     assert certain in report.verdict(estimate)
 
 

@@ -17,7 +17,7 @@ import program
 import pytest
 from program import TINY_MLM, command, environment, losses, train, write_corpus
 
-from jaxtrain.checkpoint import layout, manifest
+from jaxtrain.checkpoint import pointer
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +119,9 @@ def said(place: Path) -> str:
 
 def intact_steps(run: Path) -> list[int]:
     """Returns the steps of all checkpoints, which must be intact."""
-    folder = run / layout.CHECKPOINTS
-    found = layout.steps(folder)
-    assert [manifest.verify(folder / str(step)) for step in found] == [""] * len(found)
+    folder = run / pointer.CHECKPOINTS
+    found = pointer.steps(folder)
+    assert [pointer.verify(folder / f"{step}.json") for step in found] == [""] * len(found)
     return found
 
 
@@ -138,7 +138,7 @@ def same_losses(place: Path, run: Path, *, lost: bool = False) -> None:
 def test_three_failures_end_the_run_and_it_resumes_later(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(layout.steps(run / "checkpoints")))
+        until(process, lambda: bool(pointer.steps(run / "checkpoints")))
         disk.fill(process)
         assert process.wait(120) == 75, said(place)
         *_, last = said(place).splitlines()
@@ -166,11 +166,11 @@ def resumed(run: Path, steps: int) -> list[object]:
 def test_a_run_survives_a_failed_save(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(layout.steps(run / "checkpoints")))
+        until(process, lambda: bool(pointer.steps(run / "checkpoints")))
         disk.fill(process)
         until(process, lambda: FAILED in said(place))
         disk.free(process)
-        failed = int(re.findall(r"checkpoints/(\d+) could not", said(place))[-1])
+        failed = int(re.findall(r"checkpoint (\d+) could not", said(place))[-1])
         until(process, lambda: complete_steps_after(run, failed))
         process.terminate()
         assert process.wait(120) == 75
@@ -180,7 +180,7 @@ def test_a_run_survives_a_failed_save(place: Path, disk: Disk) -> None:
 
 
 def complete_steps_after(run: Path, step: int) -> bool:
-    return any(one > step for one in layout.steps(run / "checkpoints"))
+    return any(one > step for one in pointer.steps(run / "checkpoints"))
 
 
 @pytest.mark.long
@@ -207,13 +207,13 @@ def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) 
     """Like a network disk; nothing is written in its place meanwhile."""
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
-        until(process, lambda: bool(layout.steps(run / "checkpoints")))
+        until(process, lambda: bool(pointer.steps(run / "checkpoints")))
         run.rename(away)
         until(process, lambda: FAILED in said(place))
         assert not (run / "checkpoints").exists()
         assert intact_steps(away)
         away.rename(run)
-        failed = int(re.findall(r"checkpoints/(\d+) could not", said(place))[-1])
+        failed = int(re.findall(r"checkpoint (\d+) could not", said(place))[-1])
         until(process, lambda: complete_steps_after(run, failed))
         process.terminate()
         assert process.wait(120) == 75
@@ -226,7 +226,7 @@ def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
         # The run may not have checked the second checkpoint yet, although it is complete.
-        until(process, lambda: len(layout.steps(run / "checkpoints")) >= 2)
+        until(process, lambda: len(pointer.steps(run / "checkpoints")) >= 2)
         run.rename(away)
         assert process.wait(120) == 75
     last = said(place).splitlines()[-1]
@@ -241,7 +241,7 @@ def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -
 def test_a_directory_that_cannot_be_written_ends_the_run(place: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(layout.steps(run / "checkpoints")))
+        until(process, lambda: bool(pointer.steps(run / "checkpoints")))
         with unwritable(run / "checkpoints"):
             assert process.wait(120) == 75
     assert intact_steps(run)

@@ -8,6 +8,7 @@ import program
 import pytest
 from small_state import make_state
 
+from jaxtrain.checkpoint.pointer import folder_of
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.errors import InputError
 
@@ -28,7 +29,9 @@ def test_a_run_reads_paths_that_are_not_utf_8(tmp_path: Path) -> None:
     program.train(tmp_path, *flags, *data, *cache, "--output-dir", "run")
     assert "step 2/2 | validation" in (tmp_path / "run/log.txt").read_text()
     words = tmp_path / f"{LATIN}.json"
-    words.write_bytes((tmp_path / "run/checkpoints/2/tokenizer.json").read_bytes())
+    words.write_bytes(
+        (folder_of(tmp_path / "run/checkpoints/2.json") / "tokenizer.json").read_bytes()
+    )
     given = ("--data.tokenizer", words.name, "--output-dir", "given")
     program.train(tmp_path, *flags, *data, *cache, *given)
     for output_dir, directory in ((LATIN, tmp_path), ("run", tmp_path / f"here-{LATIN}")):
@@ -43,4 +46,4 @@ def test_a_run_reads_paths_that_are_not_utf_8(tmp_path: Path) -> None:
 
 def test_a_checkpoint_in_such_a_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not UTF-8, .*: move it to another folder"):
-        restore(tmp_path / LATIN / "checkpoints" / "3", make_state(3))
+        restore(tmp_path / LATIN / "checkpoints" / "3.json", make_state(3))

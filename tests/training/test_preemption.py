@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from program import TINY_MLM, command, environment, losses, records, run, train, write_corpus
 
-from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import pointer
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def test_sigterm_saves_all_completed_steps_and_the_run_resumes(place: Path) -> N
         started = Start(place, "stopped", cache if moment in COLD else {})
         stop_when(started, reached, moment)
         folder, last = place / "stopped" / "checkpoints", done(place / "stopped")
-        assert layout.steps(folder)[-1:] == ([last] if last else []), moment
+        assert pointer.steps(folder)[-1:] == ([last] if last else []), moment
         assert not [path for path in folder.glob("*") if not path.name.isdigit()], moment
     train(place, *ARGUMENTS, "--output-dir", "stopped", "--resume", "latest")
     assert losses(place / "stopped") == losses(place / "uninterrupted")
@@ -213,5 +213,5 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
             os.read(ours, 2**16)
     os.close(ours)
     assert started.wait(60) == 75
-    assert layout.steps(tmp_path / "closed/checkpoints") == [done(tmp_path / "closed")]
+    assert pointer.steps(tmp_path / "closed/checkpoints") == [done(tmp_path / "closed")]
     assert "stopped because the terminal" in (tmp_path / "closed/log.txt").read_text()

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from program import TINY_MLM, arrays, command, environment, losses, run, train, write_corpus
 
+from jaxtrain.checkpoint import pointer
+
 pytestmark = pytest.mark.slow
 
 
@@ -73,22 +75,23 @@ def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
     arguments = [*EIGHT, "--output-dir", "spoilt"]
     shutil.copytree(place / "eight", place / "spoilt")
     newest = place / "spoilt" / "checkpoints" / "8"
-    data = max((newest / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    files = pointer.folder_of(newest.with_suffix(".json"))
+    data = max((files / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     refused = run(place, *arguments, "--loop.steps", 20, "--resume", 8)
     assert refused.returncode == 2
-    assert "its checksum is wrong); complete checkpoints: 4" in refused.stderr
+    assert "its checksum is wrong); checkpoints/ has: 4" in refused.stderr
     found = run(place, *arguments, "--loop.steps", 20, "--resume", "latest")
     assert found.returncode == 0, found.stderr
-    name = data.relative_to(newest).as_posix()
+    name = data.relative_to(files).as_posix()
     moved = f"warning: checkpoint {newest} is damaged ({name} was changed after"
     assert (found.stderr + found.stdout).count(moved) == 1
     assert moved in (place / "spoilt" / "log.txt").read_text()
     assert "32 examples seen" in found.stdout
     assert losses(place / "spoilt") == losses(place / "straight")
-    assert (place / "spoilt" / "damaged" / "checkpoints" / "8" / "reason.txt").exists()
+    assert (place / "spoilt" / "damaged" / "checkpoints" / "8.txt").exists()
 
 
 @pytest.mark.long

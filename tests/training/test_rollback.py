@@ -37,7 +37,7 @@ def bytes_alive() -> int:
 def test_a_rollback_needs_memory_for_one_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = Checkpoints(tmp_path / "checkpoints", 1)
+    saver = Checkpoints(tmp_path, 1)
     saver.save(saved_part(training_state(5), [CONSTANT]), meta_of(5))
     saver.wait()
     saver.close()

@@ -4,16 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.checkpoint import bucket_checkpoints, layout
+from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.storage import lock
 from jaxtrain.training import run_files
 
-FOLDERS = {layout.CHECKPOINTS, layout.BEST, layout.SUPERSEDED, layout.DAMAGED, layout.UNCERTIFIED}
-HERE = {
-    *(lock.NAME, bucket_checkpoints.FETCHING),
-    *(run_files.UPLOADING, run_files.FILES_DUE, run_files.UNCERTIFIED_DUE),
-    run_files.FINDING_NAN,
-}
+FOLDERS = {*pointer.KINDS, *pointer.ASIDES, pointer.DATA}
+HERE = {lock.NAME, remote.IN_BUCKET, run_files.FILES_DUE, run_files.FINDING_NAN}
 
 
 @pytest.mark.parametrize("documented", run_files.FILES)
@@ -29,7 +25,8 @@ def test_files_of_a_run_are_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["notes.txt", "my.log.txt", "checkpoints/4/part.json", ".lock", ".pod-restarts"]
+    "name",
+    ["notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock", ".pod-restarts"],
 )
 def test_other_files_are_not_its_own(name: str) -> None:
     assert not run_files.is_own(name)

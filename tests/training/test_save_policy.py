@@ -16,6 +16,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.errors import RunAgain
 from jaxtrain.models.contract import ModelConfig
 from jaxtrain.training import save_policy
+from jaxtrain.training.run_progress import Criterion, RunProgress
 from jaxtrain.training.state import State
 
 RUN = config.named("demo_mlm")
@@ -46,15 +47,12 @@ class Checkpoints:
         self._at_once, self._later = at_once, later
         self._failure: saver.SaveFailed | None = None
 
-    def save(self, state: Any, meta: Any, *, best: bool) -> None:
+    def save(self, state: Any, meta: Any, kinds: tuple[str, ...]) -> None:
         self._begin(meta)
-        self.regular.append(meta["step"])
-        if best:
+        if "checkpoints" in kinds:
+            self.regular.append(meta["step"])
+        if "best" in kinds:
             self.best.append(meta["step"])
-
-    def save_best(self, state: Any, meta: Any) -> None:
-        self._begin(meta)
-        self.best.append(meta["step"])
 
     def _begin(self, meta: Any) -> None:
         assert meta["examples_seen"] - meta["examples_left_out"] == 8 * meta["step"]
@@ -62,7 +60,7 @@ class Checkpoints:
         self.metas.append(meta)
         number = len(self.metas)
         failure = saver.SaveFailed(
-            f"save {number} failed", Path(str(meta["step"])), "full", said=number in self._later
+            f"save {number} failed", meta["step"], "full", reported=number in self._later
         )
         if number in self._at_once:
             raise failure
@@ -78,25 +76,39 @@ def at(step: int) -> Position:
     return Position(step, seen=8 * step)
 
 
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run directory is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def progress_of(run: config.Run, directory: Path = Path()) -> RunProgress:
+    criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), "5 clips")
+    return RunProgress(directory, criterion)
+
+
+def made(
+    run: config.Run, checkpoints: Checkpoints, said: list[str], saved: Any = lambda: None
+) -> save_policy.Saver:
+    meta = save_policy.describe(run, "fingerprint")
+    return save_policy.Saver(run, checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
+
+
 def failing(
     at_once: Container[int] = (), later: Container[int] = ()
-) -> tuple[save_policy.Saver, Checkpoints, list[str], save_policy.RunMeta]:
-    """Returns a saver with failing saves, its checkpoints, the printed lines, and its metadata."""
+) -> tuple[save_policy.Saver, Checkpoints, list[str], RunProgress]:
+    """Returns a saver with failing saves, its checkpoints, the printed lines, and its progress."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
-    checkpoints, said, meta = (
-        Checkpoints(at_once, later),
-        [],
-        save_policy.describe(run, "fingerprint"),
-    )
-    one = save_policy.Saver(run, checkpoints, meta, said.append)  # type: ignore[arg-type]
-    return one, checkpoints, said, meta
+    checkpoints, said = Checkpoints(at_once, later), list[str]()
+    one = made(run, checkpoints, said)
+    return one, checkpoints, said, one.progress
 
 
 def saver_with(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
     checkpoints = Checkpoints()
-    meta = save_policy.describe(run, "fingerprint")
-    return save_policy.Saver(run, checkpoints, meta), checkpoints  # type: ignore[arg-type]
+    return made(run, checkpoints, []), checkpoints
 
 
 def best_of(values: list[float], **settings: Any) -> list[int]:
@@ -109,11 +121,16 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
     return checkpoints.best
 
 
+def best_step(progress: RunProgress) -> int:
+    assert progress.best is not None
+    return progress.best.validated.done
+
+
 def test_each_complete_save_is_reported() -> None:
     """Then output/latest is the run that saved last, even if two run at the same time."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
-    one, _, said, _ = failing(at_once={1}, later={2})
-    one = save_policy.Saver(run, one._checkpoints, one.meta, said.append, lambda: said.append("!"))
+    said: list[str] = []
+    one = made(run, Checkpoints({1}, {2}), said, lambda: said.append("!"))
     for step in (10, 20, 30):
         one.save(at(step), STATE)
         assert "!" not in said  # 10 and 20 fail; 30 was not waited for
@@ -165,13 +182,12 @@ def test_without_a_metric_no_state_is_best() -> None:
 def test_patience_counts_validations_without_improvement() -> None:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
-    meta = save_policy.describe(run, "fingerprint")
-    assert not save_policy.patience_over(loop, meta)
-    one = save_policy.Saver(run, Checkpoints(), meta)  # type: ignore[arg-type]
+    one = made(run, Checkpoints(), [])
+    assert not save_policy.patience_over(loop, one.progress)
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):
         one.judge(at(step), {"val/psnr": value})
-        over.append(save_policy.patience_over(loop, meta))
+        over.append(save_policy.patience_over(loop, one.progress))
     assert over == [False, False, False, False, True]
 
 
@@ -232,37 +248,23 @@ def test_an_earlier_failure_does_not_count_for_the_last_save(
 
 
 def test_a_best_state_that_was_not_saved_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, _, meta = failing(later={2})
+    one, _, _, progress = failing(later={2})
     for step, value in ((1, 20.0), (2, 25.0)):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
-    assert meta.best is not None
-    assert meta.best.step == 2
+    assert best_step(progress) == 2
     one.save(at(3), STATE)
-    assert meta.best.step == 1  # the one on the disk
+    assert best_step(progress) == 1  # the one on the disk
     assert one.judge(at(4), {"val/psnr": 22.0})
-
-
-def test_a_best_state_that_was_not_kept_fails_no_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(saver, "SaveFailed", saver.BestNotKept)
-    one, _, said, meta = failing(later={2, 3, 4})
-    for step in (1, 2, 3, 4):
-        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": 20.0 + step}))
-    one.finish(at(5), STATE)
-    assert meta.best is not None
-    assert meta.best.step == 1
-    assert said == []
 
 
 def test_a_retry_of_the_best_state_saves_it_as_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    one, checkpoints, _, meta = failing(later={1, 2})
-    one.save(at(7), STATE, best=one.judge(at(7), {"val/psnr": 20.0}))
+    one, checkpoints, _, progress = failing(later={2, 3})
+    for step, value in ((6, 19.0), (7, 20.0)):
+        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
     one.finish(at(7), STATE)
-    assert checkpoints.best == [7, 7, 7]
-    assert meta.best is not None
-    assert meta.best.step == checkpoints.metas[-1]["best"]["step"] == 7
+    assert checkpoints.best == [6, 7, 7, 7]
+    assert best_step(progress) == 7
 
 
 def test_another_state_of_the_same_step_is_not_the_best() -> None:
@@ -273,5 +275,7 @@ def test_another_state_of_the_same_step_is_not_the_best() -> None:
     assert not one.judge(again, {"val/psnr": 20.0})
     one.finish(again, STATE)
     assert checkpoints.best == [20]
-    assert checkpoints.metas[-1]["best"]["value"] == 25.0
+    assert best_step(one.progress) == 20
+    assert one.progress.best is not None
+    assert one.progress.best.validated.value == 25.0
     assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7

@@ -14,10 +14,11 @@ import wan_weights
 from program import TINY_MLM
 
 from jaxtrain import config, sharding
-from jaxtrain.checkpoint import layout, saver
+from jaxtrain.checkpoint import pointer, saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError
 from jaxtrain.training import rollback, run_files, save_policy, setup, skip_step
+from jaxtrain.training.run_progress import Criterion, RunProgress
 from jaxtrain.training.state import State
 
 
@@ -95,18 +96,19 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
     run = built(devices).run.override({"model.teacher.weights": str(folder)})
     made = dataclasses.replace(built(devices), run=run)
     meta = save_policy.describe(run, "fingerprint")
-    shown = str(start_from or "")
-    state = setup.first_state(made, None, start_from, folder, meta, lambda line: None, shown=shown)
+    shown = str(start_from or "").removesuffix(".json")
+    state = setup.first_state(made, None, start_from, meta, lambda line: None, shown=shown)
     return made, state, meta
 
 
 def save(made: Any, state: State, meta: Any, place: Path) -> Path:
-    checkpoints = saver.Checkpoints(place / layout.CHECKPOINTS, 1, lambda line: None)
+    checkpoints = saver.Checkpoints(place, 1, lambda line: None)
     with contextlib.closing(checkpoints):
         constants = made.definition.constants
-        kept = save_policy.Saver(made.run, checkpoints, meta, constants=constants)
+        progress = RunProgress(place, Criterion(None, None, ""))
+        kept = save_policy.Saver(made.run, checkpoints, meta, progress, constants=constants)
         kept.finish(Position(2, seen=8), state)
-    return place / layout.CHECKPOINTS / "2"
+    return place / pointer.CHECKPOINTS / "2.json"
 
 
 def at_step_2(state: State) -> State:
@@ -134,7 +136,7 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     assert all(name.startswith("teacher_network.") for name in taught)
     assert np.asarray(state.extras["teacher_network.encoder.conv_in.kernel"]).any()
     path = save(made, state, meta, tmp_path)
-    names = layout.read_shapes(path)
+    names = pointer.read_shapes(path)
     assert {name.partition(".")[0] for name in names} >= {"params", "opt"}
     assert not [name for name in names if "teacher_network" in name]
     found, resumed, _ = first(folder, path, devices=2)

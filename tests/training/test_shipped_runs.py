@@ -67,7 +67,7 @@ def test_the_video_autoencoder_on_sixteen_devices(tmp_path: Path) -> None:
     # Measured: loss 2.9 and 8.3 dB; untrained, 4.4 and 6.5 dB.
     assert last["val/loss"] <= 3.6
     assert last["val/psnr"] >= 7.5
-    assert (tmp_path / f"run/best/{STEPS}").is_dir()
+    assert (tmp_path / f"run/best/{STEPS}.json").is_file()
 
 
 @pytest.mark.long
@@ -100,7 +100,7 @@ def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
     # An untrained model has log(300) = 5.70.
     assert_it_learns(tmp_path / "run", first=5.7066, fallen=0.5)
     assert records(tmp_path / "run")[STEPS]["val/loss"] <= 5.2
-    assert (tmp_path / f"run/checkpoints/{STEPS}/tokenizer.json").is_file()
+    assert (tmp_path / f"run/checkpoints/{STEPS}.json").is_file()
 
 
 @pytest.mark.long

@@ -84,4 +84,4 @@ def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
     text = train(tmp_path, *TINY_MLM, *data, *still, *best, *patience)
     assert "stopped early: 2 validations without a better val/pseudo_perplexity" in text
     assert max(losses(tmp_path / "early")) == 6
-    assert [path.name for path in (tmp_path / "early/best").iterdir()] == ["2"]
+    assert [path.name for path in (tmp_path / "early/best").iterdir()] == ["2.json"]

@@ -103,7 +103,7 @@ def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
         start_new_session=True,
     )
     deadline = time.monotonic() + 240
-    while not (place / "killed/checkpoints/4/manifest.json").exists():
+    while not (place / "killed/checkpoints/4.json").exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -89,7 +89,7 @@ def main() -> None:
         sorted(losses) == [1, 2, 3, 4],
         f"metrics.jsonl has steps {sorted(losses)} instead of 1 to 4",
     )
-    check(Path("run/checkpoints/4/manifest.json").is_file(), "no checkpoint of step 4")
+    check(Path("run/checkpoints/4.json").is_file(), "no checkpoint of step 4")
     jaxtrain("report", "run", "--out", "page.html")
     page = Path("page.html").read_text()
     # Styles and scripts are data files of the package, which a wheel may omit.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jaxtrain.checkpoint import pointer
 from jaxtrain.data import cache, jobs, mixture, quarantine, splits
 from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
@@ -327,7 +328,7 @@ class Text:
 
         So the tokenizer's origin, such as ``model.init_from``, need not exist any more.
         """
-        path = checkpoint / tokenizer.NAME
+        path = pointer.folder_of(checkpoint) / tokenizer.NAME
         if self.tokenizer is not None or not path.is_file():
             return self
         return dataclasses.replace(self, tokenizer=str(path))
@@ -339,7 +340,7 @@ class Text:
         if model.init_from is None:
             return None
         source = expanded(model.init_from)
-        if not source.is_dir():
+        if not (source.is_dir() or pointer.is_checkpoint(source)):
             raise InputError(
                 f"model.init_from {source} is not a folder with a {tokenizer.NAME}: pass the "
                 "model's tokenizer with --data.tokenizer"

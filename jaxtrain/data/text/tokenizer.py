@@ -27,6 +27,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from jaxtrain.checkpoint import pointer
 from jaxtrain.data.text import byte_level, specials, tokenizer_file
 from jaxtrain.data.text.specials import CLS, SEP, Form
 from jaxtrain.data.text.specials import NAMES as SPECIALS
@@ -310,7 +311,7 @@ def check_travels(source: Path) -> None:
     Raises:
         InputError: the source is a file, which comes without a tokenizer.
     """
-    if source.is_file():
+    if source.is_file() and not pointer.is_checkpoint(source):
         raise InputError(
             f"{source} is a weights file, which has no tokenizer: pass the checkpoint, the run "
             "directory, or the folder that it comes from"
@@ -338,7 +339,8 @@ def of_source(source: Path) -> tokenizers.Tokenizer:
     Raises:
         InputError: there is none, or it is damaged.
     """
-    return tokenizer_file.read(source if source.is_file() else beside(source))
+    is_file = source.is_file() and not pointer.is_checkpoint(source)
+    return tokenizer_file.read(source if is_file else beside(source))
 
 
 def beside(source: Path) -> Path:
@@ -349,7 +351,8 @@ def beside(source: Path) -> Path:
     """
     from jaxtrain.checkpoint import resume  # here, so that worker processes do not load it
 
-    for folder in (source, *resume.complete_of_source(source)):
+    checkpoints = map(pointer.folder_of, resume.complete_of_source(source))
+    for folder in (source, *checkpoints):
         if (folder / NAME).is_file():
             return folder / NAME
     raise InputError(

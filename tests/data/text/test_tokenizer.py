@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import small_checkpoint
 import tokenizers
 
-from jaxtrain.checkpoint import layout
 from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.data.text.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
@@ -103,24 +103,20 @@ def test_load_checks_the_file(tmp_path: Path) -> None:
         tokenizer.load(path, 300)
 
 
-def test_the_tokenizer_of_a_model_is_found_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokenizer_of_a_model_is_found_beside_it(tmp_path: Path) -> None:
     words = tokenizer.train([TEXT], 300)
     words.enable_padding(length=50)
-    run = tmp_path / "run"
-    newest = run / "checkpoints" / "7"
-    newest.mkdir(parents=True)
-    words.save(str(newest / "tokenizer.json"))
-    monkeypatch.setattr(layout, "is_complete", lambda path: True)
-    for source in (newest / "tokenizer.json", newest, run):
+    run, files = tmp_path / "run", {"tokenizer.json": words.to_str().encode()}
+    newest = small_checkpoint.write(run, 7, files=files)
+    beside = small_checkpoint.data_of(newest) / "tokenizer.json"
+    for source in (beside, beside.parent, newest, newest.with_suffix(""), run):
         assert len(tokenizer.of_source(source).encode("a").ids) == 3
-    best = run / "best" / "3"
-    best.mkdir(parents=True)
-    tokenizer.train([TEXT], 200).save(str(best / "tokenizer.json"))
+    other = {"tokenizer.json": tokenizer.train([TEXT], 200).to_str().encode()}
+    best = small_checkpoint.write(run, 3, ("best",), files=other)
     assert tokenizer.of_source(run).get_vocab_size() == 200
-    (best / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match=r"best/3/tokenizer.json: not a tokenizer.json"):
+    content = small_checkpoint.data_of(best) / "tokenizer.json"
+    content.write_bytes(b"{" * content.stat().st_size)
+    with pytest.raises(InputError, match=r"data/3-\w+/tokenizer.json: not a tokenizer.json"):
         tokenizer.of_source(run)
     with pytest.raises(
         InputError, match=r"no tokenizer.json found in .*: pass a checkpoint or run"

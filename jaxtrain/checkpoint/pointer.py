@@ -1,0 +1,397 @@
+"""What a checkpoint is: a pointer, ``checkpoints/12.json``, to an immutable folder of files.
+
+In a run directory, and below the URL of a run in a bucket::
+
+    checkpoints/<step>.json    pointer: the step, the metadata, the shapes of the arrays, and the
+                               size and checksums of every file below data/; written last, at once
+    best/<step>.json           the same, of the best checkpoint; both may point to the same files
+    superseded/, damaged/, suspect/
+                               the same two folders again, of checkpoints that do not count: those
+                               abandoned by a resume from an earlier step, damaged ones, and those
+                               that a device may have computed wrongly (``loop.replay_every``)
+    data/<step>-<id>/state/    every array by its dotted name, "params.encoder.0.kernel", except
+                               those that the model reads from files, as Orbax writes them
+    data/<step>-<id>/NAME      files added by the data, such as tokenizer.json
+
+A pointer is complete or missing, and its files never change: a step that is saved again gets
+another ``<id>``. So a checkpoint appears, moves and disappears with one small file, and no folder
+is ever renamed. A folder in ``data/`` to which nothing points is deleted.
+
+A file has a checksum per 64 MiB, so that several threads can read a large one. Orbax itself does
+not notice damage: of 12 flipped bits in its data files it restored 12 without an error.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxtrain.errors import InputError
+from jaxtrain.storage.atomic import sync
+from jaxtrain.storage.disks import disk_trouble
+
+if TYPE_CHECKING:
+    import jax  # takes a second, and commands that only look do not need it
+
+CHECKPOINTS, BEST = KINDS = "checkpoints", "best"
+SUPERSEDED, DAMAGED, SUSPECT = ASIDES = "superseded", "damaged", "suspect"
+EVERY_KIND = (*KINDS, *(f"{aside}/{kind}" for aside in ASIDES for kind in KINDS))
+DATA = "data"
+STATE = "state"  # folder of the arrays, in that of a checkpoint
+
+PIECE_BYTES = 2**26
+_FORMAT = 2
+_BUFFER_BYTES = 2**20
+# hashlib releases the GIL. More threads would only wait for the disk.
+_THREADS = 8
+_NAME = re.compile(r"(0|[1-9][0-9]*)\.json")
+_DATA_NAME = re.compile(rf"{DATA}/(\d+)-[0-9a-f]{{12}}")
+# These mean that a file is lost. Any other error (a stale handle, EIO, no permission, too many open
+# files) may come from the disk, the mount or this process: the file may be readable again later.
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+FileList = dict[str, tuple[int, list[str]]]
+"""Path below the data folder -> (bytes, hexadecimal SHA-256 of each piece)."""
+
+
+class Damaged(Exception):
+    """A pointer is missing or damaged, or a file differs; the message gives the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pointer:
+    """The content of a pointer.
+
+    Attributes:
+        step: number of completed steps.
+        saved: UTC time, such as ``2026-01-31T09:00:00Z``.
+        data: folder of the files in the run, such as ``data/12-0123456789ab``.
+        meta: from the caller of :meth:`jaxtrain.checkpoint.saver.Checkpoints.save`.
+        arrays: name -> ``{"shape": ..., "dtype": ...}``.
+        files: every file.
+    """
+
+    step: int
+    saved: str
+    data: str
+    meta: dict[str, Any]
+    arrays: dict[str, Any]
+    files: FileList
+
+    @classmethod
+    def of_folder(cls, folder: Path, meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        """Hashes the files of a new checkpoint, which are synced first.
+
+        After a crash, a pointer must not exist without its files.
+
+        Args:
+            folder: of the files.
+            meta: JSON-able, with the step.
+            arrays: see above.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(sync, [*paths, folder.parent, *{path.parent for path in paths}]))
+        sizes = {path: path.stat().st_size for path in paths}
+        digests = hashes(sizes)
+        return cls(
+            meta["step"],
+            datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            f"{DATA}/{folder.name}",
+            dict(meta),
+            dict(arrays),
+            {path.relative_to(folder).as_posix(): (sizes[path], digests[path]) for path in paths},
+        )
+
+    @classmethod
+    def parse(cls, content: bytes, step: int) -> Self:
+        """Reads the stored form.
+
+        Args:
+            content: of the file.
+            step: from its name.
+
+        Raises:
+            Damaged: it is truncated, was edited, or is of another step.
+            InputError: another version of jaxtrain wrote it.
+        """
+        try:
+            stored = json.loads(content)
+            digest = stored.pop("sha256")
+            if digest != _digest(stored):
+                raise Damaged("its pointer is damaged: its content does not match its checksum")
+            if stored.pop("format") != _FORMAT:
+                raise InputError(
+                    "it has the format of another version of jaxtrain: use the version that "
+                    "wrote it"
+                )
+            files = {name: (size, list(pieces)) for name, (size, pieces) in stored["files"].items()}
+            found = cls(**stored | {"files": files})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"its pointer is damaged: {error}") from None
+        if found.step != step:
+            raise Damaged(f"its pointer is for step {found.step}")
+        return found
+
+    def to_json(self) -> bytes:
+        """Returns the stored form."""
+        content = json.loads(json.dumps(dataclasses.asdict(self) | {"format": _FORMAT}))
+        return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode() + b"\n"
+
+    def size(self) -> int:
+        """Returns the total bytes of all files."""
+        return sum(size for size, _ in self.files.values())
+
+    def missing(self, run: Path) -> str:
+        """Returns why files are missing, by their names and sizes; "" if none is.
+
+        Args:
+            run: the run directory.
+
+        Raises:
+            OSError: the disk does not respond.
+        """
+        for name, (size, _) in self.files.items():
+            try:
+                there = (run / self.data / name).stat().st_size
+            except _MISSING:
+                return f"{name} is missing"
+            if there != size:
+                return f"{name} has {there} bytes, but {size} were saved"
+        return ""
+
+    def damage(self, run: Path) -> str:
+        """Returns how the files differ from what was saved; "" if they do not. Reads all of them.
+
+        Args:
+            run: the run directory.
+
+        Raises:
+            OSError: a file cannot be read at the moment, so its damage is unknown.
+        """
+        if missing := self.missing(run):
+            return missing
+        folder = run / self.data
+        try:
+            now = hashes({folder / name: size for name, (size, _) in self.files.items()})
+        except _MISSING as error:
+            return f"{error.filename} is missing"
+        for name, (_, saved) in self.files.items():
+            if now[folder / name] != saved:
+                return f"{name} was changed after it was saved: its checksum is wrong"
+        return ""
+
+
+def data_of(content: bytes | None) -> str:
+    """Returns the data folder that a pointer names, even if it is damaged; "" if it has none."""
+    match = re.search(rb'"data": ?"([^"]*)"', content or b"")
+    found = match[1].decode(errors="replace") if match else ""
+    return found if _DATA_NAME.fullmatch(found) else ""
+
+
+def name_of(kind: str, step: int) -> str:
+    """Returns the path of a pointer in its run."""
+    return f"{kind}/{step}.json"
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step of a pointer's file name; None if it is not such a name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def steps(folder: Path) -> list[int]:
+    """Returns the steps of the pointers in ``checkpoints/`` or ``best/``, ascending."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(step for name in names if (step := step_of(name)) is not None)
+
+
+def run_of(path: Path) -> Path:
+    """Returns the run directory of a pointer on disk."""
+    above = path.parent.parent
+    return above.parent if above.name in ASIDES and path.parent.name in KINDS else above
+
+
+def read(path: Path) -> Pointer:
+    """Reads a pointer on disk.
+
+    Raises:
+        Damaged: it is missing or damaged.
+        InputError: another version of jaxtrain wrote it.
+        OSError: the disk does not respond.
+    """
+    step = step_of(path.name)
+    try:
+        if step is None:
+            raise FileNotFoundError
+        content = path.read_bytes()
+    except _MISSING:
+        raise Damaged("there is no such checkpoint") from None
+    try:
+        return Pointer.parse(content, step)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def verify(path: Path) -> str:
+    """Returns the damage of a checkpoint on disk, of which all files are read; "" if it is intact.
+
+    Raises:
+        OSError: a file cannot be read at the moment, so its damage is unknown.
+        InputError: another version of jaxtrain wrote it.
+    """
+    try:
+        return read(path).damage(run_of(path))
+    except Damaged as why:
+        return str(why)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a pointer is intact and its files are there; reads none of them.
+
+    Raises:
+        OSError: the disk does not respond.
+    """
+    try:
+        return not read(path).missing(run_of(path))
+    except Damaged:
+        return False
+
+
+def newest(folder: Path) -> Path | None:
+    """Returns the newest complete checkpoint in ``checkpoints/`` or ``best/``."""
+    paths = (folder / f"{step}.json" for step in reversed(steps(folder)))
+    return next((path for path in paths if is_complete(path)), None)
+
+
+def folder_of(path: Path) -> Path:
+    """Returns the folder with the files of a checkpoint.
+
+    Raises:
+        InputError, RunAgain: it cannot be read.
+    """
+    return run_of(path) / _readable(path).data
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Returns the ``meta`` argument of :meth:`Checkpoints.save` for this checkpoint.
+
+    Raises:
+        InputError: it is not a complete checkpoint.
+        RunAgain: its disk does not respond.
+    """
+    return _readable(path).meta
+
+
+def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
+    """Returns the shape and dtype of every array of a checkpoint by dotted name.
+
+    Raises:
+        InputError: it is not a complete checkpoint.
+        RunAgain: its disk does not respond.
+    """
+    import jax
+    import jax.numpy as jnp  # knows the small floats
+
+    return {
+        name: jax.ShapeDtypeStruct(tuple(array["shape"]), jnp.dtype(array["dtype"]))
+        for name, array in _readable(path).arrays.items()
+    }
+
+
+def _readable(path: Path) -> Pointer:
+    try:
+        found = read(path)
+        if missing := found.missing(run_of(path)):
+            raise Damaged(missing)
+        return found
+    except Damaged as why:
+        raise InputError(f"{path} is not a complete checkpoint: {why}") from None
+    except OSError as error:
+        raise disk_trouble(error, f"checkpoint {path} cannot be read", "use another one") from None
+
+
+def at(path: Path) -> Path | None:
+    """Returns the pointer that a typed path names, with or without ``.json``; None if none does."""
+    for pointer in (path, path.with_name(f"{path.name}.json")):
+        named = step_of(pointer.name) is not None and pointer.parent.name in KINDS
+        if named and pointer.is_file():
+            return pointer
+    return None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a typed path names a checkpoint; see :func:`at`."""
+    return at(path) is not None
+
+
+def refuse_old(run: Path) -> None:
+    """Refuses the checkpoints of versions before 0.2, which were folders.
+
+    Raises:
+        InputError: the run directory has some.
+    """
+    for kind in KINDS:
+        for path in (run / kind).glob("[0-9]*"):
+            if path.is_dir():
+                raise InputError(
+                    f"{path} was written by an older version of jaxtrain, which stored "
+                    "checkpoints in another form: use that version, or start a new run"
+                )
+
+
+def listed(numbers: list[int]) -> str:
+    """Formats steps for a message."""
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def others(there: Mapping[str, list[int]], step: int) -> str:
+    """Formats the steps in ``checkpoints/`` and ``best/`` for a message, without a damaged one."""
+    intact = {
+        kind: [other for other in numbers if other != step] for kind, numbers in there.items()
+    }
+    return "; ".join(f"{kind}/ has: {listed(numbers)}" for kind, numbers in intact.items())
+
+
+def pieces(size: int) -> Iterator[tuple[int, int]]:
+    """Yields the begin and the end of each piece of a file that has a checksum of its own."""
+    for start in range(0, size, PIECE_BYTES):
+        yield start, min(start + PIECE_BYTES, size)
+
+
+def hashes(sizes: Mapping[Path, int]) -> dict[Path, list[str]]:
+    """Returns the checksums of each file's pieces, given the file sizes."""
+    parts = [(path, start) for path, size in sizes.items() for start, _ in pieces(size)]
+    digests: dict[Path, list[str]] = {path: [] for path in sizes}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for (path, _), digest in zip(parts, pool.map(_hash_piece, parts), strict=True):
+            digests[path].append(digest)
+    return digests
+
+
+def _hash_piece(part: tuple[Path, int]) -> str:
+    path, start = part
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BUFFER_BYTES))
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            left = PIECE_BYTES
+            while left and (count := file.readinto(buffer[: min(left, _BUFFER_BYTES)])):
+                digest.update(buffer[:count])
+                left -= count
+    except OSError as error:  # errors of reads name no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return digest.hexdigest()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,236 @@
+"""Fetches checkpoints and files of a run from its bucket."""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jaxtrain.checkpoint import pointer
+from jaxtrain.checkpoint.pointer import (
+    ASIDES,
+    DATA,
+    EVERY_KIND,
+    KINDS,
+    PIECE_BYTES,
+    Damaged,
+    Pointer,
+)
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
+from jaxtrain.errors import InputError
+from jaxtrain.storage import lock
+from jaxtrain.storage.atomic import write_whole
+from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
+from jaxtrain.storage.disks import check_room, disk_trouble
+from jaxtrain.storage.file_copies import FileCopies
+
+IN_BUCKET = ".in-bucket"
+"""File of a run directory: the ``data/STEP-ID`` that it and the bucket have, one per line."""
+
+_AT_ONCE = 8  # files
+
+Say = Callable[[str], None]
+
+
+class RemoteRun:
+    """The checkpoints of a run in a bucket.
+
+    Args:
+        bucket: of the run's URL.
+        say: prints a line.
+
+    Attributes:
+        bucket: see above.
+        store: its checkpoints.
+    """
+
+    def __init__(self, bucket: Bucket, say: Say) -> None:
+        self.bucket, self._say = bucket, say
+        self.store = CheckpointStore(BucketFolder(bucket), say)
+
+    def fetch(self, kind: str, step: int, run: Path) -> str:
+        """Makes a run directory have a checkpoint, intact.
+
+        Files that are there, for example from an interrupted fetch, are not fetched again.
+
+        Args:
+            kind: ``checkpoints`` or ``best``.
+            step: its step.
+            run: the run directory.
+
+        Returns:
+            Its damage in the bucket; "" if it is intact on disk now.
+
+        Raises:
+            Unavailable, InputError: the bucket cannot be read.
+            RunAgain: the disk is full.
+        """
+        try:
+            wanted, content = self.store.read(kind, step)
+            self._fetch_files(wanted, f"{kind}/{step}", run)
+            path = run / pointer.name_of(kind, step)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+            note(run, wanted.data)
+        except (Damaged, TooLarge) as why:
+            return str(why)
+        except OSError as error:
+            raise disk_trouble(error, f"{run} cannot be written", "free space there") from error
+        return ""
+
+    def forget(self, run: Path) -> None:
+        """Deletes checkpoints on disk that the bucket has no longer.
+
+        Args:
+            run: the run directory, which nothing else writes to.
+
+        Raises:
+            OSError: the disk does not let it.
+        """
+        disk = CheckpointStore(Folder(run))
+        for kind in EVERY_KIND:
+            stored = self.store.steps(kind)
+            for step in disk.steps(kind):
+                if step not in stored or disk.data(kind, step) != self.store.data(kind, step):
+                    disk.place.delete(pointer.name_of(kind, step))
+        CheckpointStore(Folder(run)).collect()
+
+    def _fetch_files(self, wanted: Pointer, shown: str, run: Path) -> None:
+        folder = run / wanted.data
+        left = {name: size for name, (size, _) in wanted.files.items()}
+        present = {
+            folder / name: size
+            for name, size in left.items()
+            if (folder / name).is_file() and (folder / name).stat().st_size == size
+        }
+        for path, digests in pointer.hashes(present).items():
+            name = path.relative_to(folder).as_posix()
+            if digests == wanted.files[name][1]:
+                del left[name]
+        if not left:
+            return
+        total = sum(left.values())
+        self._say(f"fetching {shown} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
+        folder.mkdir(parents=True, exist_ok=True)
+        check_room(folder, total, f"checkpoint {shown} of {self.bucket.url}", "free space there")
+
+        def fetch(name: str) -> None:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f"{path.name}.part")
+            size, digests = wanted.files[name]
+            got = self.bucket.download(f"{wanted.data}/{name}", beside, PIECE_BYTES, most=size)
+            if got is None:
+                raise Damaged(f"{name} is missing")
+            if got != digests:
+                beside.unlink()
+                raise Damaged(f"{name} was changed after it was saved: its checksum is wrong")
+            os.replace(beside, path)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(fetch, sorted(left, key=lambda name: -left[name])):
+                pass
+
+
+def note(run: Path, data: str) -> None:
+    """Records that the bucket has a checkpoint of this run directory, or is about to have it.
+
+    Raises:
+        OSError: the disk does not respond.
+    """
+    if data not in noted(run):
+        with (run / IN_BUCKET).open("a") as file:
+            file.write(f"{data}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def noted(run: Path) -> set[str]:
+    """Returns what :func:`note` has recorded."""
+    with contextlib.suppress(FileNotFoundError):
+        return set((run / IN_BUCKET).read_text().split())
+    return set()
+
+
+def stage(url: str, cache_root: Path, process: int = 0) -> Path:
+    """Returns the folder on disk for a run in a bucket."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "", url.rpartition("/")[2])[:40]  # as launchers do
+    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+    own = "run" if process == 0 else f"run-{process}"
+    return cache_root / "buckets" / f"{name}-{digest}" / own
+
+
+def split(text: str, flag: str) -> tuple[str, tuple[str, ...], int | None]:
+    """Returns the URL of a run, and the kind and step of a checkpoint, if the URL has them.
+
+    Raises:
+        InputError: it is not the URL of a folder in a bucket.
+    """
+    url = normalized(text, flag)
+    match = re.fullmatch(rf"(.+?)/({'|'.join(KINDS)})/(\d+)(?:\.json)?", url)
+    return (match[1], (match[2],), int(match[3])) if match else (url, KINDS, None)
+
+
+@contextlib.contextmanager
+def reading(url: str, cache_root: Path, say: Say) -> Iterator[tuple[RemoteRun, Path]]:
+    """Yields a run in a bucket and a folder for what commands read of it, for one at a time."""
+    local = stage(url, cache_root).with_name("read")
+    try:
+        local.mkdir(parents=True, exist_ok=True)
+        with lock.locked(local / ".reading", say, f"reading {url}"):
+            yield RemoteRun(Bucket(url), say), local
+    except OSError as error:
+        raise disk_trouble(
+            error,
+            f"{url} cannot be fetched to {error.filename}",
+            "set $JAXTRAIN_CACHE to another folder",
+        ) from error
+
+
+def run_to_read(
+    text: str, cache_root: Path, say: Say, damaged: dict[str, str] | None = None
+) -> Path:
+    """Fetches the files of a run for a command that reads them, and returns their folder.
+
+    Args:
+        text: the URL of the run.
+        cache_root: the cache folder.
+        say: prints what is fetched.
+        damaged: if given, all checkpoints are fetched, too, which verifies them; receives the path
+            of each damaged one -> the damage.
+
+    Raises:
+        InputError: nothing is there.
+        RunAgain: the bucket or the disk is unavailable.
+    """
+    url = normalized(text, "RUN")
+    with reading(url, cache_root, say) as (remote, local):
+        apart = (*KINDS, *ASIDES, DATA)
+        sizes = remote.bucket.sizes()
+        if not sizes:
+            raise InputError(f"{url} has no files: check the URL")
+        need = sum(n for name, n in sizes.items() if name.partition("/")[0] not in apart)
+        check_room(local, need, url, "free space there, or set $JAXTRAIN_CACHE to another folder")
+        FileCopies(remote.bucket, local).fetch(
+            lambda name: name.partition("/")[0] not in apart and not name.startswith(".")
+        )
+        if damaged is not None:
+            shutil.rmtree(local / DATA, ignore_errors=True)  # what is in the bucket is verified
+            for kind in EVERY_KIND:
+                _fetch_all(remote, kind, local, damaged)
+            remote.forget(local)
+    return local
+
+
+def _fetch_all(remote: RemoteRun, kind: str, local: Path, damaged: dict[str, str]) -> None:
+    for step in remote.store.steps(kind):
+        path = local / pointer.name_of(kind, step)
+        if damage := remote.fetch(kind, step, local):
+            damaged[f"{kind}/{step}"] = damage
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(remote.store.place.get(pointer.name_of(kind, step)) or b"")
+        if reason := remote.store.place.get(f"{kind}/{step}.txt"):
+            path.with_suffix(".txt").write_bytes(reason)

@@ -1,0 +1,153 @@
+"""The rules of a run's checkpoints, which are the same in a folder and in a bucket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small_checkpoint
+from obstore.store import MemoryStore
+
+from jaxtrain.checkpoint.pointer import Damaged
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Place, most_kept
+from jaxtrain.storage.bucket import Bucket
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "folder":
+        yield Folder(tmp_path / "run")
+    else:
+        yield BucketFolder(Bucket("s3://bucket/run", MemoryStore()))
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(place: Place, said: list[str]) -> CheckpointStore:
+    return CheckpointStore(place, said.append)
+
+
+def save(
+    store: CheckpointStore, tmp_path: Path, step: int, *kinds: str, name: str = "0" * 12
+) -> str:
+    """Commits a checkpoint whose files are in the place; returns their folder."""
+    source = tmp_path / "source"
+    path = small_checkpoint.write(source, step, name=name)
+    data = f"data/{step}-{name}"
+    for file in (source / data).rglob("*"):
+        if file.is_file():
+            store.place.put(file.relative_to(source).as_posix(), file.read_bytes())
+    store.commit(kinds or ("checkpoints",), step, path.read_bytes())
+    return data
+
+
+def test_a_committed_checkpoint_is_there(store: CheckpointStore, tmp_path: Path) -> None:
+    data = save(store, tmp_path, 4, "checkpoints", "best")
+    assert store.steps() == store.steps("best") == [4]
+    assert store.data("checkpoints", 4) == store.data("best", 4) == data
+    found, content = store.read("checkpoints", 4)
+    assert (found.step, found.to_json()) == (4, content)
+    with pytest.raises(Damaged, match="there is no such checkpoint"):
+        store.read("checkpoints", 5)
+
+
+def test_later_steps_are_superseded(
+    store: CheckpointStore, tmp_path: Path, said: list[str]
+) -> None:
+    save(store, tmp_path, 4)
+    save(store, tmp_path, 8, "checkpoints", "best")
+    save(store, tmp_path, 6)
+    assert store.steps() == [4, 6]
+    assert store.steps("best") == [8]  # only where this one is
+    assert store.steps("superseded/checkpoints") == [8]
+    save(store, tmp_path, 7, "best")
+    assert store.steps() == [4, 6]
+    assert store.steps("superseded/best") == [8]
+    assert len(said) == 2
+    assert f"{store.place.shown}/checkpoints/8 is superseded: moved to" in said[0]
+
+
+def test_a_step_that_is_saved_again_replaces_its_pointer(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    old = save(store, tmp_path, 4)
+    new = save(store, tmp_path, 4, name="1" * 12)
+    assert store.data("checkpoints", 4) == new
+    assert store.place.data() == {old, new}
+    store.collect()
+    assert store.place.data() == {new}
+
+
+def test_the_reason_goes_with_what_is_moved(
+    store: CheckpointStore, tmp_path: Path, said: list[str]
+) -> None:
+    data = save(store, tmp_path, 4)
+    store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
+    assert store.steps() == []
+    assert store.place.get("damaged/checkpoints/4.txt") == b"a byte is wrong\n"
+    assert said[0].startswith("warning: checkpoint ")
+    assert "/checkpoints/4 is damaged (a byte is wrong): moved to " in said[0]
+    store.collect()
+    assert store.place.data() == {data}  # it may be inspected
+    save(store, tmp_path, 4, name="1" * 12)
+    store.set_aside("checkpoints", 4, "damaged", "another one")
+    assert store.place.get("damaged/checkpoints/4.txt") == b"another one\n"
+    store.collect()
+    assert store.place.data() == {f"data/4-{'1' * 12}"}
+
+
+def test_all_after_a_step_are_suspect(store: CheckpointStore, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save(store, tmp_path, step, "checkpoints", "best")
+    store.set_aside_after(3, "suspect", "step 7 was wrong")
+    assert (store.steps(), store.steps("best")) == ([2], [2])
+    assert store.steps("suspect/checkpoints") == store.steps("suspect/best") == [4, 6]
+
+
+def test_the_newest_and_the_newest_at_the_cadence_stay(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    """Checkpoints saved by stop signals must not displace it, as a rollback needs it."""
+    left = []
+    for step in (10, 20, 23, 24, 27, 30, 31):
+        save(store, tmp_path, step, "checkpoints", "best")
+        store.retain(2, 10)
+        left.append(store.steps())
+        assert store.steps("best") == [step]
+        assert len(left[-1]) <= most_kept(2, replays=False)
+    assert left == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
+
+
+def test_the_newest_whose_replay_agreed_stays(store: CheckpointStore, tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        save(store, tmp_path, step)
+        store.retain(1, 10, agreed=25)
+    assert store.steps() == [20, 40]
+    store.retain(1, 10, agreed=50)
+    assert store.steps() == [40]
+
+
+def test_only_files_that_nothing_points_to_are_deleted(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    kept = save(store, tmp_path, 4)
+    lost, writing = save(store, tmp_path, 6), save(store, tmp_path, 8)
+    for step in (6, 8):
+        store.place.delete(f"checkpoints/{step}.json")
+    store.place.put("data/mine/notes.txt", b"mine")
+    fresh = CheckpointStore(store.place)
+    fresh.collect(keep=[writing])
+    assert store.place.data() == {kept, writing, "data/mine"}
+    assert lost not in store.place.data()
+    fresh.collect()
+    assert store.place.data() == {kept, "data/mine"}
+
+
+def test_files_of_a_damaged_pointer_are_not_deleted(store: CheckpointStore, tmp_path: Path) -> None:
+    data = save(store, tmp_path, 4)
+    store.place.put("checkpoints/4.json", b"{")
+    CheckpointStore(store.place).collect()
+    assert store.place.data() == {data}

@@ -1,0 +1,55 @@
+"""Writes checkpoints without Orbax, for tests that restore nothing."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, DATA, Pointer, folder_of
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
+
+
+def write(
+    run: Path,
+    step: int,
+    kinds: Sequence[str] = (CHECKPOINTS,),
+    *,
+    files: Mapping[str, bytes] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    name: str = "0123456789ab",
+    saved: str | None = None,
+) -> Path:
+    """Writes a checkpoint and returns the path of its first pointer.
+
+    Args:
+        run: the run directory.
+        step: completed steps.
+        kinds: ``checkpoints``, ``best``, or both.
+        files: name -> content; by default one file, which depends on the step.
+        meta: entries to add to the metadata.
+        name: identifies the save.
+        saved: UTC time; by default now.
+    """
+    folder = run / DATA / f"{step}-{name}"
+    for file, content in (files or {"state/_METADATA": f"step {step}".encode()}).items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    about = {"step": step, "examples_seen": 3 * step, "examples_left_out": 0, **(meta or {})}
+    pointer = Pointer.of_folder(folder, about, {})
+    if saved is not None:
+        pointer = dataclasses.replace(pointer, saved=saved)
+    CheckpointStore(Folder(run)).commit(tuple(kinds), step, pointer.to_json())
+    return run / kinds[0] / f"{step}.json"
+
+
+def data_of(path: Path) -> Path:
+    """Returns the folder with the files of a checkpoint."""
+    return folder_of(path)
+
+
+def damage(path: Path) -> None:
+    """Changes a byte of a file of a checkpoint."""
+    (file,) = (one for one in sorted(data_of(path).rglob("*")) if one.name == "_METADATA")
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)

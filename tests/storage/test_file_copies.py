@@ -1,0 +1,136 @@
+"""Files of a run in a bucket: one that grows is sent in parts, and is whole when it is fetched."""
+
+import random
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from jaxtrain.storage import file_copies
+from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.file_copies import FileCopies
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket("s3://bucket/run", MemoryStore())
+
+
+class Sent:
+    """Counts what the bucket has taken."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __call__(self, count: int) -> None:
+        self.bytes += count
+
+
+def fetched(bucket: Bucket, folder: Path) -> dict[str, bytes]:
+    """Returns what a new machine gets."""
+    FileCopies(bucket, folder).fetch(lambda name: True)
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "log.txt", "log.1.txt", "tensorboard/events.out.tfevents.1.host.2"],
+)
+def test_a_file_that_grows_is_sent_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run = tmp_path / "run"
+    (run / name).parent.mkdir(parents=True)
+    copies, put, sent = FileCopies(bucket, run), bucket.put, list[int]()
+
+    def count(part: str, data: bytes) -> None:
+        sent.append(len(data))
+        put(part, data)
+
+    monkeypatch.setattr(bucket, "put", count)
+    for number in range(50):
+        with (run / name).open("a") as file:
+            file.write(f"line {number}\n")
+        copies.upload(name)
+        copies.upload(name)
+    assert sum(sent) == (run / name).stat().st_size
+    assert fetched(bucket, tmp_path / "other") == {name: (run / name).read_bytes()}
+
+
+def test_other_files_are_sent_whole(bucket: Bucket, tmp_path: Path) -> None:
+    run, sent = tmp_path / "run", Sent()
+    run.mkdir()
+    copies = FileCopies(bucket, run, sent)
+    for content in ("{}", '{"a": 1}'):
+        (run / "progress.json").write_text(content)
+        copies.upload("progress.json")
+    assert list(bucket.sizes()) == ["progress.json"]
+    assert fetched(bucket, tmp_path / "other") == {"progress.json": b'{"a": 1}'}
+    assert sent.bytes == 10
+
+
+def test_a_resume_continues_and_cuts_files(bucket: Bucket, tmp_path: Path) -> None:
+    """Any sequence of appending, cutting, and moving to another machine gives the same file."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        name, machine, content = "metrics.jsonl", 0, b""
+        place = tmp_path / f"{seed}"
+        bucket.delete(list(bucket.sizes()))
+
+        def start(machine: int, place: Path = place) -> tuple[Path, FileCopies]:
+            run = place / str(machine)
+            run.mkdir(parents=True)
+            copies = FileCopies(bucket, run)
+            copies.fetch(lambda name: True)
+            return run, copies
+
+        run, copies = start(machine)
+        for _ in range(20):
+            action = rng.choice(["append", "append", "cut", "restart", "move"])
+            if action == "append":
+                content += rng.randbytes(rng.randrange(1, 60)).hex().encode()
+            elif action == "cut":
+                content = content[: rng.randrange(len(content) + 1)]
+            elif action == "restart":
+                copies = FileCopies(bucket, run)
+            else:
+                machine += 1
+                run, copies = start(machine)
+                assert (run / name).read_bytes() == content if content else True
+            (run / name).write_bytes(content)
+            copies.upload(name)
+            assert fetched(bucket, place / f"copy-{rng.random()}").get(name, b"") == content, seed
+
+
+def test_a_large_file_is_sent_in_parts_of_limited_size(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copies, "_PART_BYTES", 100)
+    content = random.Random(0).randbytes(950)
+    (tmp_path / "log.txt").write_bytes(content)
+    FileCopies(bucket, tmp_path).upload("log.txt")
+    assert sorted(bucket.sizes().values()) == [50, *[100] * 9]
+    assert fetched(bucket, tmp_path / "other") == {"log.txt": content}
+
+
+def test_an_interrupted_upload_leaves_the_file_as_it_was(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = FileCopies(bucket, tmp_path)
+    (tmp_path / "log.txt").write_bytes(b"one\n")
+    copies.upload("log.txt")
+    (tmp_path / "log.txt").write_bytes(b"two\nthree\n")  # a resume has cut it
+    put = bucket.put
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket, "delete", lambda names: (_ for _ in ()).throw(OSError("away")))
+        with pytest.raises(OSError, match="away"):
+            copies.upload("log.txt")
+    assert bucket.put == put
+    assert fetched(bucket, tmp_path / "other")["log.txt"] == b"two\nthree\n"
+    copies.upload("log.txt")
+    assert fetched(bucket, tmp_path / "third")["log.txt"] == b"two\nthree\n"
+    assert len(bucket.sizes()) == 1
