@@ -195,7 +195,8 @@ with socket.socket() as probe:
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
 # Prints the step of the newest checkpoint, or else one word: "unusable" if a resume has moved all of
-# them aside, "none" if there are no checkpoints, "nothing" if the run directory does not exist. ssh.sh adds "unreachable": the host with the run does not respond.
+# them aside, "none" if there are no checkpoints, "nothing" if the run directory does not exist.
+# ssh.sh adds "unreachable": the host with the run does not respond.
 local_newest_checkpoint() { # local_newest_checkpoint DIR
     local pointer step newest=''
     for pointer in "$1"/checkpoints/*.json; do

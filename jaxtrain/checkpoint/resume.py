@@ -230,7 +230,10 @@ def choose(
         InputError: refused; the message lists the existing checkpoints.
         RunAgain: a disk or the bucket does not respond.
     """
-    opened = opened or (lambda directory: Run(directory, say))
+
+    def at(directory: Path) -> Run:
+        return Run(directory, say) if opened is None else opened(directory)
+
     try:
         if resume is None:
             return None
@@ -241,11 +244,16 @@ def choose(
             if directory is None:
                 return None
             hold(directory)
-            return _latest(opened(directory), say)
+            return _latest(at(directory), say)
         if output_dir is None:
             raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
+        if opened is None and not output_dir.is_dir():
+            raise InputError(
+                f"--resume {resume}: {output_dir} does not exist: pass the --output-dir of the run "
+                "that saved this step, or omit --resume to start from scratch"
+            )
         hold(output_dir)
-        return _step(int(resume), opened(output_dir))
+        return _step(int(resume), at(output_dir))
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,

@@ -249,7 +249,7 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
 
 def test_a_causal_model_requires_a_text(place: Path, tmp_path: Path) -> None:
     config_of = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(gpt.Config.tiny())}}
-    checkpoints = saver.Checkpoints(tmp_path / "run/checkpoints", 3, lambda line: None)
+    checkpoints = saver.Checkpoints(tmp_path / "run", 3, lambda line: None)
     checkpoints.save(make_state(3), config_of)
     checkpoints.close()
     arguments = [str(tmp_path / "run"), "--data", str(place / "videos")]

@@ -35,7 +35,7 @@ def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        half = tmp_path / "checkpoints" / "7" / "state"  # of a save in progress
+        half = tmp_path / "data" / "7-0a" / "state"  # of a save in progress
         half.mkdir(parents=True)
         named = rf"is using {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
         for resume in ("latest", "7"):
