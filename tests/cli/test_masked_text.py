@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import small_checkpoint
 from flax import nnx
 
 from jaxtrain import main
@@ -201,8 +202,8 @@ def test_a_run_uses_the_tokenizer_of_its_initial_model(folder: Path, tmp_path: P
 
 def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     """The source of model.init_from may no longer exist by then."""
-    (tmp_path / "8").mkdir()
-    shutil.copy(folder / "tokenizer.json", tmp_path / "8")
+    files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
+    checkpoint = small_checkpoint.write(tmp_path / "run", 8, files=files)
     for name, text_of_file in (("a.jsonl", TEXT), ("b.jsonl", f"{TEXT}.")):
         (tmp_path / name).write_text(json.dumps({"text": text_of_file}))
     gone = dataclasses.replace(
@@ -210,7 +211,7 @@ def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: P
     )
     data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0, batch_spec=gone.batch_spec)
-    kept = setup.open_data(run, run.model, tmp_path / "8", lambda line: None).files_to_keep
+    kept = setup.open_data(run, run.model, checkpoint, lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):
         setup.open_data(run, run.model, None, lambda line: None)

@@ -107,7 +107,7 @@ def test_import_and_a_checkpoint_keep_ids_and_files(case: str, tmp_path: Path) -
     assert tuple(tokens[first : first + len(before)]) == before  # the second document
 
     checkpoints = saver.Checkpoints(
-        tmp_path / "run/checkpoints", 3, lambda line: None, files=opened.files_to_keep
+        tmp_path / "run", 3, lambda line: None, files=opened.files_to_keep
     )
     params = {name: jnp.asarray(array) for name, array in params_of(MODEL).items()}
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(MODEL)}}
