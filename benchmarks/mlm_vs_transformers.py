@@ -26,7 +26,7 @@ import word_batches
 
 from jaxtrain import config
 from jaxtrain.data.text import specials
-from jaxtrain.models.bert_weights import to_bert
+from jaxtrain.models import bert_weights
 
 # BERT base on a GPU; on a CPU the config's own sizes: 8 layers of width 256, vocabulary 25,000.
 ON_GPU = ("mlm_h200_8", *sizes.BERT_BASE)
@@ -100,7 +100,8 @@ class _Theirs:
 
     def load(self, params: Mapping[str, np.ndarray]) -> None:
         """Copies jaxtrain's parameters."""
-        state = {name: torch.from_numpy(array.copy()) for name, array in to_bert(params).items()}
+        theirs = bert_weights.with_types(bert_weights.TABLE.outward(params), params)
+        state = {name: torch.from_numpy(array.copy()) for name, array in theirs.items()}
         missing, unexpected = self.module.load_state_dict(state, strict=False)
         left = [name for name in missing if "token_type" not in name and "decoder" not in name]
         assert not left, f"parameters of transformers without a counterpart in jaxtrain: {left}"

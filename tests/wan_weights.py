@@ -40,8 +40,8 @@ def tensors(sizes: wan_vae.Architecture, seed: int = 0) -> dict[str, np.ndarray]
     """Returns random weights by diffusers' names."""
     rng = np.random.default_rng(seed)
     found = {}
-    for name, (_, leaf) in wan_vae.names(sizes, decodes=True).items():
-        shape = leaf.get_metadata()["theirs"]
+    table, shapes = wan_vae.table(sizes, decodes=True)
+    for name, shape in table.shapes(shapes).items():
         scale = 1.0 if name.endswith("gamma") else 0.1
         if name.endswith("weight"):
             scale = float(np.prod(shape[1:])) ** -0.5

@@ -78,7 +78,7 @@ def _check(flags: argparse.Namespace) -> None:
 
 
 def _can_write(model: Any, *, folder: bool) -> bool:
-    """Whether a model, or its class, can be written to a transformers folder or weights file."""
+    """Whether a model can be written to a transformers folder, or to a weights file."""
     return model.model_type is not None if folder else bool(model.has_weights)
 
 
@@ -96,7 +96,9 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
     if flags.push is not None and flags.format is None:
         folder = found.model.model_type is not None
     if not _can_write(found.model, folder=folder):
-        able = [name for name, kind in from_file.configs() if _can_write(kind, folder=folder)]
+        able = [
+            name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)
+        ]
         form = "a transformers folder" if folder else "a weights file"
         raise InputError(
             f"{found.source}: the model {name} cannot be exported to {form}; export can write "

@@ -22,7 +22,7 @@ from jaxtrain.config import invocation
 from jaxtrain.config import param_groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface
-from jaxtrain.models import from_file
+from jaxtrain.models import from_file, weight_table
 from jaxtrain.optim import ema
 from jaxtrain.sharding import HasShape
 from jaxtrain.storage import tensor_files
@@ -30,7 +30,6 @@ from jaxtrain.storage import tensor_files
 ABOUT = "jaxtrain_model"
 """Metadata entry of a ``.safetensors`` file with the config of its model, in JSON."""
 _PARAMS = "params."
-_LISTED = 4
 
 Params = dict[str, np.ndarray]
 
@@ -58,18 +57,9 @@ class Weights:
         Raises:
             InputError: some are missing or have another shape.
         """
-        lacking = sorted(expected.keys() - self.params.keys())
-        if lacking:
-            raise InputError(
-                f"{self.source} lacks {len(lacking)} parameters of its config, such as "
-                f"{lacking[0]}: it is incomplete, or of another model; export or download it again"
-            )
-        for name, wanted in expected.items():
-            if self.params[name].shape != wanted.shape:
-                raise InputError(
-                    f"{self.source}: {name} has shape {self.params[name].shape}, but its config "
-                    f"requires {wanted.shape}: the file is damaged, or a mix of two"
-                )
+        shapes = {name: wanted.shape for name, wanted in expected.items()}
+        cure = "It is incomplete, damaged, or of another model: export or download it again"
+        weight_table.check(self.params, shapes, self.source, cure, extra=False)
         return {name: self.params[name] for name in expected}
 
 
@@ -105,7 +95,7 @@ def load(
         model = from_file.model_config(from_file.parse(about[ABOUT], str(source)), str(source))
     else:
         kind = from_file.config_class(guess() or "")
-        if kind is None or not kind.has_weights:
+        if kind is None or not kind.tiny().has_weights:
             raise InputError(
                 f"{source} has no model config: convert it with {invocation.program()} import "
                 f"{shlex.quote(str(source))} OUT.safetensors"
@@ -212,19 +202,9 @@ def params_for(
         for name, array in found.items()
         if name in expected and expected[name].shape == array.shape
     }
-    wrong = [
-        f"{name} has shape {found[name].shape} instead of {array.shape}"
-        if name in found
-        else f"{name} is missing"
-        for name, array in expected.items()
-        if name not in fitting and not name.startswith(apart)
-    ]
-    if wrong:
-        more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
-        raise InputError(
-            f"{path} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: use the model "
-            "config that it was trained with"
-        )
+    required = {name: array.shape for name, array in expected.items() if not name.startswith(apart)}
+    cure = "Use the model config that it was trained with"
+    weight_table.check(found, required, path, cure, extra=False)
     notes += [
         f"{len(names)} parameters {what}, such as {min(names)}"
         for what, names in (

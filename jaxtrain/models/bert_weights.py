@@ -7,7 +7,6 @@ Arrays that a masked LM does not need are skipped when reading: the pooler and t
 head of ``BertForPreTraining``, and ``position_ids`` of old files.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,20 +15,16 @@ import numpy as np
 from jaxtrain import errors
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.storage import tensor_files
+from jaxtrain.models import weight_table
+from jaxtrain.models.weight_table import MATRIX, Row, Tensors, WeightTable
 
-Tensors = Mapping[str, np.ndarray]
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
 WORD = f"{_EMBEDDINGS}.word_embeddings.weight"
 _POSITION = f"{_EMBEDDINGS}.position_embeddings.weight"
 _TYPES = f"{_EMBEDDINGS}.token_type_embeddings.weight"
 _BIAS = f"{_HEAD}.bias"
-# Aliases of arrays above: the output layer is the token embedding, its bias is the head's.
-_TIED = {f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS}
-UNUSED = ("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids")
 _TOKEN_TYPES = 2
 TYPE_1 = "embeddings.token_type_1"  # [hidden], absent if it is zeros
-_LISTED = 6
 INIT_STD, NORM_EPS = 0.02, 1e-12
 MODEL_TYPE, ARCHITECTURE = "bert", "BertForMaskedLM"
 _FIXED = {  # properties of this network at any size
@@ -40,98 +35,98 @@ _FIXED = {  # properties of this network at any size
     "is_decoder": False,
     "add_cross_attention": False,
 }
-_PARTS = {
-    "attention.output.dense": "attention_out",
-    "intermediate.dense": "ff_in",
-    "output.dense": "ff_out",
+_DENSE = {
+    "head.dense": f"{_HEAD}.transform.dense",
+    "layers.{}.attention_out": "bert.encoder.layer.{}.attention.output.dense",
+    "layers.{}.ff_in": "bert.encoder.layer.{}.intermediate.dense",
+    "layers.{}.ff_out": "bert.encoder.layer.{}.output.dense",
 }
-_NORMS = {"attention.output.LayerNorm": "attention_norm", "output.LayerNorm": "ff_norm"}
-_QKV = ("query", "key", "value")
+_NORMS = {
+    "embeddings.norm": f"{_EMBEDDINGS}.LayerNorm",
+    "head.norm": f"{_HEAD}.transform.LayerNorm",
+    "layers.{}.attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "layers.{}.ff_norm": "bert.encoder.layer.{}.output.LayerNorm",
+}
+_QKV = [f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")]
+TABLE = WeightTable(
+    rows=(
+        Row(WORD, "embeddings.word"),
+        Row(_POSITION, "embeddings.position"),
+        *(Row(f"{theirs}.weight", f"{ours}.scale") for ours, theirs in _NORMS.items()),
+        *(Row(f"{theirs}.bias", f"{ours}.bias") for ours, theirs in _NORMS.items()),
+        *(Row(f"{theirs}.weight", f"{ours}.kernel", MATRIX) for ours, theirs in _DENSE.items()),
+        *(Row(f"{theirs}.bias", f"{ours}.bias") for ours, theirs in _DENSE.items()),
+        Row(tuple(f"{part}.weight" for part in _QKV), "layers.{}.qkv.kernel", MATRIX),
+        Row(tuple(f"{part}.bias" for part in _QKV), "layers.{}.qkv.bias"),
+        Row(_BIAS, "head.bias"),
+    ),
+    unused=("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids"),
+    # The output layer is the token embedding, and its bias is the head's.
+    tied={f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS},
+)
+"""All arrays but those of the token types."""
 
 
-def to_bert(params: Tensors) -> dict[str, np.ndarray]:
-    """Converts our parameters to transformers' names and layout.
+def with_types(tensors: Tensors, params: Tensors) -> dict[str, np.ndarray]:
+    """Adds the array of the token types to arrays by transformers' names.
 
     Args:
-        params: dotted path -> float32 array.
+        tensors: the arrays.
+        params: ours, by dotted path, of which :data:`TYPE_1` is one if it is not zeros.
     """
-    word, position = (np.asarray(params[f"embeddings.{name}"]) for name in ("word", "position"))
-    zeros_D = np.zeros(word.shape[1], np.float32)
-    found = {
-        WORD: word,
-        _POSITION: position,
-        _TYPES: np.stack([zeros_D, np.asarray(params.get(TYPE_1, zeros_D))]),
-        _BIAS: np.asarray(params["head.bias"]),
-    }
-    for theirs, ours in _dense(_layers(params, "layers")).items():
-        found[f"{theirs}.weight"] = np.asarray(params[f"{ours}.kernel"]).T
-        found[f"{theirs}.bias"] = np.asarray(params[f"{ours}.bias"])
-    for theirs, ours in _norms(_layers(params, "layers")).items():
-        found[f"{theirs}.weight"] = np.asarray(params[f"{ours}.scale"])
-        found[f"{theirs}.bias"] = np.asarray(params[f"{ours}.bias"])
-    for number in range(_layers(params, "layers")):
-        ours = f"layers.{number}.qkv"
-        kernels = np.split(np.asarray(params[f"{ours}.kernel"]), len(_QKV), axis=1)
-        biases = np.split(np.asarray(params[f"{ours}.bias"]), len(_QKV))
-        for part, kernel, bias in zip(_QKV, kernels, biases, strict=True):
-            theirs = _attention(number, part)
-            found[f"{theirs}.weight"], found[f"{theirs}.bias"] = kernel.T, bias
-    return found
+    zeros_D = np.zeros(tensors[WORD].shape[1], np.float32)
+    types = np.stack([zeros_D, np.asarray(params.get(TYPE_1, zeros_D))])
+    return {**tensors, _TYPES: types}
 
 
-def from_bert(
-    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str
-) -> dict[str, np.ndarray]:
-    """Converts transformers' state dict to our parameters, float32.
-
-    A model for shorter sequences uses the first positions. :data:`TYPE_1` is in the result if token
-    types 0 and 1 differ.
+def without_types(
+    tensors: Tensors, positions: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Separates the token types, and replaces the names of old files.
 
     Args:
-        tensors: name -> array.
-        expected: dotted path -> shape of each of the model's parameters.
+        tensors: transformers' arrays by name.
+        positions: number of positions of the model; one for shorter sequences uses the first.
+
+    Returns:
+        The arrays of :data:`TABLE`; and that of the token types.
+    """
+    found = {
+        name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        ): array
+        for name, array in tensors.items()
+    }
+    if _POSITION in found and found[_POSITION].ndim:
+        found[_POSITION] = found[_POSITION][:positions]
+    types = {_TYPES: found.pop(_TYPES)} if _TYPES in found else {}
+    return found, types
+
+
+def add_types(params: Tensors, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
+    """Adds token type 0 to our positions; :data:`TYPE_1` is what type 1 adds, if not zeros.
+
+    Args:
+        params: ours, by dotted path.
+        tensors: that of the token types.
         source: the file, for messages.
 
     Raises:
-        InputError: lists every array that is missing, extra or misshapen; or there are more than
-            two token types.
+        InputError: the array is missing or misshapen, or has more than two token types.
     """
-    given = _renamed(tensors, source)
-    tensor_files.check_real(given, source)
-    shapes = {name: array.shape for name, array in to_bert(_empty(expected)).items()}
-    types = given.get(_TYPES)
-    if types is not None and types.ndim == 2 and types.shape[0]:  # as many as they have
-        shapes[_TYPES] = (types.shape[0], shapes[_TYPES][1])
-    positions = given.get(_POSITION)
-    if positions is not None and positions.ndim == 2 and positions.shape[0] > shapes[_POSITION][0]:
-        given[_POSITION] = positions[: shapes[_POSITION][0]]
-    complaints = {
-        "missing": [name for name in shapes if name not in given],
-        "extra": sorted(set(given) - set(shapes)),
-        "misshapen": [
-            f"{name} {given[name].shape} instead of {shape}"
-            for name, shape in shapes.items()
-            if name in given and given[name].shape != shape
-        ],
-    }
-    listed = [
-        f"{what}: {', '.join(names[:_LISTED])}"
-        + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-        for what, names in complaints.items()
-        if names
-    ]
-    if listed:
+    (count,) = [len(array) for array in tensors.values() if array.ndim] or [_TOKEN_TYPES]
+    width = params["embeddings.position"].shape[1]
+    cure = "Its width is set by --model.hidden"
+    weight_table.check(tensors, {_TYPES: (count, width)}, source, cure)
+    if count > _TOKEN_TYPES:
         raise InputError(
-            f"{source} does not fit this model; {'; '.join(listed)}. Its shape is set by "
-            "--model.vocab_size, --model.sequence_length, --model.hidden, --model.layers, and "
-            "--model.ff"
+            f"{source} has {count} token types (type_vocab_size), but this model keeps at most "
+            f"{_TOKEN_TYPES}: use another model"
         )
-    if given[_TYPES].shape[0] > _TOKEN_TYPES:
-        raise InputError(
-            f"{source} has {given[_TYPES].shape[0]} token types (type_vocab_size), but this model "
-            f"keeps at most {_TOKEN_TYPES}: use another model"
-        )
-    return _ours({name: np.asarray(array, np.float32) for name, array in given.items()})
+    first, *others = np.asarray(tensors[_TYPES], np.float32)
+    found = {**params, "embeddings.position": params["embeddings.position"] + first}
+    differs = [other - first for other in others if np.any(other != first)]
+    return found | ({TYPE_1: differs[0]} if differs else {})
 
 
 def settings(model: Any) -> dict[str, Any]:
@@ -186,87 +181,4 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         "pad_id": pad_id,
         "dropout": float(dropout),
         "attention_dropout": float(of_attention),
-    }
-
-
-def _renamed(tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-    """Skips unused arrays and aliases, and replaces old names."""
-    found: dict[str, np.ndarray] = {}
-    for name, array in tensors.items():
-        if name.startswith(UNUSED):
-            continue
-        modern = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-        modern = modern.replace("LayerNorm.beta", "LayerNorm.bias")
-        if modern not in _TIED:
-            found[modern] = array
-    for name, own in _TIED.items():
-        if name not in tensors:
-            continue
-        if own in found and not np.array_equal(found[own], tensors[name]):
-            raise InputError(
-                f"{source}: {name} differs from {own}, but this model has one array for both "
-                "(tie_word_embeddings)"
-            )
-        found.setdefault(own, tensors[name])
-    return found
-
-
-def _ours(given: Tensors) -> dict[str, np.ndarray]:
-    found = {
-        "embeddings.word": given[WORD],
-        "embeddings.position": given[_POSITION] + given[_TYPES][0],
-        "head.bias": given[_BIAS],
-    }
-    if np.any(given[_TYPES] != given[_TYPES][0]):
-        found[TYPE_1] = given[_TYPES][1] - given[_TYPES][0]
-    layers = _layers(given, "bert.encoder.layer")
-    for theirs, ours in _dense(layers).items():
-        found[f"{ours}.kernel"] = given[f"{theirs}.weight"].T
-        found[f"{ours}.bias"] = given[f"{theirs}.bias"]
-    for theirs, ours in _norms(layers).items():
-        found[f"{ours}.scale"] = given[f"{theirs}.weight"]
-        found[f"{ours}.bias"] = given[f"{theirs}.bias"]
-    for number in range(layers):
-        parts = [_attention(number, part) for part in _QKV]
-        found[f"layers.{number}.qkv.kernel"] = np.concatenate(
-            [given[f"{part}.weight"].T for part in parts], axis=1
-        )
-        found[f"layers.{number}.qkv.bias"] = np.concatenate(
-            [given[f"{part}.bias"] for part in parts]
-        )
-    return found
-
-
-def _empty(expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Returns arrays of these shapes that take no memory."""
-    return {name: np.broadcast_to(np.bool_(0), shape) for name, shape in expected.items()}
-
-
-def _layers(names: Mapping[str, Any], prefix: str) -> int:
-    numbers = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
-    return 1 + max((int(m[1]) for m in map(numbers.match, names) if m), default=-1)
-
-
-def _attention(number: int, part: str) -> str:
-    return f"bert.encoder.layer.{number}.attention.self.{part}"
-
-
-def _dense(layers: int) -> dict[str, str]:
-    """Maps their linear layers to ours, except queries, keys, and values."""
-    return {f"{_HEAD}.transform.dense": "head.dense"} | _of_layers(_PARTS, layers)
-
-
-def _norms(layers: int) -> dict[str, str]:
-    own = {
-        f"{_EMBEDDINGS}.LayerNorm": "embeddings.norm",
-        f"{_HEAD}.transform.LayerNorm": "head.norm",
-    }
-    return own | _of_layers(_NORMS, layers)
-
-
-def _of_layers(names: Mapping[str, str], layers: int) -> dict[str, str]:
-    return {
-        f"bert.encoder.layer.{number}.{theirs}": f"layers.{number}.{ours}"
-        for number in range(layers)
-        for theirs, ours in names.items()
     }

@@ -1,121 +1,17 @@
-"""Converts causal language models to other implementations' names and transformers' config.json.
-
-Other implementations' linear layers are [out, in], ours [in, out]; embedding, output layer and
-norms have the same layout.
-"""
+"""Converts the sizes of causal language models to transformers' config.json, and back."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from flax import nnx
 
 from jaxtrain import errors
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.storage import tensor_files
 
-Tensors = Mapping[str, np.ndarray]
-_LISTED = 4
 _NAMED = 10  # most differences in a message
 _FULL = "full_attention"
 _BASE = "rope_theta"
 _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Names:
-    """Another implementation's names for the parameters of a model.
-
-    Attributes:
-        ours: our name for the list of blocks.
-        theirs: their name for it.
-        whole: our dotted paths outside the blocks -> their names.
-        of_block: our names in a block -> theirs.
-        unused: substrings of names of arrays that are not parameters, such as tables of angles.
-        tied: aliases, their names of tied arrays -> one of the names above.
-    """
-
-    ours: str
-    theirs: str
-    whole: Mapping[str, str]
-    of_block: Mapping[str, str]
-    unused: tuple[str, ...] = ()
-    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def outward(self, params: Tensors) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to their state dict."""
-        return {self._name(path): self._turned(path, array) for path, array in params.items()}
-
-    def inward(
-        self, tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str, cure: str
-    ) -> dict[str, np.ndarray]:
-        """Converts back, to float32.
-
-        Args:
-            tensors: their state dict.
-            expected: dotted path -> shape of each of the model's parameters.
-            source: origin of the tensors, for messages.
-            cure: how to fix a mismatch, for messages.
-
-        Raises:
-            InputError: lists arrays that are missing, extra or misshapen.
-        """
-        given = self._once(tensors, source)
-        tensor_files.check_real(given, source)
-        wanted = {
-            self._name(path): shape if path in self.whole else shape[::-1]
-            for path, shape in expected.items()
-        }
-        wrong = [f"{name} is missing" for name in wanted if name not in given]
-        wrong += [f"{name} is not part of this model" for name in given if name not in wanted]
-        wrong += [
-            f"{name} has shape {given[name].shape} instead of {shape}"
-            for name, shape in wanted.items()
-            if name in given and given[name].shape != shape
-        ]
-        if wrong:
-            more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
-            raise InputError(
-                f"{source} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: {cure}"
-            )
-        return {
-            path: self._turned(path, np.asarray(given[self._name(path)], np.float32))
-            for path in expected
-        }
-
-    def layers(self, tensors: Tensors) -> int:
-        """Returns the number of blocks in a state dict."""
-        number = re.compile(rf"{re.escape(self.theirs)}\.(\d+)\.")
-        return len({match[1] for name in tensors if (match := number.match(name))})
-
-    def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-        """Skips unused arrays and aliases; an alias alone stands for its array."""
-        found = {
-            name: array
-            for name, array in tensors.items()
-            if name not in self.tied and not any(part in name for part in self.unused)
-        }
-        for name, own in self.tied.items():
-            if name not in tensors:
-                continue
-            if not np.array_equal(found.setdefault(own, tensors[name]), tensors[name]):
-                raise InputError(
-                    f"{source}: {name} differs from {own}, but this model has one array for both "
-                    "(tie_word_embeddings)"
-                )
-        return found
-
-    def _name(self, path: str) -> str:
-        if path in self.whole:
-            return self.whole[path]
-        number, _, part = path.removeprefix(f"{self.ours}.").partition(".")
-        return f"{self.theirs}.{number}.{self.of_block[part]}.weight"
-
-    def _turned(self, path: str, array: np.ndarray) -> np.ndarray:
-        return np.asarray(array) if path in self.whole else np.ascontiguousarray(array.T)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,13 +136,6 @@ class Shape:
                 f"{source}: this network is not supported: {'; '.join(other[:_NAMED])}"
             )
         return shape
-
-
-def shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Returns dotted path -> shape of each parameter of a model, from its config."""
-    module = nnx.eval_shape(lambda: model.build(nnx.Rngs(0)))
-    paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    return {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
 
 
 def _rotary(content: Mapping[str, Any], source: str) -> dict[str, Any]:

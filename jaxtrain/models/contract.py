@@ -75,11 +75,12 @@ from flax import nnx
 from jaxtrain.config import bounds, param_groups
 from jaxtrain.config.metrics import Metric
 from jaxtrain.errors import InputError
+from jaxtrain.models import weight_table
+from jaxtrain.models.weight_table import Tensors, WeightTable
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
 """Metric -> (sum, weight), or (sum, weight, sum of squares); float32 scalars."""
-Tensors = Mapping[str, np.ndarray]
 Task = Literal["generate", "fill", "reconstruct"]
 
 
@@ -107,13 +108,13 @@ class ModelConfig(bounds.Section):
     usage: ClassVar[str] = ""
     """The command that uses a trained model; ``{run}`` in it stands for the run directory,
     ``{input}`` for an input file."""
-    has_weights: ClassVar[bool] = False
-    """Whether ``to_weights`` and ``from_weights`` convert parameters."""
     model_type: ClassVar[str | None] = None
     """The model's name in the config.json of transformers; None if it has no such model."""
     not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs (field, attribute with its effective value) that array shapes do not determine: a run
     starts and resumes only from parameters trained with the same values."""
+    in_weights: ClassVar[tuple[str, ...]] = ()
+    """Fields that determine array shapes, for the message about weights that do not fit."""
 
     def build(self, rngs: nnx.Rngs) -> "Model":
         """Builds the module, with new float32 parameters.
@@ -184,25 +185,47 @@ class ModelConfig(bounds.Section):
         """Returns the shape of one example's latents, [L, h, w, C]; None if it has none."""
         return None
 
+    def weight_tables(self) -> tuple[WeightTable, ...]:
+        """Returns the names of parameters elsewhere: the original's first, transformers' last.
+
+        () if there are none, so that the model has no ``export``.
+        """
+        return ()
+
+    @property
+    def has_weights(self) -> bool:
+        """Returns whether parameters can be converted."""
+        return bool(self.weight_tables())
+
     def to_weights(self, params: Tensors) -> dict[str, np.ndarray]:
         """Converts parameters by dotted path to the original implementation's names and layout."""
-        raise NotImplementedError
+        return self.weight_tables()[0].outward(params)
 
     def to_transformers(self, params: Tensors) -> dict[str, np.ndarray]:
-        """Converts parameters to transformers' names; ``from_weights`` reads these, too."""
-        return self.to_weights(params)
+        """Converts parameters by dotted path to transformers' names and layout."""
+        return self.weight_tables()[-1].outward(params)
 
     def from_weights(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-        """Converts the original implementation's arrays to parameters by dotted path, float32.
+        """Converts arrays with the names of one of the tables to parameters by dotted path.
 
         Args:
-            tensors: its arrays by name.
+            tensors: arrays by name.
             source: where they come from, for messages.
+
+        Returns:
+            Dotted path -> float32 array.
 
         Raises:
             InputError: lists the arrays that are missing, extra or misshapen.
         """
-        raise NotImplementedError
+        bare = self.bare()
+        expected = weight_table.shapes_of(lambda: bare.build(nnx.Rngs(0)))
+        table = max(
+            self.weight_tables(), key=lambda table: len(table.shapes(expected).keys() & tensors)
+        )
+        fields = [f"--{self.section}.{name}" for name in self.in_weights]
+        cure = f"Its shape is set by {', '.join(fields[:-1])}, and {fields[-1]}"
+        return table.inward(tensors, expected, source, cure)
 
     @classmethod
     def guess(cls, tensors: Tensors, source: str) -> Self:

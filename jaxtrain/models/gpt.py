@@ -24,6 +24,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
 from jaxtrain.models.contract import Model, ModelConfig
+from jaxtrain.models.weight_table import WeightTable
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, capped, embed, remat
@@ -66,9 +67,9 @@ class Config(ModelConfig):
     Hub."""
 
     task = "generate"
-    has_weights = True
     model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
+    in_weights = ("depth", "vocab_size")
     not_in_weights = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def check(self) -> None:
@@ -156,21 +157,9 @@ class Config(ModelConfig):
             "lm_head": config.Role(prefix="lm_head.", role="unembedding", scale=self.rate_scale),
         }
 
-    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to nanochat's state dict."""
-        return gpt_weights.NANOCHAT.outward(params)
-
-    def to_transformers(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to the state dict of `NanoChatForCausalLM`."""
-        return gpt_weights.TRANSFORMERS.outward(params)
-
-    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Converts back from either.
-
-        Raises:
-            InputError: lists every array that is missing, extra or misshapen.
-        """
-        return gpt_weights.from_either(tensors, causal_weights.shapes(self), source)
+    def weight_tables(self) -> tuple[WeightTable, ...]:
+        """Returns the names of nanochat, and of `NanoChatForCausalLM`."""
+        return gpt_weights.NANOCHAT, gpt_weights.TRANSFORMERS
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":

@@ -3,6 +3,7 @@
 These are nanochat, and transformers' `NanoChatForCausalLM`, which computes the same.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,37 +11,44 @@ import numpy as np
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights
+from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 from jaxtrain.ops import attention
 
 MODEL_TYPE, ARCHITECTURE = "nanochat", "NanoChatForCausalLM"
 _OUTPUT = "lm_head.weight"
 _DEFAULTS = {"final_logit_softcapping": 15.0}  # transformers' default, if missing in a file
-NANOCHAT = causal_weights.Names(
-    ours="blocks",
-    theirs="transformer.h",
-    whole={"wte.table": "transformer.wte.weight", "lm_head.words": _OUTPUT},
-    of_block={
-        "q": "attn.c_q",
-        "k": "attn.c_k",
-        "v": "attn.c_v",
-        "out": "attn.c_proj",
-        "up": "mlp.c_fc",
-        "down": "mlp.c_proj",
-    },
+
+
+def _table(word: str, block: str, **parts: str) -> WeightTable:
+    rows = [
+        Row(f"{block}.{{}}.{name}.weight", f"blocks.{{}}.{ours}", MATRIX)
+        for ours, name in parts.items()
+    ]
+    return WeightTable(
+        rows=(Row(word, "wte.table"), *rows, Row(_OUTPUT, "lm_head.words")),
+        unused=("rotary_emb.inv_freq",),
+    )
+
+
+NANOCHAT = _table(
+    "transformer.wte.weight",
+    "transformer.h",
+    q="attn.c_q",
+    k="attn.c_k",
+    v="attn.c_v",
+    out="attn.c_proj",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
 )
-TRANSFORMERS = causal_weights.Names(
-    ours="blocks",
-    theirs="model.layers",
-    whole={"wte.table": "model.embed_tokens.weight", "lm_head.words": _OUTPUT},
-    of_block={
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "out": "self_attn.o_proj",
-        "up": "mlp.fc1",
-        "down": "mlp.fc2",
-    },
-    unused=("rotary_emb.inv_freq",),
+TRANSFORMERS = _table(
+    "model.embed_tokens.weight",
+    "model.layers",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    out="self_attn.o_proj",
+    up="mlp.fc1",
+    down="mlp.fc2",
 )
 
 
@@ -95,31 +103,15 @@ def _fixed(cap: float) -> dict[str, Any]:
     }
 
 
-def from_either(
-    tensors: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], source: str
-) -> dict[str, np.ndarray]:
-    """Converts either implementation's state dict to parameters by dotted path, float32.
-
-    Args:
-        tensors: the state dict.
-        expected: dotted path -> shape of each of the model's parameters.
-        source: origin of the tensors, for messages.
-
-    Raises:
-        InputError: lists arrays that are missing, extra or misshapen.
-    """
-    cure = "set --model.depth and --model.vocab_size to the values that it was trained with"
-    return _names(tensors).inward(tensors, expected, source, cure)
-
-
 def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str, Any]:
     """Infers fields of the config from shapes; assumes that the heads follow from the width.
 
     Raises:
         InputError: the weights are not of this model.
     """
-    names = _names(tensors)
-    word, key = names.whole["lm_head.words"], f"{names.theirs}.0.{names.of_block['k']}.weight"
+    table = TRANSFORMERS if any(name.startswith("model.") for name in tensors) else NANOCHAT
+    word, keys_of = table.name("lm_head.words"), table.name("blocks.{}.k")
+    key = keys_of.format(0)
     if word not in tensors or key not in tensors:
         raise InputError(
             f"{source} is not a GPT of this kind: it has no {word if word not in tensors else key}"
@@ -135,12 +127,7 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
     return {
         "vocab_size": vocab,
         "sequence_length": 2048,
-        "depth": names.layers(tensors),
+        "depth": next(n for n in itertools.count() if keys_of.format(n) not in tensors),
         "width": width,
         "kv_heads": keys.shape[0] * heads // width,
     }
-
-
-def _names(tensors: Mapping[str, np.ndarray]) -> causal_weights.Names:
-    theirs = any(name.startswith("model.") for name in tensors)
-    return TRANSFORMERS if theirs else NANOCHAT

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jaxtrain import config
@@ -27,6 +26,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
 from jaxtrain.models.contract import Model, ModelConfig
+from jaxtrain.models.weight_table import WeightTable
 from jaxtrain.ops import attention, chunked_loss, generation
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, dropout, embed, remat, split_keys
@@ -68,9 +68,9 @@ class Config(ModelConfig):
     (LlamaForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
 
     task = "generate"
-    has_weights = True
     model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
+    in_weights = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ff")
     not_in_weights = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def check(self) -> None:
@@ -126,22 +126,9 @@ class Config(ModelConfig):
             "embedding": config.Role(prefix="embedding.", role="unembedding"),
         }
 
-    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to the state dict of `LlamaForCausalLM`."""
-        return llama_weights.NAMES.outward(params)
-
-    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Converts back.
-
-        Raises:
-            InputError: lists every array that is missing, extra or misshapen.
-        """
-        cure = (
-            "set --model.vocab_size, --model.hidden, --model.layers, --model.heads, "
-            "--model.kv_heads, and --model.ff to the values that it was trained with"
-        )
-        expected = causal_weights.shapes(self)
-        return llama_weights.NAMES.inward(tensors, expected, source, cure)
+    def weight_tables(self) -> tuple[WeightTable, ...]:
+        """Returns the names of `LlamaForCausalLM`."""
+        return (llama_weights.TABLE,)
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the `config.json` of transformers."""

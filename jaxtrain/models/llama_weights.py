@@ -8,24 +8,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.models import causal_weights
+from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 
 MODEL_TYPE, ARCHITECTURE = "llama", "LlamaForCausalLM"
 _WORDS = "model.embed_tokens.weight"
-NAMES = causal_weights.Names(
-    ours="layers",
-    theirs="model.layers",
-    whole={"embedding.table": _WORDS, "head.norm": "model.norm.weight"},
-    of_block={
-        "attention_norm": "input_layernorm",
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "out": "self_attn.o_proj",
-        "ff_norm": "post_attention_layernorm",
-        "gate": "mlp.gate_proj",
-        "up": "mlp.up_proj",
-        "down": "mlp.down_proj",
-    },
+_LAYER = {
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+TABLE = WeightTable(
+    rows=(
+        Row(_WORDS, "embedding.table"),
+        *(
+            Row(f"model.layers.{{}}.{theirs}.weight", f"layers.{{}}.{ours}", MATRIX)
+            for ours, theirs in _LAYER.items()
+        ),
+        Row("model.norm.weight", "head.norm"),
+    ),
     unused=("rotary_emb.inv_freq",),
     tied={"lm_head.weight": _WORDS},
 )

@@ -23,6 +23,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
+from jaxtrain.models.weight_table import WeightTable
 from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
@@ -51,10 +52,10 @@ class Config(ModelConfig):
     """The masked language model."""
 
     task = "fill"
-    has_weights = True
     model_type = "bert"  # in transformers' config.json
     usage = 'fill {run} "Paris is the [MASK] of France."'
-    not_in_weights = (("heads", "heads"),)  # not determined by array shapes
+    in_weights = ("vocab_size", "sequence_length", "hidden", "layers", "ff")
+    not_in_weights = (("heads", "heads"),)
 
     vocab_size: bounds.Words
     """Vocabulary size, including the five special tokens (rows of the embedding)."""
@@ -145,20 +146,27 @@ class Config(ModelConfig):
         """Returns the number of tokens per sequence."""
         return self.sequence_length
 
+    def weight_tables(self) -> tuple[WeightTable, ...]:
+        """Returns the names of `BertForMaskedLM`."""
+        return (bert_weights.TABLE,)
+
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to the state dict of `BertForMaskedLM`."""
-        return bert_weights.to_bert(params)
+        """Converts parameters to the state dict of `BertForMaskedLM`, token types included."""
+        return bert_weights.with_types(super().to_weights(params), params)
+
+    def to_transformers(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Does the same as :meth:`to_weights`."""
+        return self.to_weights(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Converts back.
+        """Converts back; what token type 1 adds is in the result if it is not zeros.
 
         Raises:
-            InputError: lists every array that is missing, extra or misshapen.
+            InputError: lists the arrays that are missing, extra or misshapen; or there are more
+                than two token types.
         """
-        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
-        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
-        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
-        return bert_weights.from_bert(tensors, expected, source)
+        arrays, types = bert_weights.without_types(tensors, self.sequence_length)
+        return bert_weights.add_types(super().from_weights(arrays, source), types, source)
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the `config.json` of transformers."""

@@ -29,6 +29,7 @@ from jax import lax
 
 from jaxtrain import errors
 from jaxtrain.errors import InputError
+from jaxtrain.models.weight_table import Layout, Row, WeightTable
 from jaxtrain.ops import per_device
 from jaxtrain.ops.layers import Frozen, einsum_float32
 from jaxtrain.storage import atomic, tensor_files
@@ -498,16 +499,27 @@ def _pixels(x_BTHWC: jax.Array, side: int) -> jax.Array:
     return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(b, t, h * side, w * side, -1)
 
 
-def names(sizes: Architecture, *, decodes: bool) -> dict[str, tuple[str, Frozen]]:
-    """Returns name in diffusers -> (dotted path in :class:`WanVae`, abstract array)."""
+def table(sizes: Architecture, *, decodes: bool) -> tuple[WeightTable, dict[str, tuple[int, ...]]]:
+    """Returns the names in diffusers, and the shapes of our arrays by dotted path."""
     module = nnx.eval_shape(lambda: WanVae(sizes, decodes=decodes))
-    found = {}
+    rows, shapes = [], {}
     for path, leaf in nnx.to_flat_state(nnx.state(module, Frozen)):
-        if leaf.get_metadata()["theirs"] is not None:
+        if (theirs := leaf.get_metadata()["theirs"]) is not None:
             ours = ".".join(map(str, path))
-            theirs = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")
-            found[theirs] = (ours, leaf)
-    return found
+            name = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")
+            rows.append(Row(name, ours, _layout(theirs, leaf.shape)))
+            shapes[ours] = leaf.shape
+    return WeightTable(rows=tuple(rows)), shapes
+
+
+def _layout(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Layout:
+    """Kernels are [out, in, (frames,) rows, columns] in diffusers; here frames are channels."""
+    axes = {5: (3, 4, 2, 1, 0), 4: (2, 3, 1, 0)}.get(len(theirs), tuple(range(len(theirs))))
+    turned = [theirs[axis] for axis in axes]
+    return Layout(
+        lambda tensor: tensor.transpose(axes).reshape(ours),
+        lambda array: array.reshape(turned).transpose(np.argsort(axes)),
+    )
 
 
 def read(
@@ -545,20 +557,8 @@ def read(
     tensors: dict[str, np.ndarray] = {}
     for path in paths:
         tensors |= tensor_files.read(path, lambda name: decodes or name.startswith(_ENCODING))[0]
-    known = names(sizes, decodes=decodes)
-    _check_arrays(tensors, known, what)
-    return found | {
-        ours: _converted(tensors[theirs], leaf.shape) for theirs, (ours, leaf) in known.items()
-    }
-
-
-def _converted(tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Converts diffusers' layout, [out, in, (frames,) rows, columns] for kernels."""
-    if tensor.ndim == 5:
-        tensor = tensor.transpose(3, 4, 2, 1, 0)
-    elif tensor.ndim == 4:
-        tensor = tensor.transpose(2, 3, 1, 0)
-    return np.ascontiguousarray(tensor.reshape(shape), np.float32)
+    names, shapes = table(sizes, decodes=decodes)
+    return found | names.inward(tensors, shapes, what, "Download the folder again")
 
 
 def _settings(folder: Path, what: str) -> Mapping[str, Any]:
@@ -638,34 +638,3 @@ def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -
     ):
         raise InputError(f"{what}: {name} in its {SETTINGS} is not a list of {count} numbers")
     return np.array(values, np.float32)
-
-
-def _check_arrays(
-    tensors: Mapping[str, np.ndarray], known: Mapping[str, tuple[str, Frozen]], what: str
-) -> None:
-    """Compares names and shapes.
-
-    Raises:
-        InputError: lists arrays that are missing, unknown or misshapen.
-    """
-    tensor_files.check_real(tensors, what)
-    shapes = {name: leaf.get_metadata()["theirs"] for name, (_, leaf) in known.items()}
-    complaints = {
-        "missing": [name for name in shapes if name not in tensors],
-        "unknown": [name for name in tensors if name not in shapes],
-        "misshapen": [
-            f"{name} {tensors[name].shape} instead of {shape}"
-            for name, shape in shapes.items()
-            if name in tensors and tensors[name].shape != shape
-        ],
-    }
-    text = "; ".join(
-        f"{word}: {', '.join(names[:_LISTED])}"
-        + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-        for word, names in complaints.items()
-        if names
-    )
-    if text:
-        raise InputError(
-            f"{what}: its weights do not fit its {SETTINGS}; {text}: download the folder again"
-        )

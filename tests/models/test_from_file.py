@@ -53,7 +53,7 @@ def attack(marker: Path) -> dict[str, dict[str, Any]]:
         "a removal": {"class": "jaxtrain.doctor.examination._remove", "folder": str(marker)},
         "a class that is not a config": {"class": "jaxtrain.models.gpt.GPT"},
         "another module's config": {"class": "jaxtrain.config.Mesh", "data": 1, "fsdp": 1},
-        "a module without a model": {"class": "gpt_weights"},
+        "a module without a model": {"class": "weight_table"},
         "this module": {"class": "from_file"},
         "a path inside": {"class": "gpt.Config"},
         "a relative path": {"class": "..errors"},

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.models import bert_weights, mlm
+from jaxtrain.models import mlm
 from jaxtrain.ops import per_device
 from jaxtrain.training import state
 
@@ -283,12 +283,8 @@ def test_the_numbers_match_bert(parts: tuple[Any, Any], evaluate: Any) -> None:
 
 def test_a_shorter_model_uses_the_first_position_embeddings(parts: tuple[Any, Any]) -> None:
     values = bert_state_dict(nnx.merge(*parts))
-    short = nnx.eval_shape(lambda: dataclasses.replace(TINY, sequence_length=8).build(nnx.Rngs(0)))
-    expected = {
-        ".".join(map(str, path)): leaf.shape
-        for path, leaf in nnx.to_flat_state(nnx.state(short, nnx.Param))
-    }
-    found = bert_weights.from_bert(values, expected, "bert")["embeddings.position"]
+    short = dataclasses.replace(TINY, sequence_length=8)
+    found = short.from_weights(values, "bert")["embeddings.position"]
     np.testing.assert_allclose(found, np.asarray(parts[1]["embeddings"]["position"][...])[:8])
 
 

@@ -88,10 +88,8 @@ def test_a_down_block_adds_means_over_channels() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("sizes", [OLD, NEW])
 def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) -> None:
-    arrays = {
-        ours: wan_vae._converted(wan_weights.tensors(sizes)[theirs], leaf.shape)
-        for theirs, (ours, leaf) in wan_vae.names(sizes, decodes=True).items()
-    }
+    table, shapes = wan_vae.table(sizes, decodes=True)
+    arrays = table.inward(wan_weights.tensors(sizes), shapes, "wan", "")
     statistics = {name: np.full(4, 0.5, np.float32) for name in ("latents_mean", "latents_std")}
     module = wan_weights.filled(sizes, arrays | statistics)
 
@@ -179,7 +177,7 @@ def test_arrays_that_do_not_fit_are_listed(folder: Path, tmp_path: Path) -> None
     tensor_files.write(other / wan_vae.ARRAYS, arrays, {})
     with pytest.raises(
         InputError,
-        match=r"missing: encoder.conv_in.bias; unknown: encoder.more; misshapen: quant_conv.bias "
-        r"\(3,\) instead of \(8,\): download the folder again",
+        match=r"missing: encoder.conv_in.bias; extra: encoder.more; misshapen: quant_conv.bias "
+        r"\(3,\) instead of \(8,\). Download the folder again",
     ):
         wan_vae.read(other, NEW, field="field")

@@ -26,6 +26,7 @@ from jaxtrain.models.video_ae import (
     weights,
 )
 from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.models.weight_table import WeightTable
 from jaxtrain.storage.atomic import expanded
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Config(ModelConfig):
     """The video autoencoder."""
 
     task = "reconstruct"
-    has_weights = True
     usage = "reconstruct {run} {input} OUT.mp4 --side-by-side"
-    not_in_weights = (("trim", "trim"),)  # not determined by array shapes
+    in_weights = ("patch_size", "latent_channels", "decoder", "time_downscale")
+    not_in_weights = (("trim", "trim"),)
 
     frames: _Frames
     """Frames per clip."""
@@ -336,25 +337,9 @@ class Config(ModelConfig):
         latents = self.timing.latent_frames(self.frames)
         return latents, self.height // factor, self.width // factor, self.latent_channels
 
-    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to the reference's state dict, in its order.
-
-        The discriminator is not part of it.
-        """
-        return weights.to_reference(params, wide=self.decoder == "super")
-
-    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Converts back.
-
-        Raises:
-            InputError: lists every array that is missing, extra or misshapen.
-        """
-        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
-        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
-        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
-        expected = {k: v for k, v in expected.items() if not k.startswith(_DISCRIMINATOR)}
-        wide = self.decoder == "super"
-        return weights.from_reference(tensors, expected, wide=wide, source=source)
+    def weight_tables(self) -> tuple[WeightTable, ...]:
+        """Returns the names of the reference; the discriminator has none."""
+        return (weights.table(wide=self.decoder == "super"),)
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":

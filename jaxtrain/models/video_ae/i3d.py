@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxtrain.errors import InputError
+from jaxtrain.models.weight_table import KERNEL, Row, WeightTable
 from jaxtrain.storage import tensor_files
 
 LEAST_FRAMES = 9
@@ -52,6 +53,7 @@ _ORDER = (
     *("Mixed_5b", "Mixed_5c"),
 )
 _LOGITS = "logits"
+_NORM = ("bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
 
 Features = Callable[[jax.Array], jax.Array]
 """Float32 videos [B, T, H, W, 3] in [0, 1] -> features [B, K]."""
@@ -162,34 +164,35 @@ def read(weights: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads the weights; returns layer -> kernel [T, H, W, in, out] and bias, norms included.
 
     Raises:
-        InputError: an array is missing or has another shape; the message names it.
+        InputError: lists the arrays that are missing or misshapen.
     """
     tensors, _ = tensor_files.read(weights)
-
-    def taken(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in tensors:
-            raise InputError(
-                f"{weights} has no {name}: rFVD needs the state dict of InceptionI3d(400) of "
-                "pytorch-i3d, such as i3d_pretrained_400.pt"
-            )
-        if tensors[name].shape != shape:
-            raise InputError(
-                f"{weights}: {name} has shape {tensors[name].shape} instead of {shape}"
-            )
-        return np.asarray(tensors[name], np.float64)
-
-    found = {}
+    rows: list[Row] = []
+    expected: dict[str, tuple[int, ...]] = {}
     for name, (side, inputs, outputs) in shapes().items():
-        kernel = taken(f"{name}.conv3d.weight", (outputs, inputs, side, side, side))
-        kernel = kernel.transpose(2, 3, 4, 1, 0)
+        rows.append(Row(f"{name}.conv3d.weight", f"{name}.kernel", KERNEL))
+        expected[f"{name}.kernel"] = (side, side, side, inputs, outputs)
+        for part in ("conv3d.bias",) if name == _LOGITS else _NORM:
+            rows.append(Row(f"{name}.{part}", f"{name}.{part}"))
+            expected[f"{name}.{part}"] = (outputs,)
+    cure = (
+        "rFVD needs the state dict of InceptionI3d(400) of pytorch-i3d, such as "
+        "i3d_pretrained_400.pt"
+    )
+    table = WeightTable(rows=tuple(rows), complete=False)
+    arrays = table.inward(tensors, expected, str(weights), cure)
+    found = {}
+    for name in shapes():
+        kernel = arrays[f"{name}.kernel"]
         if name == _LOGITS:
-            bias = taken(f"{name}.conv3d.bias", (outputs,))
-        else:
-            weight, shift, mean, variance = (
-                taken(f"{name}.bn.{part}", (outputs,))
-                for part in ("weight", "bias", "running_mean", "running_var")
-            )
-            factor = weight / np.sqrt(variance + _EPSILON)
-            kernel, bias = kernel * factor, shift - mean * factor
-        found[name] = (kernel.astype(np.float32), bias.astype(np.float32))
+            found[name] = kernel, arrays[f"{name}.conv3d.bias"]
+            continue
+        weight, shift, mean, variance = (
+            arrays[f"{name}.{part}"].astype(np.float64) for part in _NORM
+        )
+        factor = weight / np.sqrt(variance + _EPSILON)
+        found[name] = (
+            (kernel * factor).astype(np.float32),
+            (shift - mean * factor).astype(np.float32),
+        )
     return found

@@ -9,7 +9,7 @@ Shapes: N frames, H height, W width, C channels; layout NHWC.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -19,6 +19,7 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain.errors import InputError
+from jaxtrain.models.weight_table import KERNEL, Layout, Row, WeightTable, shapes_of
 from jaxtrain.ops.layers import Frozen
 from jaxtrain.storage import tensor_files
 
@@ -152,33 +153,40 @@ def read(
         The network, a key of :data:`NETWORKS`, and its weights.
 
     Raises:
-        InputError: an array is missing or has the wrong shape, or the file is of another network;
-            the message names it.
+        InputError: lists the arrays that are missing or misshapen; or the file is of another
+            network.
     """
     tensors, _ = tensor_files.read(weights)
+    source = str(weights)
     if backbone is not None:
         tensors |= tensor_files.read(backbone)[0]
+        source = f"{weights} with {backbone}"
     # The second of the linear layers has 192 channels for AlexNet, 128 for VGG16.
     second = tensors.get(_linear(1))
     name = "vgg" if second is not None and second.shape == (1, 128, 1, 1) else "alex"
     if network not in (None, name):
         raise InputError(f"{weights} has LPIPS by {name}, but this takes {network}: pass that file")
-    found: dict[str, np.ndarray] = {}
-    compared = 0
-    for number, layer in enumerate(NETWORKS[name]):
-        place, source = f"net.slice{layer.part}.{layer.number}", str(weights)
-        if backbone is not None:
-            place, source = f"features.{layer.number}", str(backbone)
-        shape = layer.outputs, layer.inputs, layer.side, layer.side
-        kernel = _taken(tensors, f"{place}.weight", shape, source)
-        found[f"kernels.{number}"] = kernel.transpose(2, 3, 1, 0)
-        found[f"biases.{number}"] = _taken(tensors, f"{place}.bias", (layer.outputs,), source)
-        if layer.compared:
-            shape = 1, layer.outputs, 1, 1
-            channels = _taken(tensors, _linear(compared), shape, str(weights))
-            found[f"channels.{compared}"] = channels.reshape(layer.outputs)
-            compared += 1
-    return name, found
+    expected = shapes_of(lambda: Lpips(name), Frozen)
+    cure = (
+        "LPIPS needs the state dict of lpips.LPIPS(net='alex') or net='vgg', or its linear layers "
+        "with torchvision's network beside them (backbone)"
+    )
+    return name, _table(name, apart=backbone is not None).inward(tensors, expected, source, cure)
+
+
+def _table(network: str, *, apart: bool) -> WeightTable:
+    """Returns the names in LPIPS's file, or in a file of its linear layers and torchvision's."""
+    rows = []
+    for number, layer in enumerate(NETWORKS[network]):
+        place = f"features.{layer.number}" if apart else f"net.slice{layer.part}.{layer.number}"
+        rows += [
+            Row(f"{place}.weight", f"kernels.{number}", KERNEL),
+            Row(f"{place}.bias", f"biases.{number}"),
+        ]
+    channels = Layout(np.ravel, lambda array: array.reshape(1, -1, 1, 1))
+    compared = sum(layer.compared for layer in NETWORKS[network])
+    rows += [Row(_linear(number), f"channels.{number}", channels) for number in range(compared)]
+    return WeightTable(rows=tuple(rows), complete=False)
 
 
 def _linear(number: int) -> str:
@@ -210,19 +218,6 @@ def measure(
         return module(*(x.reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3))).reshape(b, t)
 
     return network, distance
-
-
-def _taken(
-    tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], source: str
-) -> np.ndarray:
-    if name not in tensors:
-        raise InputError(
-            f"{source} has no {name}: LPIPS needs the state dict of lpips.LPIPS(net='alex') or "
-            "net='vgg', or its linear layers with torchvision's network beside them (backbone)"
-        )
-    if tensors[name].shape != shape:
-        raise InputError(f"{source}: {name} has shape {tensors[name].shape} instead of {shape}")
-    return tensors[name]
 
 
 def _to_length_one(x_NHWC: jax.Array) -> jax.Array:
