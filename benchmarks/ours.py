@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.sharding import batch_sharding, make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import step_setup
 
 
 def on_one_device(run: config.Run) -> config.Run:
@@ -28,7 +28,7 @@ class Training:
     """A config's compiled step and its state."""
 
     def __init__(self, run: config.Run) -> None:
-        self._built = setup.build(run, make_mesh(run.mesh), 1, lambda line: None)
+        self._built = step_setup.build(run, make_mesh(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()
 

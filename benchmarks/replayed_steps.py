@@ -14,7 +14,7 @@ import word_batches
 
 from jaxtrain import config
 from jaxtrain.sharding import batch_sharding, make_mesh
-from jaxtrain.training import replay, setup
+from jaxtrain.training import replay, step_setup
 
 _BATCHES = 20
 _TINY = (
@@ -35,7 +35,7 @@ def main() -> None:
 
     run = config.load("demo_mlm", _TINY)
     mesh = make_mesh(run.mesh)
-    built = setup.build_without_data(run, mesh)
+    built = step_setup.build_without_data(run, mesh)
     step, state = built.compile_step(donate=False), built.fresh_state()
     batches = [
         jax.device_put(batch, batch_sharding(mesh))

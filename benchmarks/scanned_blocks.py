@@ -28,7 +28,7 @@ from jaxtrain.models import gpt
 from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import GatheredParam, make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import step_setup
 from jaxtrain.xla import hlo, operations
 
 GIB = 2**30
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    built = setup.build_without_data(dataclasses.replace(run, model=model), mesh)
+    built = step_setup.build_without_data(dataclasses.replace(run, model=model), mesh)
     began = time.perf_counter()
     with per_device.tracing(platform="cuda"):
         lowered = built.trace_step().lower(lowering_platforms=("cuda",))

@@ -30,9 +30,9 @@ from jaxtrain.ops import cpu
 from jaxtrain.planning import cards, prediction
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
-from jaxtrain.training import profiler, save_policy, setup
-from jaxtrain.training.setup import StepSetup
+from jaxtrain.training import profiler, save_policy, setup, step_setup
 from jaxtrain.training.state import State, model_flops, saved_part
+from jaxtrain.training.step_setup import StepSetup
 from jaxtrain.xla import flops, gpu_memory, operations, options
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -66,7 +66,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     run, _ = as_found(run)
     mesh = make_mesh(run.mesh)
     laps.lap("start/config_and_devices")
-    built = setup.build_without_data(run, mesh)
+    built = step_setup.build_without_data(run, mesh)
     state = built.fresh_state()
     laps.lap("start/state")
     step = built.compile_step()

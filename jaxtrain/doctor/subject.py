@@ -15,9 +15,9 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.planning.cards import Card
 from jaxtrain.sharding import make_mesh
 from jaxtrain.telemetry.hardware import Driver
-from jaxtrain.training import setup
-from jaxtrain.training.setup import StepSetup
+from jaxtrain.training import step_setup
 from jaxtrain.training.state import total_bytes
+from jaxtrain.training.step_setup import StepSetup
 
 
 @dataclasses.dataclass
@@ -79,10 +79,10 @@ class Subject:
     def built(self) -> StepSetup:
         """The built run; on one device if the machine's number of devices is not the config's."""
         if self.fits_devices:
-            return setup.build_without_data(self.run, make_mesh(self.run.mesh))
+            return step_setup.build_without_data(self.run, make_mesh(self.run.mesh))
         alone = config.Mesh(data=1, fsdp=1, shard="none")
         run = dataclasses.replace(self.run, mesh=alone)
-        return setup.build_without_data(run, self.one_device)
+        return step_setup.build_without_data(run, self.one_device)
 
     @property
     def one_device(self) -> jax.sharding.Mesh:

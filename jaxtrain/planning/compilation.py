@@ -15,7 +15,7 @@ from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, communication
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import step_setup
 from jaxtrain.training.state import bytes_per_device, model_flops, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla import flops, hlo, operations
@@ -56,7 +56,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     run = config.load(request["config"], request["overrides"])
     mesh = make_mesh(run.mesh, _devices(request, run))
-    built = setup.build_without_data(run, mesh)
+    built = step_setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
@@ -77,14 +77,14 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": total_bytes(built.saved),
         "samples": _sample_pixels(built),
         "unsharded": built.rule.unsharded(_trained(built)),
-        "batch_of": setup.batch_sentence(run),
+        "batch_of": step_setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "compile_s": time.perf_counter() - began,
         "estimate": request["estimate"],
     }
 
 
-def _sample_pixels(built: setup.StepSetup) -> dict[str, int]:
+def _sample_pixels(built: step_setup.StepSetup) -> dict[str, int]:
     """Returns the pixels of the images and of the clips that a validation makes."""
     pixels = {"image": 0, "clip": 0}
     if built.run.loop.eval_every is None:
@@ -92,7 +92,7 @@ def _sample_pixels(built: setup.StepSetup) -> dict[str, int]:
     of_batch = build_eval_step(
         built.definition, built.rule, precision=built.run.precision, method="samples"
     )
-    batch = built.run.model.batch_spec(setup.validation_batch_size(built.run))
+    batch = built.run.model.batch_spec(step_setup.validation_batch_size(built.run))
     made = jax.eval_shape(of_batch, built.target.params, built.target.extras, batch)
     for sample in made.values():
         if sample.dtype == np.uint8:  # others are texts
@@ -137,12 +137,12 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(names)
 
 
-def _trained(built: setup.StepSetup) -> dict[str, Any]:
+def _trained(built: step_setup.StepSetup) -> dict[str, Any]:
     """Returns the parameters that are trained: shapes and shardings."""
     return built.definition.trained(built.target.params)
 
 
-def _formula_bytes(built: setup.StepSetup) -> float:
+def _formula_bytes(built: step_setup.StepSetup) -> float:
     """Returns the bytes that each device sends per step by the formula."""
     run = built.run
     return communication.formula_bytes(
@@ -150,19 +150,19 @@ def _formula_bytes(built: setup.StepSetup) -> float:
     )
 
 
-def _constants(built: setup.StepSetup) -> dict[str, Any]:
+def _constants(built: step_setup.StepSetup) -> dict[str, Any]:
     """Returns the weights that are read from files and not trained."""
     definition = built.definition
     return {name: definition.extras[name] for name in definition.constants}
 
 
-def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
+def _frozen(built: step_setup.StepSetup) -> dict[str, Any] | None:
     """Returns what ``model.freeze`` saves on each device; None if nothing is frozen."""
     run, elements = built.run, parameter_count(_trained(built))
     if not built.definition.frozen:
         return None
     free = dataclasses.replace(run, model=dataclasses.replace(run.model, freeze=()))
-    whole = setup.build_without_data(free, built.rule.mesh)
+    whole = step_setup.build_without_data(free, built.rule.mesh)
     sent = [_formula_bytes(one) for one in (whole, built)]
     return {
         "paths": list(run.model.freeze),
@@ -172,7 +172,7 @@ def _frozen(built: setup.StepSetup) -> dict[str, Any] | None:
     }
 
 
-def _replayed(built: setup.StepSetup, platform: str) -> dict[str, Any] | None:
+def _replayed(built: step_setup.StepSetup, platform: str) -> dict[str, Any] | None:
     """Returns the memory of a step that ``loop.replay_every`` computes twice; None without it."""
     if built.run.loop.replay_every is None:
         return None
@@ -194,7 +194,7 @@ def _larger(step: dict[str, Any], replayed: dict[str, Any] | None) -> dict[str, 
     return larger | {"program": programs}
 
 
-def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, Any]:
+def _memory(built: step_setup.StepSetup, analysis: Any) -> dict[str, Any]:
     """Returns bytes per device; those computed from shardings add up to the program's arguments."""
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)

@@ -1,9 +1,7 @@
 """Builds everything the training loop needs from a config.
 
-:func:`build` makes the parts of a training step: the model, the shardings and the optimizer. It
-needs neither data nor devices, so ``plan`` and ``bench`` use it, too. :func:`open_training` makes
-the rest, in this order: the run directory and the checkpoint to resume from, the data, the state,
-the batches, the compiled step, and the objects that validate, save and stop.
+:func:`open_training` opens, in this order: the run directory and the checkpoint to resume from,
+the data, the state, the compiled step, and the objects that validate, save and stop.
 """
 
 import contextlib
@@ -11,19 +9,16 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
-import optax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
-from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
-from jaxtrain.config import invocation, param_groups, run_length
+from jaxtrain.config import invocation
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache, pipeline, worker_count
 from jaxtrain.data.quarantine import Quarantine, TooManyBroken
@@ -32,13 +27,8 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
-from jaxtrain.interop import hub, weights
-from jaxtrain.models import from_file
-from jaxtrain.optim import build as optim
-from jaxtrain.sharding import ShardingRule, as_found, make_mesh
+from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
-from jaxtrain.storage.atomic import expanded
-from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
@@ -50,209 +40,37 @@ from jaxtrain.training import (
     run_directory,
     run_files,
     run_summary,
-    skip_step,
 )
+from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
-from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
+from jaxtrain.training.run_progress import RunProgress
 from jaxtrain.training.save_policy import (
-    RunMeta,
     Saver,
     check_best_metric,
     describe,
     patience_over,
 )
 from jaxtrain.training.state import (
-    ModelDefinition,
     State,
-    abstract_state,
     bytes_per_device,
-    checksums,
-    jit_init,
     model_flops,
     parameter_count,
-    saved_part,
-    with_values,
 )
 from jaxtrain.training.step import (
     TrainStep,
     build_gradients,
-    build_train_step,
-    jit_train_step,
 )
+from jaxtrain.training.step_setup import StepSetup, build, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import operations
 
-_SOME_STEPS = _SOME_EXAMPLES = 10**6
-
 Say = Callable[[str], None]
-Spec = dict[str, jax.ShapeDtypeStruct]
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class StepSetup:
-    """The parts of a training step.
-
-    Attributes:
-        run: the config.
-        definition: the model, without arrays.
-        rule: where arrays are stored.
-        schedule: completed steps -> learning rate.
-        optimizer: float32 gradients -> parameter updates.
-        target: shapes and shardings of the state.
-        spec: shapes and dtypes of a global batch.
-        total: steps of the complete run.
-        total_of: total steps of a run of other length or batch size, at the same position.
-    """
-
-    run: config.Run
-    definition: ModelDefinition
-    rule: ShardingRule
-    schedule: optax.Schedule
-    optimizer: optax.GradientTransformation
-    target: State
-    spec: Spec
-    total: int
-    total_of: Callable[[config.Run], int]
-
-    @property
-    def saved(self) -> State:
-        """Returns the part of :attr:`target` that a checkpoint stores."""
-        return saved_part(self.target, self.definition.constants)
-
-    def fresh_state(self) -> State:
-        """Returns the initial state of a new run."""
-        make = jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
-        return cast(State, make())
-
-    def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
-        """Compiles the training step for the devices of the mesh."""
-        return self.trace_step(donate=donate, profiled=profiled).lower().compile()
-
-    def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
-        """Traces the training step, without lowering it to a platform.
-
-        Args:
-            donate: reuse the memory of the state.
-            profiled: see :func:`jaxtrain.xla.options.options`.
-        """
-        step = build_train_step(
-            self.definition,
-            self.optimizer,
-            self.schedule,
-            self.rule,
-            skip_step.detector(
-                self.run.optim,
-                {k: one.prefix for k, one in _separate_groups(self.run).items()},
-                optim.warmup_steps(self.run.optim, self.total),
-            ),
-            precision=self.run.precision,
-            accumulate=self.run.optim.accumulate,
-            seed=self.run.seed,
-            receive=self.run.received,
-        )
-        jitted = jit_train_step(
-            step,
-            self.target,
-            self.rule.mesh,
-            donate=donate,
-            deterministic=self.run.deterministic,
-            profiled=profiled,
-        )
-        return jitted.trace(self.target, self.spec)
-
-
-def build(
-    run: config.Run,
-    mesh: jax.sharding.Mesh,
-    examples: int,
-    say: Say,
-    position: Position = Position(),  # noqa: B008  frozen
-) -> StepSetup:
-    """Builds the parts of a training step.
-
-    Args:
-        run: the config, validated.
-        mesh: over all devices; may be abstract.
-        examples: in an epoch of the training split.
-        say: prints a line, such as the number of steps that follows from the epochs.
-        position: where the run starts or resumes.
-    """
-    freeze, groups = run.model.freeze, run.model.optimizer_groups()
-    definition = ModelDefinition(run.model.build, freeze)
-    trained = definition.trained(definition.params)
-    param_groups.check_trained(freeze, trained, groups)
-    rule = ShardingRule(mesh, run.mesh)
-    parameters = parameter_count(definition.params)
-    known = {
-        "examples": examples,
-        "parameters": parameters,
-        "tokens_per_example": run.model.tokens_per_example(),
-        "position": position,
-    }
-
-    def total_of(other: config.Run) -> int:
-        return run_length.resolve_steps(other, **known)
-
-    total = total_of(run)
-    rule_of_steps = run_length.steps_rule(run, total, **known)
-    for line in run.model.formulas():
-        say(line)
-    say(f"{parameters:,} parameters; {rule_of_steps}")
-    if definition.frozen:
-        say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
-    say(batch_sentence(run))
-    for name, shape in rule.unsharded(trained).items():
-        say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make_optimizer(run.optim, total, trained, groups, rule, run.precision)
-    if run.optim.muon is not None:
-        say(optim.muon_sentence(run.optim.muon, trained, groups))
-        unused = optim.without_effect(run.optim, trained, groups)
-        if unused and "--optim.peak_lr" in config.as_typed(run):
-            say(unused)
-    return StepSetup(
-        run=run,
-        definition=definition,
-        rule=rule,
-        schedule=optim.recorded_schedule(run.optim, total),
-        optimizer=optimizer,
-        target=abstract_state(definition, optimizer, rule),
-        spec=run.batch_spec(run.data.batch_size),
-        total=total,
-        total_of=total_of,
-    )
-
-
-def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
-    """Calls :func:`build` silently, without the number of examples in an epoch.
-
-    It replaces epochs by an arbitrary number of steps, which changes only a constant in the
-    compiled step.
-    """
-    if run.loop.epochs is not None:
-        loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
-        run = dataclasses.replace(run, loop=loop)
-    return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
-
-
-def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
-    """Returns the groups of parameters with an optimizer of their own."""
-    return param_groups.apart(run.model.optimizer_groups())
-
-
-def batch_sentence(run: config.Run) -> str:
-    """Returns a console line on how the global batch is divided."""
-    devices, pieces = run.mesh.devices, run.optim.accumulate
-    return (
-        f"{run.data.batch_size} examples per step = {run.microbatch_size} per device x "
-        f"{devices} {'device' if devices == 1 else 'devices'} x "
-        f"{pieces} {'microbatch' if pieces == 1 else 'microbatches'}"
-    )
 
 
 @dataclasses.dataclass
@@ -399,7 +217,7 @@ def open_training(
 
         quarantine = Quarantine.open(directory, jax.process_index())
         with phases.within("data", allowance_s=None):  # may download
-            model = _with_source(run, say) if start_from is None else run.model
+            model = with_source(run, say) if start_from is None else run.model
             try:
                 sources = open_data(run, model, start_from, say)
             except TooManyBroken as error:
@@ -424,14 +242,14 @@ def open_training(
             state = first_state(
                 step_setup, model.init_from, start_from, meta, say, shown=shown_source
             )
-        so_far = _progress_of(
+        so_far = progress_of(
             step_setup,
             directory,
             position,
             _what_validates(run, sources),
             say,
             resumed=start_from is not None and resume.is_of(directory, start_from),
-            has_best=functools.partial(_has_best, directory, mirror),
+            has_best=functools.partial(has_best, directory, mirror),
         )
         if nothing := run_summary.nothing_to_do(run, position.done, total, so_far):
             say(nothing)
@@ -559,181 +377,6 @@ def _position(start_from: Path | None) -> Position:
     if start_from is None:
         return Position()
     return Position.of_checkpoint(pointer.read_meta(start_from))
-
-
-def _with_source(run: config.Run, say: Say) -> Any:
-    """Returns the model's config with an ``init_from`` that is on this machine and has a model."""
-    model = hub.with_local_source(run.model, say, run.data.cache_dir)
-    if model.init_from is not None:
-        weights.check_there(expanded(model.init_from))
-    return model
-
-
-def first_state(
-    setup: StepSetup,
-    init_from: str | None,
-    start_from: Path | None,
-    meta: RunMeta,
-    say: Say,
-    *,
-    shown: str,
-) -> State:
-    """Returns a new state, or that of a checkpoint.
-
-    Args:
-        setup: of the step.
-        init_from: weights for a new state; None for random ones.
-        start_from: the checkpoint; None without one.
-        meta: of the run.
-        say: prints a line.
-        shown: the checkpoint as it is printed.
-    """
-    constants = _constants(setup)
-    meta.constants = checksums(constants)
-    if start_from is None:
-        return _first_values(setup, init_from, constants, say)
-    saved = pointer.read_meta(start_from)
-    resume.check_same_run(
-        shown,
-        saved,
-        model=setup.run.model,
-        fingerprint=meta.fingerprint,
-        settings=meta.config,
-        versions=meta.versions,
-        say=say,
-    )
-    resume.check_constants(shown, saved["constants"], meta.constants)
-    state = restore(start_from, setup.saved, verified=True)
-    everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
-    state = with_values(everything, {}, constants)
-    done = Position.of_checkpoint(saved).done
-    say(
-        f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
-        f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
-    )
-    if changed := _schedule_change(setup, saved["config"], done):
-        say(changed)
-    return state
-
-
-def _progress_of(
-    setup: StepSetup,
-    directory: Path,
-    position: Position,
-    examples: str,
-    say: Say,
-    *,
-    resumed: bool,
-    has_best: Callable[[int], bool],
-) -> RunProgress:
-    """Returns what the run directory has recorded of the run up to a position.
-
-    Args:
-        setup: of the step.
-        directory: of the run.
-        position: where the run continues.
-        examples: digest of what validates.
-        say: prints why the best validation so far does not count.
-        resumed: whether the run continues one in this directory.
-        has_best: whether the best checkpoint of a step exists; called in process 0.
-    """
-    run = setup.run
-    criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
-    if not resumed:
-        return RunProgress(directory, criterion)
-    progress = RunProgress.read(directory, criterion, position)
-    while (best := progress.best) and not process_group.process_zero_decides(
-        lambda: "yes" if has_best(best.validated.done) else ""
-    ):
-        progress.mark(best, kept=False)
-    validates = run.loop.eval_every is not None and is_due(
-        position.done, run.loop.eval_every, setup.total
-    )
-    progress.evaluation_due = validates and not progress.has(position)
-    earlier = progress.last_by_another_criterion
-    if earlier is not None and earlier.value is not None and criterion.metric is not None:
-        same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (
-            criterion.metric,
-            criterion.mode,
-        )
-        changed = "the validation set" if same_metric else "checkpoint.best_metric"
-        say(
-            f"{changed} differs from the checkpoint's: the best checkpoint so far "
-            f"({earlier.criterion.metric}) and the patience no longer count"
-        )
-    return progress
-
-
-def _has_best(directory: Path, mirror: Mirror | None, step: int) -> bool:
-    if mirror is not None:
-        return mirror.has_best(step)
-    try:
-        return pointer.is_complete(directory / pointer.name_of(pointer.BEST, step))
-    except OSError as error:
-        raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
-
-
-def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
-    """Returns how the learning rate changes because the run was resumed with other settings."""
-    # A checkpoint of another version may have other fields: each difference is printed anyway.
-    with contextlib.suppress(InputError, ArithmeticError):
-        before = dataclasses.replace(
-            setup.run,
-            optim=from_file.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
-            loop=from_file.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
-            data=dataclasses.replace(setup.run.data, batch_size=saved["data"].get("batch_size")),
-            mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
-        )
-        if not config.problems(before):
-            was, now = (before.optim, setup.total_of(before)), (setup.run.optim, setup.total)
-            return optim.schedule_change(was, now, done)
-    return None
-
-
-def _first_values(
-    setup: StepSetup, init_from: str | None, constants: Mapping[str, np.ndarray], say: Say
-) -> State:
-    """Returns a new state, with the values that the model loads from files.
-
-    Args:
-        setup: of the step.
-        init_from: local path of the initial parameters, if any.
-        constants: from :func:`_constants`.
-        say: prints notes on the parameters.
-
-    Raises:
-        InputError: the values in a file do not match the model.
-    """
-    params: dict[str, np.ndarray] = {}
-    if init_from is not None:
-        source = expanded(init_from)
-        params, notes = weights.params_for(source, setup.run.model, setup.definition.params)
-        say("; ".join([f"parameters from {source}", *notes]))
-    elif setup.definition.frozen:
-        say(
-            f"warning: model.freeze={' '.join(setup.run.model.freeze)} without model.init_from: "
-            "the frozen parameters keep the values of a new model; set --model.init_from"
-        )
-    return with_values(setup.fresh_state(), params, constants)
-
-
-def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
-    """Reads the values that the model loads from files.
-
-    Raises:
-        InputError: the files do not fit, or the processes have different ones.
-    """
-    model = setup.run.model
-    found: dict[str, np.ndarray] = model.constants()
-    if found.keys() != setup.definition.constants:
-        raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
-    if found:
-        process_group.check_same(
-            "weights of the losses",
-            str(checksums(found)),
-            "give every process the same files",
-        )
-    return found
 
 
 def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunLog) -> TrainStep:
@@ -897,18 +540,6 @@ def _quarantined(
     if complaint:
         raise InputError(complaint)
     return share
-
-
-def validation_batch_size(run: config.Run, available: int | None = None) -> int:
-    """Returns the global batch size of validations.
-
-    Args:
-        run: the config.
-        available: number of examples for validation; None if it is unknown.
-    """
-    examples = max(1, min(run.loop.eval_examples, available or run.loop.eval_examples))
-    wanted = -(-examples // run.mesh.devices) * run.mesh.devices
-    return min(run.data.batch_size // run.optim.accumulate, wanted)
 
 
 def _what_validates(run: config.Run, sources: Sources) -> str:

@@ -21,7 +21,7 @@ from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup
+from jaxtrain.training import step_setup
 from jaxtrain.xla import hlo
 
 # Takes half the time to compile; the instructions are the same with and without.
@@ -156,7 +156,7 @@ def test_a_device_sums_in_float32(name: str, tmp_path: Path) -> None:
             str(lpips_weights.write(tmp_path / "lpips.safetensors")),
         ]
     run = config.load(config_name, changes)
-    built = setup.build_without_data(run, make_mesh(run.mesh, h100s(run.mesh.devices)))
+    built = step_setup.build_without_data(run, make_mesh(run.mesh, h100s(run.mesh.devices)))
     with per_device.tracing(platform="cuda"):
         text = compiled(built.trace_step())
     assert not [*narrow_sums(text, run.mesh.devices)]

@@ -17,7 +17,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.models.contract import Model, ModelConfig
-from jaxtrain.training import setup
+from jaxtrain.training import setup, step_setup
 
 SETTINGS = (
     *("--data.batch_size", "4", "--data.workers", "0"),
@@ -114,7 +114,7 @@ class Training:
         cache = ("--data.cache_dir", str(place / "cache"), "--mesh.fsdp", str(devices))
         run = load(*data, *cache, *more)
         mesh = sharding.make_mesh(run.mesh, jax.devices()[:devices])
-        self.built = setup.build_without_data(run, mesh)
+        self.built = step_setup.build_without_data(run, mesh)
         self.sources: Sources = run.data.open(run.model, seed=run.seed, say=print)
         self.losses: list[float] = []
         self.ids: list[int] = []

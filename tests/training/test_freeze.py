@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.optim import build as optim
 from jaxtrain.planning import compilation, report
-from jaxtrain.training import setup
+from jaxtrain.training import first_state, step_setup
 from jaxtrain.training.state import ModelDefinition, bytes_per_device, model_flops
 from jaxtrain.xla import flops
 
@@ -112,7 +112,7 @@ def test_the_plan_states_what_freezing_saves() -> None:
         model = dataclasses.replace(run.model, freeze=freeze)
         mesh = config.Mesh(data=1, fsdp=4, shard="params")
         small = dataclasses.replace(run, model=model, mesh=mesh)
-        built[freeze] = setup.build_without_data(small, toy.mesh_of(1, 4))
+        built[freeze] = step_setup.build_without_data(small, toy.mesh_of(1, 4))
     assert compilation._frozen(built[()]) is None
     found = compilation._frozen(built["encoder",])
     assert found is not None
@@ -149,16 +149,18 @@ def test_a_discriminator_alone_is_not_trained() -> None:
     adversary = video_ae.Adversary(frames=1, replay=4)
     run = small_run(freeze=("encoder", "decoder"), adversary=adversary)
     with pytest.raises(InputError, match=r"encoder decoder leaves only adversary to train: drop o"):
-        setup.build_without_data(run, toy.mesh_of(1, 1))
-    setup.build_without_data(small_run(freeze=("encoder",), adversary=adversary), toy.mesh_of(1, 1))
+        step_setup.build_without_data(run, toy.mesh_of(1, 1))
+    step_setup.build_without_data(
+        small_run(freeze=("encoder",), adversary=adversary), toy.mesh_of(1, 1)
+    )
 
 
 @pytest.mark.slow
 def test_frozen_parameters_without_a_source_are_reported() -> None:
     said: list[str] = []
     for freeze in ((), ("encoder",)):
-        built = setup.build_without_data(small_run(freeze=freeze), toy.mesh_of(1, 1))
-        setup._first_values(built, None, {}, said.append)
+        built = step_setup.build_without_data(small_run(freeze=freeze), toy.mesh_of(1, 1))
+        first_state._first_values(built, None, {}, said.append)
     (line,) = said
     assert line.startswith("warning: model.freeze=encoder without model.init_from: the frozen par")
 

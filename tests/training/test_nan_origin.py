@@ -24,7 +24,7 @@ from jaxtrain.errors import RunAgain
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
-from jaxtrain.training import nan_origin, setup
+from jaxtrain.training import nan_origin, setup, step_setup
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
 from jaxtrain.training.step import Batch, build_gradients
@@ -497,7 +497,7 @@ def test_shipped_models(
     """One large value is planted in a parameter; prints the time that it takes to find it."""
     run = config.load(name, overrides)
     mesh = toy.mesh_of(run.mesh.data, run.mesh.fsdp)
-    parts = setup.build_without_data(run, mesh)
+    parts = step_setup.build_without_data(run, mesh)
     state = parts.fresh_state()
     if parameter:
         array = np.array(state.params[parameter])

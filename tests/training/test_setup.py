@@ -17,7 +17,15 @@ from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError
-from jaxtrain.training import rollback, run_files, save_policy, setup, skip_step
+from jaxtrain.training import (
+    first_state,
+    rollback,
+    run_files,
+    save_policy,
+    setup,
+    skip_step,
+    step_setup,
+)
 from jaxtrain.training.run_progress import Criterion, RunProgress
 from jaxtrain.training.state import State
 
@@ -33,7 +41,7 @@ from jaxtrain.training.state import State
 def test_a_rate_that_no_parameter_uses_is_reported(changes: dict[str, Any], warned: bool) -> None:
     run = config.named("demo_gpt").override({"mesh.fsdp": 8, **changes})
     said: list[str] = []
-    setup.build(run, sharding.make_mesh(run.mesh), 1000, said.append)
+    step_setup.build(run, sharding.make_mesh(run.mesh), 1000, said.append)
     found = [line for line in said if line.startswith("warning")]
     assert found == warned * [
         "warning: optim.peak_lr 0.0003 has no effect, because optim.muon sets the rates of all "
@@ -54,14 +62,14 @@ def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(skip_step, "detector", recorded)
     warm = ["--optim.warmup_steps", "7", "--mesh.fsdp", "8", "--loop.steps", "20"]
     run = config.load("demo_mlm", [*TINY_MLM[2:], *warm])
-    setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
+    step_setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
     ((_, _, warmup),) = asked
     assert warmup == 7
 
 
 def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: Path) -> None:
     run = config.load("demo_mlm", [*TINY_MLM[2:], "--loop.find_nan", "True"])
-    given = setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:1]))
+    given = step_setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:1]))
     said: list[str] = []
 
     def build() -> Any:
@@ -86,9 +94,9 @@ TAUGHT = (
 
 
 @functools.cache
-def built(devices: int) -> setup.StepSetup:
+def built(devices: int) -> step_setup.StepSetup:
     run = config.load("demo", [*TAUGHT, "--mesh.fsdp", str(devices), "--mesh.shard", "params"])
-    return setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:devices]))
+    return step_setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:devices]))
 
 
 def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any, State, Any]:
@@ -97,7 +105,7 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
     made = dataclasses.replace(built(devices), run=run)
     meta = save_policy.describe(run, "fingerprint")
     shown = str(start_from or "").removesuffix(".json")
-    state = setup.first_state(made, None, start_from, meta, lambda line: None, shown=shown)
+    state = first_state.first_state(made, None, start_from, meta, lambda line: None, shown=shown)
     return made, state, meta
 
 

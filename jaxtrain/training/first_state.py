@@ -1,0 +1,208 @@
+"""The state that a run begins with: new, from weights, or from a checkpoint."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint.restore import restore
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError
+from jaxtrain.interop import hub, weights
+from jaxtrain.models import from_file
+from jaxtrain.optim import build as optim
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.training.mirror import Mirror
+from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
+from jaxtrain.training.save_policy import RunMeta
+from jaxtrain.training.state import State, checksums, with_values
+from jaxtrain.training.step_setup import StepSetup
+
+Say = Callable[[str], None]
+
+
+def with_source(run: config.Run, say: Say) -> Any:
+    """Returns the model's config with an ``init_from`` that is on this machine and has a model."""
+    model = hub.with_local_source(run.model, say, run.data.cache_dir)
+    if model.init_from is not None:
+        weights.check_there(expanded(model.init_from))
+    return model
+
+
+def first_state(
+    setup: StepSetup,
+    init_from: str | None,
+    start_from: Path | None,
+    meta: RunMeta,
+    say: Say,
+    *,
+    shown: str,
+) -> State:
+    """Returns a new state, or that of a checkpoint.
+
+    Args:
+        setup: of the step.
+        init_from: weights for a new state; None for random ones.
+        start_from: the checkpoint; None without one.
+        meta: of the run.
+        say: prints a line.
+        shown: the checkpoint as it is printed.
+    """
+    constants = _constants(setup)
+    meta.constants = checksums(constants)
+    if start_from is None:
+        return _first_values(setup, init_from, constants, say)
+    saved = pointer.read_meta(start_from)
+    resume.check_same_run(
+        shown,
+        saved,
+        model=setup.run.model,
+        fingerprint=meta.fingerprint,
+        settings=meta.config,
+        versions=meta.versions,
+        say=say,
+    )
+    resume.check_constants(shown, saved["constants"], meta.constants)
+    state = restore(start_from, setup.saved, verified=True)
+    everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
+    state = with_values(everything, {}, constants)
+    done = Position.of_checkpoint(saved).done
+    say(
+        f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
+        f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
+    )
+    if changed := _schedule_change(setup, saved["config"], done):
+        say(changed)
+    return state
+
+
+def progress_of(
+    setup: StepSetup,
+    directory: Path,
+    position: Position,
+    examples: str,
+    say: Say,
+    *,
+    resumed: bool,
+    has_best: Callable[[int], bool],
+) -> RunProgress:
+    """Returns what the run directory has recorded of the run up to a position.
+
+    Args:
+        setup: of the step.
+        directory: of the run.
+        position: where the run continues.
+        examples: digest of what validates.
+        say: prints why the best validation so far does not count.
+        resumed: whether the run continues one in this directory.
+        has_best: whether the best checkpoint of a step exists; called in process 0.
+    """
+    run = setup.run
+    criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
+    if not resumed:
+        return RunProgress(directory, criterion)
+    progress = RunProgress.read(directory, criterion, position)
+    while (best := progress.best) and not process_group.process_zero_decides(
+        lambda: "yes" if has_best(best.validated.done) else ""
+    ):
+        progress.mark(best, kept=False)
+    validates = run.loop.eval_every is not None and is_due(
+        position.done, run.loop.eval_every, setup.total
+    )
+    progress.evaluation_due = validates and not progress.has(position)
+    earlier = progress.last_by_another_criterion
+    if earlier is not None and earlier.value is not None and criterion.metric is not None:
+        same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (
+            criterion.metric,
+            criterion.mode,
+        )
+        changed = "the validation set" if same_metric else "checkpoint.best_metric"
+        say(
+            f"{changed} differs from the checkpoint's: the best checkpoint so far "
+            f"({earlier.criterion.metric}) and the patience no longer count"
+        )
+    return progress
+
+
+def has_best(directory: Path, mirror: Mirror | None, step: int) -> bool:
+    """Whether the best checkpoint is of a step. Process 0.
+
+    Raises:
+        InputError, RunAgain: it is unknown, because the disk or the bucket does not respond.
+    """
+    if mirror is not None:
+        return mirror.has_best(step)
+    try:
+        return pointer.is_complete(directory / pointer.name_of(pointer.BEST, step))
+    except OSError as error:
+        raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
+
+
+def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
+    """Returns how the learning rate changes because the run was resumed with other settings."""
+    # A checkpoint of another version may have other fields: each difference is printed anyway.
+    with contextlib.suppress(InputError, ArithmeticError):
+        before = dataclasses.replace(
+            setup.run,
+            optim=from_file.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
+            loop=from_file.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
+            data=dataclasses.replace(setup.run.data, batch_size=saved["data"].get("batch_size")),
+            mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
+        )
+        if not config.problems(before):
+            was, now = (before.optim, setup.total_of(before)), (setup.run.optim, setup.total)
+            return optim.schedule_change(was, now, done)
+    return None
+
+
+def _first_values(
+    setup: StepSetup, init_from: str | None, constants: Mapping[str, np.ndarray], say: Say
+) -> State:
+    """Returns a new state, with the values that the model loads from files.
+
+    Args:
+        setup: of the step.
+        init_from: local path of the initial parameters, if any.
+        constants: from :func:`_constants`.
+        say: prints notes on the parameters.
+
+    Raises:
+        InputError: the values in a file do not match the model.
+    """
+    params: dict[str, np.ndarray] = {}
+    if init_from is not None:
+        source = expanded(init_from)
+        params, notes = weights.params_for(source, setup.run.model, setup.definition.params)
+        say("; ".join([f"parameters from {source}", *notes]))
+    elif setup.definition.frozen:
+        say(
+            f"warning: model.freeze={' '.join(setup.run.model.freeze)} without model.init_from: "
+            "the frozen parameters keep the values of a new model; set --model.init_from"
+        )
+    return with_values(setup.fresh_state(), params, constants)
+
+
+def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
+    """Reads the values that the model loads from files.
+
+    Raises:
+        InputError: the files do not fit, or the processes have different ones.
+    """
+    model = setup.run.model
+    found: dict[str, np.ndarray] = model.constants()
+    if found.keys() != setup.definition.constants:
+        raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
+    if found:
+        process_group.check_same(
+            "weights of the losses",
+            str(checksums(found)),
+            "give every process the same files",
+        )
+    return found

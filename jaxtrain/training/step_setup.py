@@ -1,0 +1,205 @@
+"""Builds the parts of a training step from a config: the model, the shardings, and the optimizer.
+
+Neither data nor devices are needed, so ``plan`` and ``bench`` use this, too.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import jax
+import optax
+
+from jaxtrain import config
+from jaxtrain.config import param_groups, run_length
+from jaxtrain.config.run_length import Position
+from jaxtrain.optim import build as optim
+from jaxtrain.sharding import ShardingRule
+from jaxtrain.training import skip_step
+from jaxtrain.training.state import (
+    ModelDefinition,
+    State,
+    abstract_state,
+    jit_init,
+    parameter_count,
+    saved_part,
+)
+from jaxtrain.training.step import build_train_step, jit_train_step
+
+_SOME_STEPS = _SOME_EXAMPLES = 10**6
+
+Say = Callable[[str], None]
+Spec = dict[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSetup:
+    """The parts of a training step.
+
+    Attributes:
+        run: the config.
+        definition: the model, without arrays.
+        rule: where arrays are stored.
+        schedule: completed steps -> learning rate.
+        optimizer: float32 gradients -> parameter updates.
+        target: shapes and shardings of the state.
+        spec: shapes and dtypes of a global batch.
+        total: steps of the complete run.
+        total_of: total steps of a run of other length or batch size, at the same position.
+    """
+
+    run: config.Run
+    definition: ModelDefinition
+    rule: ShardingRule
+    schedule: optax.Schedule
+    optimizer: optax.GradientTransformation
+    target: State
+    spec: Spec
+    total: int
+    total_of: Callable[[config.Run], int]
+
+    @property
+    def saved(self) -> State:
+        """Returns the part of :attr:`target` that a checkpoint stores."""
+        return saved_part(self.target, self.definition.constants)
+
+    def fresh_state(self) -> State:
+        """Returns the initial state of a new run."""
+        make = jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
+        return cast(State, make())
+
+    def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
+        """Compiles the training step for the devices of the mesh."""
+        return self.trace_step(donate=donate, profiled=profiled).lower().compile()
+
+    def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
+        """Traces the training step, without lowering it to a platform.
+
+        Args:
+            donate: reuse the memory of the state.
+            profiled: see :func:`jaxtrain.xla.options.options`.
+        """
+        step = build_train_step(
+            self.definition,
+            self.optimizer,
+            self.schedule,
+            self.rule,
+            skip_step.detector(
+                self.run.optim,
+                {k: one.prefix for k, one in _separate_groups(self.run).items()},
+                optim.warmup_steps(self.run.optim, self.total),
+            ),
+            precision=self.run.precision,
+            accumulate=self.run.optim.accumulate,
+            seed=self.run.seed,
+            receive=self.run.received,
+        )
+        jitted = jit_train_step(
+            step,
+            self.target,
+            self.rule.mesh,
+            donate=donate,
+            deterministic=self.run.deterministic,
+            profiled=profiled,
+        )
+        return jitted.trace(self.target, self.spec)
+
+
+def build(
+    run: config.Run,
+    mesh: jax.sharding.Mesh,
+    examples: int,
+    say: Say,
+    position: Position = Position(),  # noqa: B008  frozen
+) -> StepSetup:
+    """Builds the parts of a training step.
+
+    Args:
+        run: the config, validated.
+        mesh: over all devices; may be abstract.
+        examples: in an epoch of the training split.
+        say: prints a line, such as the number of steps that follows from the epochs.
+        position: where the run starts or resumes.
+    """
+    freeze, groups = run.model.freeze, run.model.optimizer_groups()
+    definition = ModelDefinition(run.model.build, freeze)
+    trained = definition.trained(definition.params)
+    param_groups.check_trained(freeze, trained, groups)
+    rule = ShardingRule(mesh, run.mesh)
+    parameters = parameter_count(definition.params)
+    known = {
+        "examples": examples,
+        "parameters": parameters,
+        "tokens_per_example": run.model.tokens_per_example(),
+        "position": position,
+    }
+
+    def total_of(other: config.Run) -> int:
+        return run_length.resolve_steps(other, **known)
+
+    total = total_of(run)
+    rule_of_steps = run_length.steps_rule(run, total, **known)
+    for line in run.model.formulas():
+        say(line)
+    say(f"{parameters:,} parameters; {rule_of_steps}")
+    if definition.frozen:
+        say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
+    say(batch_sentence(run))
+    for name, shape in rule.unsharded(trained).items():
+        say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
+    optimizer = optim.make_optimizer(run.optim, total, trained, groups, rule, run.precision)
+    if run.optim.muon is not None:
+        say(optim.muon_sentence(run.optim.muon, trained, groups))
+        unused = optim.without_effect(run.optim, trained, groups)
+        if unused and "--optim.peak_lr" in config.as_typed(run):
+            say(unused)
+    return StepSetup(
+        run=run,
+        definition=definition,
+        rule=rule,
+        schedule=optim.recorded_schedule(run.optim, total),
+        optimizer=optimizer,
+        target=abstract_state(definition, optimizer, rule),
+        spec=run.batch_spec(run.data.batch_size),
+        total=total,
+        total_of=total_of,
+    )
+
+
+def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
+    """Calls :func:`build` silently, without the number of examples in an epoch.
+
+    It replaces epochs by an arbitrary number of steps, which changes only a constant in the
+    compiled step.
+    """
+    if run.loop.epochs is not None:
+        loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
+        run = dataclasses.replace(run, loop=loop)
+    return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
+
+
+def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
+    """Returns the groups of parameters with an optimizer of their own."""
+    return param_groups.apart(run.model.optimizer_groups())
+
+
+def batch_sentence(run: config.Run) -> str:
+    """Returns a console line on how the global batch is divided."""
+    devices, pieces = run.mesh.devices, run.optim.accumulate
+    return (
+        f"{run.data.batch_size} examples per step = {run.microbatch_size} per device x "
+        f"{devices} {'device' if devices == 1 else 'devices'} x "
+        f"{pieces} {'microbatch' if pieces == 1 else 'microbatches'}"
+    )
+
+
+def validation_batch_size(run: config.Run, available: int | None = None) -> int:
+    """Returns the global batch size of validations.
+
+    Args:
+        run: the config.
+        available: number of examples for validation; None if it is unknown.
+    """
+    examples = max(1, min(run.loop.eval_examples, available or run.loop.eval_examples))
+    wanted = -(-examples // run.mesh.devices) * run.mesh.devices
+    return min(run.data.batch_size // run.optim.accumulate, wanted)
