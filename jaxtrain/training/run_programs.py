@@ -1,0 +1,129 @@
+"""The programs that a run compiles: the step, a replay of it, and the search for a NaN."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.distributed import process_group
+from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
+from jaxtrain.telemetry import hardware
+from jaxtrain.telemetry.events import StepCompiled
+from jaxtrain.training import (
+    debugging,
+    preflight,
+    replay,
+    run_files,
+)
+from jaxtrain.training.mirror import Mirror
+from jaxtrain.training.nan_origin import FindNan
+from jaxtrain.training.run_log import RunLog
+from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.save_policy import (
+    Saver,
+)
+from jaxtrain.training.state import (
+    bytes_per_device,
+    model_flops,
+    parameter_count,
+)
+from jaxtrain.training.step import (
+    TrainStep,
+    build_gradients,
+)
+from jaxtrain.training.step_setup import StepSetup
+from jaxtrain.xla import operations
+
+Say = Callable[[str], None]
+
+
+def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunLog) -> TrainStep:
+    """Compiles the training step; returns when all processes have compiled theirs.
+
+    Otherwise the first step would include the time that the slowest process still compiles.
+
+    Args:
+        setup: of the step.
+        flags: of the run.
+        log: of the run.
+    """
+    began = time.perf_counter()
+    compiled = setup.compile_step(donate=not flags.debug, profiled=flags.profile is not None)
+    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    memory = compiled.memory_analysis()
+    log.emit(
+        StepCompiled(
+            step=log.phases.now.step or 0,
+            planned_bytes=memory
+            and (
+                memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                - memory.alias_size_in_bytes
+                + memory.temp_size_in_bytes
+            ),
+            state_bytes=bytes_per_device(setup.target),
+            params=parameter_count(setup.definition.params),
+            flops_per_step=model_flops(setup.run.model) * setup.run.data.batch_size,
+            moved_bytes=_moved_bytes(compiled),
+        )
+    )
+    process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
+    return debugging.checked(compiled) if flags.debug else compiled
+
+
+def replayed(
+    setup: StepSetup,
+    checkpoints: Checkpoints,
+    progress: RunProgress,
+    done: int,
+    saver: Saver,
+    log: RunLog,
+    mirror: Mirror | None,
+) -> replay.Replay | None:
+    """Compiles the step that ``loop.replay_every`` computes twice; None without it."""
+    if setup.run.loop.replay_every is None:
+        progress.agreed = None
+        return None
+    with log.phases.within("compile"):
+        began = time.perf_counter()
+        step = setup.compile_step(donate=False)
+        log.say(f"step for loop.replay_every compiled in {time.perf_counter() - began:.1f} s")
+        process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
+    return replay.Replay(step, checkpoints, progress, done, saver.settle, log.say, mirror)
+
+
+def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
+    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off.
+
+    It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
+    """
+    run, begun = setup.run, directory / run_files.FINDING_NAN
+    if not run.loop.find_nan:
+        return None
+    if step := process_group.process_zero_decides(
+        lambda: begun.read_text().strip() or "?" if begun.is_file() else ""
+    ):
+        say(
+            f"warning: loop.find_nan is off, because an earlier start ended while it examined step "
+            f"{step}: to try again, delete {begun}"
+        )
+        return None
+    gradients = build_gradients(
+        setup.definition,
+        setup.rule,
+        precision=run.precision,
+        accumulate=run.optim.accumulate,
+        seed=run.seed,
+        receive=run.received,
+    )
+    return FindNan(gradients, setup.rule.mesh, say, begun)
+
+
+def _moved_bytes(step: jax.stages.Compiled) -> float | None:
+    """Returns the bytes that a step moves; None if the rate of this memory is unknown."""
+    text = step.as_text()
+    if text is None or hardware.memory_bytes_per_second(jax.devices()[0].device_kind) is None:
+        return None
+    return operations.moved_bytes(text)
