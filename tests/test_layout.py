@@ -223,8 +223,6 @@ CHOSEN = {
     "config/files.py execute": "a --config file is code by design",
     "data/video/pieces.py Settings.__post_init__": _LITERAL,
     "data/text/stdlib_corpus.py _docstrings": _LITERAL,
-    "data/text/sources.py Text.__post_init__": _LITERAL,
-    "data/video/config.py Config.__post_init__": _LITERAL,
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,

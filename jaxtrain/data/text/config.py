@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.config import bounds
 from jaxtrain.data import cache
 from jaxtrain.data.source import Sources
 from jaxtrain.data.text import specials, tokenizer_file, windows
@@ -30,17 +31,18 @@ class Masked(Text):
     input_kind = "masked text"
     form = "sentences"
 
-    random_share: float = 0.1
+    random_share: bounds.Share = 0.1
     """Fraction of the tokens to predict that are replaced by a random token, 0 to 1."""
-    keep_share: float = 0.1
+    keep_share: bounds.Share = 0.1
     """Fraction of the tokens to predict that stay unchanged, 0 to 1; all others become [MASK]."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.random_share, self.keep_share) < 0 or self.random_share + self.keep_share > 1:
+    def check(self) -> None:
+        """Implements :meth:`bounds.Section.check`."""
+        super().check()
+        if self.random_share + self.keep_share > 1:
             raise InputError(
-                f"data.random_share={self.random_share} and data.keep_share={self.keep_share} "
-                "are fractions: use values of 0 or more that add up to at most 1",
+                f"data.random_share={self.random_share} and data.keep_share={self.keep_share} must "
+                "add up to at most 1",
                 about=("data.random_share", "data.keep_share"),
             )
         if self.tokenizer_kind == "byte_bpe":
@@ -158,8 +160,9 @@ class Causal(Text):
     tokenizer_kind: TokenizerKind = "byte_bpe"
     """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Implements :meth:`bounds.Section.check`."""
+        super().check()
         if self.tokenizer_kind != "byte_bpe":
             raise InputError(
                 f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "

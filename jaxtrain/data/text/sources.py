@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtrain.checkpoint import pointer
+from jaxtrain.config import bounds
 from jaxtrain.data import cache, jobs, mixture, quarantine, splits
 from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
@@ -82,7 +83,7 @@ class _Source:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(bounds.Section):
     """Where text comes from and how it is loaded."""
 
     form: ClassVar[Form]
@@ -118,14 +119,14 @@ class Text:
     $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
-    max_bad_share: float = 0.1
+    max_bad_share: bounds.Share = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     max_examples: int | None = None
     """Documents to use; None uses all. Those of the first files, ordered by the hashes of their
     names, are used, chosen by their own hashes. Several sources share them in proportion to the
     size of their files, with at least two each. If val_path is set, this limits the training
     documents only. Accepts 500k, 2.5M, 1B."""
-    train_split: float = 0.9
+    train_split: bounds.Share = 0.9
     """Fraction of the documents used for training; the rest is for validation. The hash of a
     document's text decides, with at least one document on each side. Ignored if val_path is set, or
     if names say what validates: valid.txt beside train.txt, or folders train and val."""
@@ -139,13 +140,10 @@ class Text:
     """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
     the first of the usual names (text, content, body, ...)."""
 
-    def __post_init__(self) -> None:
-        for name in ("max_bad_share", "train_split"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise InputError(
-                    f"data.{name} is {value}: use a fraction from 0 to 1", about=f"data.{name}"
-                )
+    section = "data"
+
+    def check(self) -> None:
+        """Implements :meth:`bounds.Section.check`."""
         least = 1 if self.val_path else 2
         if self.max_examples is not None and self.max_examples < least:
             raise InputError(

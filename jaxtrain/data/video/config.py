@@ -9,9 +9,9 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from jaxtrain.config import invocation
+from jaxtrain.config import bounds, invocation
 from jaxtrain.data import cache, quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
@@ -26,10 +26,11 @@ from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
+_Sigma = Annotated[float, bounds.Bounds(above=0, most=LARGEST_SIGMA)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(bounds.Section):
     """Source of the videos; how clips are cut and augmented."""
 
     path: str | None = None
@@ -53,9 +54,9 @@ class Config:
     there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
-    max_bad_share: float = 0.1
+    max_bad_share: bounds.Share = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
-    train_split: float = 0.95
+    train_split: bounds.Share = 0.95
     """Fraction of the clips for training, 0 to 1; the others, of other videos, are for validation.
     Ignored if val_path is set, or if names say what validates: folders train and val."""
     verify: Literal["index", "never"] = "never"
@@ -69,61 +70,45 @@ class Config:
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
-    clips_per_video: int = 1
+    clips_per_video: bounds.Count = 1
     """Training clips per file and epoch, each at a random position and decoded by itself."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
     border by two. None uses device if path was written by prepare clips for this clip size and
     min_crop_scale."""
-    min_frame_delta: int = 1
+    min_frame_delta: bounds.Count = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""
-    max_frame_delta: int = 2
+    max_frame_delta: bounds.Count = 2
     """Largest distance between consecutive frames of a clip, in frames of the file."""
     flip: bool = True
     """Mirror half of the training clips left to right."""
-    min_crop_scale: float = 0.8
+    min_crop_scale: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.8
     """Smallest side length of a training crop, as a fraction of the largest crop that fits."""
-    jitter_probability: float = 0.7
+    jitter_probability: bounds.Share = 0.7
     """Fraction of training clips with color jitter."""
-    brightness: float = 0.15
+    brightness: bounds.Share = 0.15
     """Brightness jitter: the factor is between 1 - brightness and 1 + brightness."""
-    contrast: float = 0.15
+    contrast: bounds.Share = 0.15
     """Contrast jitter: the factor is between 1 - contrast and 1 + contrast."""
-    saturation: float = 0.15
+    saturation: bounds.Share = 0.15
     """Saturation jitter: the factor is between 1 - saturation and 1 + saturation."""
-    hue: float = 0.08
+    hue: Annotated[float, bounds.Bounds(least=0, most=0.5)] = 0.08
     """Hue jitter: the shift is between -hue and +hue, in full turns."""
-    blur_probability: float = 0.2
+    blur_probability: bounds.Share = 0.2
     """Fraction of training clips that are blurred."""
-    blur_sigma: tuple[float, float] | None = (0.1, 2.0)
+    blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
     """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
 
-    def __post_init__(self) -> None:
-        fractions = ("max_bad_share", "train_split", "jitter_probability", "blur_probability")
-        for name in (*fractions, "brightness", "contrast", "saturation"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise InputError(
-                    f"data.{name} must be from 0 to 1, not {value}", about=f"data.{name}"
-                )
-        if not 0 <= self.hue <= 0.5:
+    section = "data"
+
+    def check(self) -> None:
+        """Implements :meth:`bounds.Section.check`."""
+        if self.min_frame_delta > self.max_frame_delta:
             raise InputError(
-                f"data.hue must be from 0 to 0.5 turns, not {self.hue}", about="data.hue"
-            )
-        if not 0 < self.min_crop_scale <= 1:
-            text = f"data.min_crop_scale must be above 0 and at most 1, not {self.min_crop_scale}"
-            raise InputError(text, about="data.min_crop_scale")
-        if not 1 <= self.min_frame_delta <= self.max_frame_delta:
-            raise InputError(
-                f"data.min_frame_delta ({self.min_frame_delta}) must be at least 1 and at most "
+                f"data.min_frame_delta ({self.min_frame_delta}) must be at most "
                 f"data.max_frame_delta ({self.max_frame_delta})",
                 about=("data.min_frame_delta", "data.max_frame_delta"),
-            )
-        if self.clips_per_video < 1:
-            raise InputError(
-                f"data.clips_per_video must be >= 1, not {self.clips_per_video}",
-                about="data.clips_per_video",
             )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
@@ -131,12 +116,9 @@ class Config:
                 "because an epoch has each fixed clip once: set --data.clips_per_video 1",
                 about=("data.clips_per_video", "data.windows"),
             )
-        if self.blur_sigma is not None and not (
-            0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
-        ):
+        if self.blur_sigma is not None and self.blur_sigma[0] > self.blur_sigma[1]:
             raise InputError(
-                "data.blur_sigma must be the smallest and the largest sigma in pixels, above 0 and "
-                f"at most {LARGEST_SIGMA}, not {self.blur_sigma}",
+                f"data.blur_sigma={self.blur_sigma}: use the smallest sigma, then the largest",
                 about="data.blur_sigma",
             )
 

@@ -216,8 +216,11 @@ def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_bad_share": 1.5}, "data.max_bad_share is 1.5: use a fraction from 0 to 1"),
-        ({"train_split": -0.1}, "data.train_split is -0.1: use a fraction"),
+        (
+            {"max_bad_share": 1.5},
+            "data.max_bad_share=1.5: use a number of at least 0 and at most 1",
+        ),
+        ({"train_split": -0.1}, "data.train_split=-0.1: use a number"),
         ({"max_examples": 1}, "data.max_examples is 1: use at least 2"),
         ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0: use at least 1"),
         ({"random_share": 0.6, "keep_share": 0.5}, "add up to at most 1"),
