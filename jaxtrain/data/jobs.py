@@ -32,7 +32,7 @@ from typing import Any, TypeGuard
 from jaxtrain.data import cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock, temporary_folders
+from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 
@@ -493,20 +493,64 @@ def _parsed(data: bytes | None) -> Record | None:
 # Where outputs and records are.
 
 
+@dataclasses.dataclass(frozen=True)
 class _Place(abc.ABC):
     """The folder OUT; can be pickled.
 
     Attributes:
         where: the folder or URL, for messages.
+        key: the same for commands that make the same items; names what they have half made.
     """
 
     where: str
+    key: str
 
+    @property
     @abc.abstractmethod
-    def opened(self, say: Say) -> contextlib.AbstractContextManager[None]:
-        """Creates the folder, waits until no other command makes the same items here, and turns
-        errors of the disk into messages while the block runs.
+    def half(self) -> Path:
+        """Returns the folder on disk where outputs are made."""
+
+    @contextlib.contextmanager
+    def opened(self, say: Say) -> Iterator[None]:
+        """Waits until no other command makes the same items here, and turns errors of the disk into
+        messages while the block runs.
         """
+        try:
+            self.half.mkdir(parents=True, exist_ok=True)
+            file = self.half.with_name(f"{self.half.name}-{self.key}.lock")
+            with lock.locked(file, say, f"preparing data in {self.where}") as mine:
+                try:
+                    if mine:
+                        self._remove_half_made()  # by killed commands
+                    yield
+                finally:
+                    if mine:
+                        self._remove_half_made()  # by nodes that were lost, and ended workers
+        except OSError as error:
+            raise disks.disk_trouble(
+                error,
+                f"cannot write to {error.filename or self.half}",
+                "choose another folder (OUT, or $JAXTRAIN_CACHE if OUT is in a bucket), and start "
+                "again; finished work is kept",
+            ) from error
+
+    def _remove_half_made(self) -> None:
+        for left in self.half.glob(f"{self.key}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def half_made(self) -> Path:
+        """Returns a new path in :attr:`half`."""
+        return self.half / f"{self.key}-{secrets.token_hex(8)}"
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Path]:
+        """Makes an empty folder on disk, which is removed at the end of the block."""
+        folder = self.half_made()
+        folder.mkdir(parents=True)  # on a node of a cluster, the first one
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @abc.abstractmethod
     def token(self) -> str:
@@ -519,10 +563,6 @@ class _Place(abc.ABC):
     @abc.abstractmethod
     def names_of_records(self) -> Iterable[str]:
         """Returns the names of all records."""
-
-    @abc.abstractmethod
-    def working(self) -> contextlib.AbstractContextManager[Path]:
-        """Makes an empty folder on disk, which is removed at the end of the block."""
 
     @abc.abstractmethod
     def publish(self, output: str, made: Path) -> None:
@@ -579,7 +619,7 @@ class _Place(abc.ABC):
 def _place(out: Path | str, key: str = "") -> _Place:
     text = str(out)
     if is_bucket(text) or addresses.is_address(text):
-        return _Bucket(normalized(text, "OUT"))
+        return _Bucket(normalized(text, "OUT"), key)
     return _Folder(str(atomic.expanded(out).absolute()), key)
 
 
@@ -587,52 +627,23 @@ def _record_name(digest: str) -> str:
     return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
 
 
-@dataclasses.dataclass(frozen=True)
 class _Folder(_Place):
-    """A folder on disk.
-
-    Attributes:
-        where: its path.
-        key: the same for commands that make the same items; names what they have half made.
-    """
-
-    where: str
-    key: str
+    """A folder on disk."""
 
     @property
     def _top(self) -> Path:
         return Path(self.where)
 
+    @property
+    def half(self) -> Path:
+        return self._top / WORK / "half"
+
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[None]:
-        work = self._top / WORK
         if self._top.is_file():
             raise InputError(f"OUT {self.where} is a file: choose a folder")
-        try:
-            (work / "half").mkdir(parents=True, exist_ok=True)
-            with lock.locked(
-                work / f"{self.key}.lock", say, f"preparing data in {self.where}"
-            ) as mine:
-                try:
-                    if mine:
-                        self._remove_half_made()  # by killed commands
-                    yield
-                finally:
-                    if mine:
-                        self._remove_half_made()  # by nodes that were lost, and ended workers
-        except OSError as error:
-            raise disks.disk_trouble(
-                error,
-                f"cannot write to {error.filename or self.where}",
-                "choose another folder, and start again; finished work is kept",
-            ) from error
-
-    def _remove_half_made(self) -> None:
-        for left in (self._top / WORK / "half").glob(f"{self.key}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-
-    def _half_made(self) -> Path:
-        return self._top / WORK / "half" / f"{self.key}-{secrets.token_hex(8)}"
+        with super().opened(say):
+            yield
 
     def token(self) -> str:
         path = self._top / WORK / "token"
@@ -656,15 +667,6 @@ class _Folder(_Place):
         for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
             yield path.relative_to(self._top).as_posix()
 
-    @contextlib.contextmanager
-    def working(self) -> Iterator[Path]:
-        folder = self._half_made()
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def publish(self, output: str, made: Path) -> None:
         for path in (*made.rglob("*"), made):
             atomic.sync(path)
@@ -684,7 +686,7 @@ class _Folder(_Place):
         atomic.sync(target.parent)
 
     def remove(self, output: str) -> None:
-        aside = self._half_made()
+        aside = self.half_made()
         try:
             os.rename(self._top / output, aside)
         except (FileNotFoundError, NotADirectoryError):
@@ -710,26 +712,17 @@ class _Folder(_Place):
         atomic.write_whole(path, text)
 
 
-@dataclasses.dataclass(frozen=True)
 class _Bucket(_Place):
-    """A folder of a bucket. Two commands may make the same objects.
+    """A folder of a bucket."""
 
-    Attributes:
-        where: its URL.
-    """
-
-    where: str
+    @property
+    def half(self) -> Path:
+        folder = hashlib.sha256(self.where.encode()).hexdigest()[:16]
+        return cache.path_of(None) / "scratch" / folder
 
     @property
     def _store(self) -> Bucket:
         return bucket_folders.opened(self.where)
-
-    @contextlib.contextmanager
-    def opened(self, say: Say) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            temporary_folders.clean(cache.root(None))  # of workers that were lost
 
     def token(self) -> str:
         return ""
@@ -739,14 +732,6 @@ class _Bucket(_Place):
 
     def names_of_records(self) -> Iterable[str]:
         return self._store.sizes(_RECORDS)
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[Path]:
-        with (
-            temporary_folders.temporary_folder(cache.root(None)) as folder,
-            temporary_folders.explained(folder.parent),
-        ):
-            yield folder
 
     def publish(self, output: str, made: Path) -> None:
         if made.is_file():

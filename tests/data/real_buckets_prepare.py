@@ -117,7 +117,7 @@ def same_as_local(place: Path, server: Server, name: str) -> None:
     }
     assert found[copy] == found[place / "clips"]
     assert len(found[copy]) > 2 * VIDEOS
-    assert not list((place / "cache").glob("scratch/*"))
+    assert not list((place / "cache").glob("scratch/*/*"))
 
 
 def records(server: Server, name: str) -> int:
