@@ -44,17 +44,13 @@ class Order:
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position of the endless order."""
-        return int(self._epochs[position])
+        return int(_epochs(self.size, self.seed)[position])
 
-    @functools.cached_property
-    def _epochs(self) -> Any:
-        return grain.MapDataset.range(self.size).seed(self.seed).shuffle().repeat()
 
-    def __getstate__(self) -> dict[str, int]:
-        return {"size": self.size, "seed": self.seed}
-
-    def __setstate__(self, state: dict[str, int]) -> None:
-        self.__dict__.update(state)
+@functools.lru_cache(maxsize=64)
+def _epochs(size: int, seed: int) -> Any:
+    """Returns the shuffles; not a part of the order, which is pickled."""
+    return grain.MapDataset.range(size).seed(seed).shuffle().repeat()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,25 +74,17 @@ class MixedOrder:
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position, counted over all sources."""
-        of_epoch, of_sources = self._orders
-        rank = of_epoch(position)
+        rank = Order(self.size, self.seed)(position)
         begins = [0, *itertools.accumulate(self.per_epoch)]
         part = bisect.bisect_right(begins, rank) - 1
         turn = position // self.size * self.per_epoch[part] + rank - begins[part]
-        return sum(self.sizes[:part]) + of_sources[part](turn)
+        return sum(self.sizes[:part]) + Order(self.sizes[part], _seed(self.seed, part))(turn)
 
-    @functools.cached_property
-    def _orders(self) -> tuple[Order, list[Order]]:
-        seeds = [int(generator(self.seed, i).integers(2**31)) for i in range(len(self.sizes))]
-        return Order(self.size, self.seed), [
-            Order(size, seed) for size, seed in zip(self.sizes, seeds, strict=True)
-        ]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "per_epoch": self.per_epoch, "seed": self.seed}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+@functools.lru_cache(maxsize=64)
+def _seed(seed: int, part: int) -> int:
+    """Returns the seed of a source of a mixture."""
+    return int(generator(seed, part).integers(2**31))
 
 
 AnyOrder = Order | MixedOrder
