@@ -1,7 +1,7 @@
 """Turns a source into global batches on devices.
 
 ``sampler`` decides which example is at which position. Grain loads this process's examples of each
-batch in worker processes; ``batch_parts`` divides them among the workers. A thread puts the next
+batch in worker processes; ``worker_count`` divides them among the workers. A thread puts the next
 batch on the devices while a step runs.
 """
 
@@ -21,7 +21,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import batch_parts, sampler, worker_count, worker_process
+from jaxtrain.data import sampler, worker_count, worker_process
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError, RunAgain
@@ -154,8 +154,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if workers and (text := worker_count.too_many(workers, gpus)):
             raise InputError(text)
         worker_count.allow_files(worker_count.files_needed(workers, gpus))
-        self.ahead = math.ceil(batch_parts.most_batches(rows.rows, workers, prefetch, devices))
-        self._parts = batch_parts.parts_per_batch(rows.rows, workers, devices)
+        self.ahead = math.ceil(worker_count.most_batches(rows.rows, workers, prefetch, devices))
+        self._parts = worker_count.parts_per_batch(rows.rows, workers, devices)
         # The order of the parts is that of the rows.
         part_rows = rows.rows // self._parts
         self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
@@ -375,7 +375,7 @@ def _read(
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
         data = grain.experimental.WithOptionsIterDataset(
-            data, grain.experimental.DatasetOptions(min_shm_size=batch_parts.MIN_SHARED_BYTES)
+            data, grain.experimental.DatasetOptions(min_shm_size=worker_count.MIN_SHARED_BYTES)
         )
     return iter(data)
 

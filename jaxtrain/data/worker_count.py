@@ -1,7 +1,9 @@
 """Counts the cores, memory, and open files that a process may use; chooses its number of workers.
 
-The number of workers never changes the examples or their order (:mod:`jaxtrain.data.batch_parts`),
-so it may differ from host to host, and from one start of a run to the next.
+The rows of a batch are divided into equal parts, so that workers load one batch together instead of
+one batch each. If there are more workers than parts, the others load the next batch. So the number
+of workers never changes the examples or their order, and may differ from host to host, and from one
+start of a run to the next.
 """
 
 import dataclasses
@@ -14,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import batch_parts
 from jaxtrain.storage.disks import free_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -41,6 +42,13 @@ _LEAST_WORKER_MIB = 32
 # With a limit of 80, two workers of text end with errors.
 _MAIN_FILES, _WORKER_FILES, _GPU_FILES = 72, 8, 64
 _USUAL_FILES = 4096  # to allow: far more than any run has needed
+
+# Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
+# more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they
+# are no longer read, and Grain waits 25 s for a worker that is blocked on writing them.
+MIN_SHARED_BYTES = 2**12
+
+_BATCHES_OF_PIPELINE = 3  # that it holds in addition to those that workers have ready
 
 # The fraction of the free memory that the main process and chosen workers may fill.
 _SHARE_OF_MEMORY = 0.8
@@ -305,9 +313,7 @@ def chosen(
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
     free = max(1, int(min(free, most, getattr(data, "most_workers", free))))
-    needed = {
-        n: batch_parts.most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)
-    }
+    needed = {n: most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)}
     fitting = [n for n in needed if needed[n] <= batches]
     fit_shared = max(fitting, default=min(free, devices))
     fitting = [
@@ -319,12 +325,42 @@ def chosen(
     return max(near, key=lambda number: (math.gcd(number, unit), number))
 
 
+def parts_per_batch(rows: int, workers: int, devices: int) -> int:
+    """Returns the number of equal parts into which a process's rows of a batch are divided.
+
+    With several devices, a part holds the rows of one or more complete devices, so no rows are
+    concatenated first: a node's batch of clips can be 1.6 GB, three times per second. A single
+    device leaves more time for that, so there may be more parts.
+
+    Args:
+        rows: rows of a batch that the process loads; a multiple of ``devices``.
+        workers: workers of the process.
+        devices: devices of the process.
+    """
+    return math.gcd(devices if devices > 1 else rows, max(1, workers))
+
+
+def most_batches(rows: int, workers: int, prefetch: int, devices: int) -> float:
+    """Returns the largest number of batches in shared memory.
+
+    Counts the batches that are ready, being loaded, and in the main process.
+
+    Args:
+        rows: rows of a batch that the process loads.
+        workers: workers of the process.
+        prefetch: ``data.prefetch``, the parts that each worker holds ready.
+        devices: devices of the process.
+    """
+    parts = workers * (prefetch + 1)
+    return parts / parts_per_batch(rows, workers, devices) + _BATCHES_OF_PIPELINE
+
+
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
     spec = model.batch_spec(rows)
     spec = data.sent(spec, model) if hasattr(data, "sent") else spec
     sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
-    return sum(size for size in sizes if size >= batch_parts.MIN_SHARED_BYTES)
+    return sum(size for size in sizes if size >= MIN_SHARED_BYTES)
 
 
 def _free(folder: Path) -> float:

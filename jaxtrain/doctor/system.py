@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxtrain.checkpoint import store
 from jaxtrain.config import Run
-from jaxtrain.data import batch_parts, worker_count
+from jaxtrain.data import worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
 from jaxtrain.storage.disks import free_bytes
@@ -80,7 +80,7 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
 def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     """Returns the most batches in shared memory."""
     devices = run.mesh.devices * rows // run.data.batch_size
-    return batch_parts.most_batches(rows, workers, prefetch, devices)
+    return worker_count.most_batches(rows, workers, prefetch, devices)
 
 
 def open_files(workers: int, gpus: int) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain.data import batch_parts, sampler
+from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
 
@@ -109,7 +109,7 @@ def test_broken_examples_are_replaced_and_the_others_unchanged(
     [(8, 8, 8), (48, 8, 8), (12, 8, 4), (11, 8, 1), (0, 8, 1), (8, 1, 8), (6, 1, 2)],
 )
 def test_workers_divide_a_batch(workers: int, devices: int, parts: int) -> None:
-    assert batch_parts.parts_per_batch(128, workers, devices) == parts
-    ready_and_loading = batch_parts.most_batches(128, workers, 2, devices)
-    in_main_process = batch_parts.most_batches(128, 0, 2, devices)
+    assert worker_count.parts_per_batch(128, workers, devices) == parts
+    ready_and_loading = worker_count.most_batches(128, workers, 2, devices)
+    in_main_process = worker_count.most_batches(128, 0, 2, devices)
     assert ready_and_loading - in_main_process == pytest.approx(3 * workers / parts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxtrain import config
-from jaxtrain.data import batch_parts, worker_count
+from jaxtrain.data import worker_count
 
 MACHINE = 64
 
@@ -201,7 +201,7 @@ def test_batches_fit_into_shared_memory() -> None:
 def test_workers_fit_into_memory() -> None:
     """Each needs 0.3 GiB, besides the batches."""
     batch = 0.5 * GIB
-    held = batch_parts.most_batches(128, 24, VIDEO.prefetch, 8)
+    held = worker_count.most_batches(128, 24, VIDEO.prefetch, 8)
     assert chosen(26, memory=24 * 0.3 * GIB + held * batch, batch=batch) == 24
     less = chosen(26, memory=23.9 * 0.3 * GIB + held * batch, batch=batch)
     assert 16 <= less < 24

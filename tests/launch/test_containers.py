@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import config
-from jaxtrain.data import batch_parts, worker_count
+from jaxtrain.data import worker_count
 
 GPUS_A_HOST, CORES = 8, 96
 
@@ -25,7 +25,7 @@ def test_shared_memory_is_large_enough_for_the_batches(
     run = config.load(name)
     rows = run.data.batch_size * GPUS_A_HOST // run.mesh.devices
     workers = worker_count.chosen(run.data, CORES, rows=rows, devices=GPUS_A_HOST, on_cpu=False)
-    batches = batch_parts.most_batches(rows, workers, run.data.prefetch, GPUS_A_HOST)
+    batches = worker_count.most_batches(rows, workers, run.data.prefetch, GPUS_A_HOST)
     need = batches * worker_count.shared_batch_bytes(run.data, run.model, rows)
     assert need > 2**30
     assert need < int(gib) * 2**30
