@@ -3,6 +3,7 @@
 ``doctor`` compares the rate with the step's; ``plan --measure-input`` predicts a run from it.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -18,7 +19,6 @@ TRIAL_S = 3.0
 LONGEST_S = 20.0
 _BATCH_S = 0.3  # time that one worker should take for a batch of the trial
 _TRIED = 4  # examples loaded to measure that time
-_LOOK_EVERY_S = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,54 +77,25 @@ def measure(
         prefetch=prefetch,
         quarantine=quarantine,
     )
+    times = list[float]()
+    # Batches made while the last worker was still starting do not show the rate.
+    early = batches.ahead
+    end = threading.Timer(longest_s, batches.close)  # ends a wait for a batch, too
+    end.start()
     try:
-        # Batches made while the last worker was still starting do not show the rate.
-        early = batches.ahead
-        times = _arrivals(batches, early + 2 * max(1, workers), early, seconds, longest_s)
+        with contextlib.suppress(StopIteration):
+            while len(times) <= early + 2 * max(1, workers) or times[-1] - times[early] < seconds:
+                next(batches)
+                times.append(time.monotonic())
     finally:
+        end.cancel()
+        end.join()
         batches.close()
     if len(times) < 2:
         return Rate(None, workers, of_a_core)
     first = min(early, len(times) // 2)
     rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
     return Rate(rate, workers, of_a_core)
-
-
-def _arrivals(
-    batches: pipeline.TrainingBatches, least: int, early: int, seconds: float, longest_s: float
-) -> list[float]:
-    """Returns the arrival times of batches, in seconds.
-
-    Args:
-        batches: the batches; closing them ends the thread that takes them.
-        least: least number of batches.
-        early: number of first batches that do not count.
-        seconds: least time from the last of those to the end.
-        longest_s: longest time; then the batches so far are returned.
-
-    Raises:
-        BaseException: the pipeline raised it.
-    """
-    times: list[float] = []
-    errors: list[BaseException] = []
-
-    def take() -> None:  # in a thread, so that a wait can end
-        try:
-            while True:
-                next(batches)
-                times.append(time.monotonic())
-        except BaseException as error:
-            errors.append(error)
-
-    until = time.monotonic() + longest_s
-    threading.Thread(target=take, name="trial", daemon=True).start()
-    while not errors and time.monotonic() < until:
-        if len(times) > least and times[-1] - times[early] >= seconds:
-            break
-        time.sleep(_LOOK_EVERY_S)
-    if errors:
-        raise errors[0]
-    return list(times)
 
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
