@@ -1,9 +1,6 @@
 """Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
-import argparse
-
 from jaxtrain import terminal
-from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 
 _USAGE = """\
@@ -11,6 +8,10 @@ jaxtrain prepare clips SOURCE OUT [flags]
        jaxtrain prepare tokens --config NAME [--section.field VALUE ...]
        jaxtrain prepare latents --config NAME --teacher PATH [flags]
                                 [--section.field VALUE ...]
+"""
+_CLIPS = """\
+Cuts videos into short clips at training size. Reading random training clips from
+these is several times as fast. To resume after a stop, repeat the command.
 """
 
 
@@ -42,27 +43,13 @@ def _clips(arguments: list[str]) -> int:
     from jaxtrain.data.video import pieces, prepare_clips
 
     default = pieces.Settings()
-    parser = argparse.ArgumentParser(
-        prog="jaxtrain prepare clips",
-        usage="jaxtrain prepare clips SOURCE OUT [flags]",
-        description="Cuts videos into short clips at training size. Reading random training clips "
-        "from these is several times as fast. To resume after a stop, repeat the command.",
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    usage = "jaxtrain prepare clips SOURCE OUT [flags]"
+    parser = command_line.bare_parser("prepare clips", usage, _CLIPS)
     add = parser.add_argument
-    # Not required here, or argparse would print its usage and exit.
-    add(
-        "source",
-        metavar="SOURCE",
-        nargs="?",
-        help="the original videos, in any form that --data.path accepts",
-    )
+    add("source", metavar="SOURCE", help="the original videos, as --data.path accepts them")
     add(
         "out",
         metavar="OUT",
-        nargs="?",
         help="folder of the prepared clips, to be used as --data.path; may be s3://BUCKET/PATH or "
         "gs://BUCKET/PATH",
     )
@@ -78,31 +65,16 @@ def _clips(arguments: list[str]) -> int:
     }
     for name, what in numbers.items():
         value = getattr(default, name.replace("-", "_"))
-        add(
-            f"--{name}",
-            type=type(value),
-            metavar="N",
-            help=f"{what} (default: {value})",
-        )
+        text = f"{what} (default: {value})"
+        add(f"--{name}", type=type(value), default=value, metavar="N", help=text)
     add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     job_flags.add(parser)
-    if not arguments or set(arguments) & {"--help", "-h"}:
-        parser.print_help()
+    flags = command_line.parse_all(parser, arguments)
+    if flags is None:
         return 0
-    try:
-        flags, rest = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {invocation.program()} prepare clips --help") from None
-    if flags.out is None:
-        raise InputError(
-            f"prepare clips needs SOURCE and OUT; see {invocation.program()} prepare clips --help"
-        )
-    command_line.refuse_unknown(parser, rest)
     engine, part = job_flags.engine(flags), job_flags.part(flags)
-    given = {field: getattr(flags, field) for field in (name.replace("-", "_") for name in numbers)}
-    given = {field: value for field, value in given.items() if value is not None}
+    given = {field: vars(flags)[field] for field in (name.replace("-", "_") for name in numbers)}
     settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **given)
-
     say = terminal.say
     with command_line.resumable("videos"):
         outcome = prepare_clips.run(

@@ -102,7 +102,7 @@ def test_clips_then_latents_then_training(
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (("prepare", "frames"), "unknown action frames; use clips, tokens, or latents"),
-        (("prepare", "clips", tmp_path), "needs SOURCE and OUT"),
+        (("prepare", "clips", tmp_path), "arguments are required: OUT"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
