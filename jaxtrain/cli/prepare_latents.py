@@ -69,7 +69,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     import jax
 
     cluster, part = job_flags.cluster(flags), job_flags.part(flags)
-    from jaxtrain.data import cache, worker_count
+    from jaxtrain.data import cache, engines, worker_count
     from jaxtrain.data.video import encode_latents, files, latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
@@ -92,30 +92,20 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     say(sources.summary)
     root, url = cache.root(data.cache_dir), cache.url(data.cache_dir)
     target = latents.store(root, run.model, teacher.name, url)
-    splits = (sources.train, sources.val)
     with command_line.resumable("latents"):
-        if cluster is not None:
-            outcome = encode_latents.prepare_on_cluster(
-                cluster,
-                splits,
-                functools.partial(load, say=_silent),
-                teacher.about,
-                target,
-                batch_size=flags.batch,
-                say=say,
-                part=part,
-            )
-        else:
-            devices = jax.device_count()
-            outcome = encode_latents.prepare(
-                splits,
-                teacher,
-                target,
-                batch_size=-(-flags.batch // devices) * devices,
-                threads=worker_count.cores() if data.workers is None else max(1, data.workers),
-                say=say,
-                part=part,
-            )
+        devices = 1 if cluster else jax.device_count()
+        batch = -(-flags.batch // devices) * devices
+        threads = worker_count.cores() if data.workers is None else max(1, data.workers)
+        outcome = encode_latents.prepare(
+            (sources.train, sources.val),
+            functools.partial(load, say=_silent) if cluster else lambda: teacher,
+            teacher.about,
+            target,
+            engine=cluster or engines.Threads(threads + batch),
+            batch_size=batch,
+            say=say,
+            part=part,
+        )
     videos, windows = outcome.made + outcome.skipped, outcome.totals.get("windows", 0)
     lacking = outcome.totals.get("lacking", 0)
     if lacking:

@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxtrain.data import jobs
 from jaxtrain.data.engines import Ray, Threads, Worker
+from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
-from jaxtrain.data.video.latents import LatentStore, Shape, Windows
+from jaxtrain.data.video.latents import LatentStore, Shape
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 from jaxtrain.telemetry.progress_bar import Say
@@ -41,23 +42,26 @@ class Teacher(Protocol):
 
 
 def prepare(
-    splits: Sequence[Windows],
-    teacher: Teacher,
+    splits: Sequence[Clips],
+    load: Callable[[], Teacher],
+    about: str,
     target: LatentStore,
     *,
+    engine: Threads | Ray,
     batch_size: int,
-    threads: int,
     say: Say,
     part: jobs.Part = jobs.ALL,
 ) -> jobs.Outcome:
-    """Computes the latents that do not exist yet, on the devices of this process.
+    """Computes the latents that do not exist yet.
 
     Args:
         splits: the windows.
-        teacher: encodes them.
-        target: stores the latents.
+        load: loads the teacher, which encodes them, once in this process or each worker of a
+            cluster; can be pickled for one.
+        about: describes the teacher.
+        target: stores the latents; for a cluster, in a bucket or a folder that all nodes share.
+        engine: runs the work. While some threads wait for their latents, others decode.
         batch_size: the teacher's batch size; the last batch is padded.
-        threads: number of decoding threads.
         say: prints a message.
         part: which of the videos to encode.
 
@@ -69,59 +73,17 @@ def prepare(
             :func:`jaxtrain.data.jobs.run`.
         RunAgain: see :func:`jaxtrain.data.jobs.run`.
     """
-    batches = Batches(teacher, target.shape, batch_size, waiting=batch_size + threads)
-    # While some threads wait for their latents, the others decode.
-    engine = Threads(threads + batch_size)
-    return _run(splits, lambda: batches, teacher.about, target, engine, say, part)
-
-
-def prepare_on_cluster(
-    cluster: Ray,
-    splits: Sequence[Windows],
-    load: Callable[[], Teacher],
-    about: str,
-    target: LatentStore,
-    *,
-    batch_size: int,
-    say: Say,
-    part: jobs.Part = jobs.ALL,
-) -> jobs.Outcome:
-    """Computes the latents that do not exist yet, on a Ray cluster.
-
-    Args:
-        cluster: runs the work.
-        splits: the windows.
-        load: loads the teacher in an actor; can be pickled.
-        about: describes the teacher.
-        target: stores the latents, in a bucket or a folder that all nodes share.
-        batch_size, say, part: see :func:`prepare`.
-
-    Raises:
-        InputError, RunAgain: see :func:`prepare`.
-    """
-    batches = functools.partial(_loaded, load, target.shape, batch_size)
-    return _run(splits, batches, about, target, cluster, say, part)
-
-
-def _loaded(load: Callable[[], Teacher], shape: Shape, batch_size: int) -> "Batches":
-    return Batches(load(), shape, batch_size, waiting=batch_size)
-
-
-def _run(
-    splits: Sequence[Windows],
-    batches: Callable[[], "Batches"],
-    about: str,
-    target: LatentStore,
-    engine: Threads | Ray,
-    say: Say,
-    part: jobs.Part,
-) -> jobs.Outcome:
+    begin: jobs.Begin
+    if isinstance(engine, Threads):
+        shared = Batches(load(), target.shape, batch_size, waiting=engine.workers)
+        begin = functools.partial(functools.partial, _encode, tuple(splits), shared, target)
+    else:
+        begin = functools.partial(_begin, tuple(splits), load, target, batch_size)
     items = {
         item.output: item  # a video in both splits is encoded once
         for number, split in enumerate(splits)
         for item in (_item(number, entry, target) for entry in split.entries)
     }
-    begin = functools.partial(_begin, tuple(splits), batches, target)
     outcome = jobs.run(
         items.values(),
         begin,
@@ -145,16 +107,18 @@ def _item(number: int, entry: Entry, target: LatentStore) -> jobs.Item:
 
 
 def _begin(
-    splits: Sequence[Windows],
-    batches: Callable[[], "Batches"],
+    splits: Sequence[Clips],
+    load: Callable[[], Teacher],
     target: LatentStore,
+    batch_size: int,
     worker: Worker,
 ) -> jobs.Make:
-    return functools.partial(_encode, splits, batches(), target, worker)
+    batches = Batches(load(), target.shape, batch_size, waiting=batch_size)
+    return functools.partial(_encode, splits, batches, target, worker)
 
 
 def _encode(
-    splits: Sequence[Windows],
+    splits: Sequence[Clips],
     batches: "Batches",
     target: LatentStore,
     worker: Worker,

@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -27,26 +27,14 @@ from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import atomic, bucket_folders, disks
 
+if TYPE_CHECKING:
+    from jaxtrain.data.video.clips import Clips
+
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
 _FETCHES = 8  # files at once
-_LARGEST_ABOUT = 2**20  # bytes
 
 Shape = tuple[int, ...]
-
-
-class Windows(Protocol):
-    """The fixed windows of one split; see :class:`jaxtrain.data.video.clips.Clips`."""
-
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """Returns the files."""
-
-    def windows(self, entry: Entry) -> int:
-        """Returns the number of windows of a file."""
-
-    def pixels(self, entry: Entry, window: int) -> np.ndarray:
-        """Returns a window, uint8 [T, H, W, 3]; raises BadExample if it cannot be decoded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +80,6 @@ class LatentStore:
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):  # another command's, unfinished
                         sizes[f"{folder.name}/{file.name}"] = file.stat().st_size
-        return self._not_in(sizes, videos)
-
-    def _not_in(self, sizes: dict[str, int], videos: Iterable[tuple[Entry, int]]) -> list[Entry]:
         return [
             entry
             for entry, windows in videos
@@ -114,14 +99,11 @@ class LatentStore:
         if self.url is None:
             return
         bucket = bucket_folders.opened(self.url)
-        sizes = bucket.sizes()
-        absent = {self.name(entry) for entry in self._not_in(sizes, videos)}
-        names = (self.name(entry) for entry in self.missing(videos))
-        wanted = [name for name in names if name not in absent]
+        missing = {self.name(entry) for entry in self.missing(videos)}
+        wanted = {name: size for name, size in bucket.sizes().items() if name in missing}
         if wanted:
             self.folder.mkdir(parents=True, exist_ok=True)
-            need = sum(sizes[name] for name in wanted)
-            disks.check_room(self.folder, need, self.url, cache.CURE)
+            disks.check_room(self.folder, sum(wanted.values()), self.url, cache.CURE)
             say(f"fetching latents of {len(wanted):,} videos from {self.url} (once)")
 
         def fetch(name: str) -> None:
@@ -210,26 +192,20 @@ def _teachers(root: Path, model: Any) -> list[str]:
 
 
 def _fetch_descriptions(root: Path, model: Any, cache_url: str) -> None:
-    """Makes the descriptions on this disk those of the teachers that are in a bucket."""
+    """Fetches the descriptions of the teachers that are in a bucket."""
     folder = cache_folder(root, model)
     bucket = bucket_folders.opened(f"{cache_url}/{folder.relative_to(root).as_posix()}")
-    listed = bucket.sizes()
-    for local in folder.glob(f"*/{ABOUT}"):
-        if f"{local.parent.name}/{ABOUT}" not in listed:  # deleted there
-            local.unlink(missing_ok=True)
-    for name in listed:
-        teacher, _, file = name.partition("/")
-        if file == ABOUT and teacher not in (".", ".."):
-            (folder / teacher).mkdir(parents=True, exist_ok=True)
-            if not bucket.fetch(name, folder / teacher / ABOUT, _LARGEST_ABOUT):
-                (folder / teacher / ABOUT).unlink(missing_ok=True)
+    for name in bucket.sizes():
+        if name.count("/") == 1 and name.endswith(f"/{ABOUT}"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            bucket.fetch(name, folder / name)
 
 
 def find(
     root: Path,
     model: Any,
     teacher: str | None,
-    splits: Iterable[Windows],
+    splits: Iterable["Clips"],
     say: Callable[[str], None],
     cache_url: str | None = None,
 ) -> LatentStore:

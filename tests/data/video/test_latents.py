@@ -64,10 +64,14 @@ def _open(path: Path, root: Path, model: Any = MODEL, **settings: Any) -> Any:
 
 
 def _prepare(sources: Any, root: Path | str, teacher: Any = None, **more: Any) -> jobs.Outcome:
-    settings: dict[str, Any] = {"batch_size": 4, "threads": 2, "say": lambda line: None, **more}
+    settings: dict[str, Any] = {"batch_size": 4, "say": lambda line: None, **more}
+    engine = engines.Threads(settings.pop("threads", 2) + settings["batch_size"])
     teacher, where = teacher or Means(), str(root)
     target = latents.store(cache.root(where), MODEL, teacher.name, cache.url(where))
-    return encode_latents.prepare((sources.train, sources.val), teacher, target, **settings)
+    splits = (sources.train, sources.val)
+    return encode_latents.prepare(
+        splits, lambda: teacher, teacher.about, target, engine=engine, **settings
+    )
 
 
 def _file(split: Any, number: int = 0) -> Path:
