@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -199,14 +198,4 @@ def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
 
 def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """Returns the number of UTF-8 bytes that each id stands for, int32 [ids]; 0 if special."""
-    vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-    added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
-    ours = frozenset(CHARACTERS)
-    lengths_V = np.zeros(1 + max([*vocab.values(), *added]), np.int32)
-    for entry, token_id in vocab.items():
-        # Each of these characters is one byte; an entry with any other stands for itself.
-        known = ours.issuperset(entry)
-        lengths_V[token_id] = len(entry) if known else len(entry.encode())
-    for token_id, token in added.items():
-        lengths_V[token_id] = 0 if token.special else len(token.content.encode())
-    return lengths_V
+    return np.array([len(of_id or b"") for of_id in as_bytes(tokenizer)], np.int32)

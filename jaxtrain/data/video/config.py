@@ -231,7 +231,8 @@ class Config(bounds.Section):
             given, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
             bad, files = bad + val_bad, files + len(given) + len(val_bad)
         quarantine.name_first(bad, say)
-        sizes = [split.examples(entry, model.frames, self.windows) for entry in train]
+        fixed = self.windows == "fixed"
+        sizes = [entry.scanned.frames // model.frames if fixed else 1 for entry in train]
         source = f"--data.path {addresses.public(path)}"
         train, val = split.choose(train, given, sizes, self.train_split, source, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))

@@ -100,17 +100,6 @@ def _by_hash(
     return ["val" if number in val else side for number, side in enumerate(sides)]
 
 
-def examples(entry: Entry, frames: int, windows: str) -> int:
-    """Returns the number of clips of a file, which its share of a split counts.
-
-    Args:
-        entry: the file.
-        frames: frames of a clip.
-        windows: ``data.windows``.
-    """
-    return entry.scanned.frames // frames if windows == "fixed" else 1
-
-
 def content_groups(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> list[str]:
     """Returns a name for each file, which is equal for the clips of one video and of equal videos.
 
