@@ -105,20 +105,6 @@ def url(cache_dir: str | None) -> str | None:
     return None
 
 
-def bucket_of(cache_dir: str | None, *, uploads: bool = False) -> CacheBucket | None:
-    """Returns the cache in a bucket; None for a folder.
-
-    Args:
-        cache_dir: as :func:`root`.
-        uploads: whether this is a command that prepares data for other machines.
-
-    Raises:
-        InputError: see :func:`path_of`.
-    """
-    where = url(cache_dir)
-    return None if where is None else CacheBucket(where, path_of(cache_dir), uploads)
-
-
 def digest(*parts: Any) -> str:
     """Returns the SHA-256 hex digest of JSON-serializable values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -44,7 +44,6 @@ KILLS = (
 _SET, _COMPLETE, _RECORDS = f"{WORK}/set.json", f"{WORK}/complete.json", f"{WORK}/records"
 _THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
 _NAMED = 20  # failed items that the console lists
-_PUBLISH_TRIES = 10
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -222,22 +221,15 @@ def run(
     return Outcome(tally.made - skipped, skipped, dict(tally.failed), left, dict(tally.totals))
 
 
-def is_complete(out: Path | str) -> bool:
-    """Returns whether a folder's set is complete, or the folder has none, as :func:`run` has not
-    written there.
-    """
-    place = _place(out)
-    current = place.read(_SET)
-    return current is None or place.read(_COMPLETE) == current
-
-
 def check_complete(out: Path | str) -> None:
-    """Checks :func:`is_complete`.
+    """Checks that a folder's set is complete, or that it has none: :func:`run` never wrote there.
 
     Raises:
         InputError: the set is not complete.
     """
-    if not is_complete(out):
+    place = _place(out)
+    current = place.read(_SET)
+    if current is not None and place.read(_COMPLETE) != current:
         raise InputError(
             f"{out} is incomplete: the command that prepares it was stopped, or some of its parts "
             "have not ended: repeat it, and then start this one again"
@@ -674,15 +666,12 @@ class _Folder(_Place):
         target.parent.mkdir(parents=True, exist_ok=True)
         # At any time the output is missing or complete, also if another process publishes the same
         # one, for example a node that a cluster has given up.
-        for last in range(_PUBLISH_TRIES):
-            try:
-                os.replace(made, target)
-                break
-            except OSError as error:
-                busy = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
-                if error.errno not in busy or last == _PUBLISH_TRIES - 1:
-                    raise
-                self.remove(output)
+        self.remove(output)
+        try:
+            os.replace(made, target)
+        except OSError:
+            if not target.exists():
+                raise
         atomic.sync(target.parent)
 
     def remove(self, output: str) -> None:

@@ -226,8 +226,8 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def made_in(said: list[str], built: list[int], *, uploads: bool = True) -> Path:
-    folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    bucket = cache.bucket_of("s3://bucket/cache/", uploads=uploads)
+    root = cache.root("s3://bucket/cache/")
+    folder, bucket = root / "text" / "key", cache.CacheBucket("s3://bucket/cache", root, uploads)
     manifest = cache.make_folder(folder, builder(built), said.append, bucket=bucket)
     assert manifest["number"] == 7
     return folder
@@ -405,8 +405,8 @@ def test_one_process_of_a_machine_fetches(
         target=lambda: cache.make_folder(folder, builder(built), tell, bucket=where), daemon=True
     )
     monkeypatch.setattr(Bucket, "download", download)
-    folder = cache.root("s3://bucket/cache/") / "text" / "key"
-    where = cache.bucket_of("s3://bucket/cache/")
+    root = cache.root("s3://bucket/cache/")
+    folder, where = root / "text" / "key", cache.CacheBucket("s3://bucket/cache", root)
     cache.make_folder(folder, builder(built), tell, bucket=where)
     other.join(30)
     assert asked == ["text/key/file", f"text/key/{MANIFEST}"]

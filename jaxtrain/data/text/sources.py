@@ -243,7 +243,8 @@ class Text(bounds.Section):
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
         self.check_length(model)
-        top, bucket = cache.root(self.cache_dir), cache.bucket_of(self.cache_dir, uploads=uploads)
+        top, url = cache.root(self.cache_dir), cache.url(self.cache_dir)
+        bucket = None if url is None else cache.CacheBucket(url, top, uploads)
         root = top / "text"
         root.mkdir(exist_ok=True)
         path = self.path

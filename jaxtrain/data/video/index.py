@@ -285,16 +285,9 @@ def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) 
 
 
 def _is_same(old: Entry, video: video_files.VideoFile, size: int, mtime_ns: int) -> bool:
-    """Returns whether a file that could be read is unchanged."""
-    return (
-        old.info is not None
-        and (old.size, old.mtime_ns) == (size, mtime_ns)
-        and _offset(old.span) == _offset(video.span)
-    )
-
-
-def _offset(span: Span | None) -> int | None:
-    return None if span is None else span.offset
+    """Returns whether a file that could be read is unchanged, and at the same place in its tar."""
+    before = (old.size, old.mtime_ns, old.span and old.span.offset)
+    return old.info is not None and before == (size, mtime_ns, video.span and video.span.offset)
 
 
 def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:

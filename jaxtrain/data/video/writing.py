@@ -1,6 +1,7 @@
 """Writes a video frame by frame as H.264, with the audio of another file."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -40,10 +41,11 @@ def check_path(path: Path) -> None:
     atomic.check_writable("OUT", path)
 
 
+@dataclasses.dataclass(kw_only=True)
 class Writer:
     """Writes frames and audio packets; created by :func:`writing`.
 
-    Args:
+    Attributes:
         container: opened for writing.
         rate: average number of frames per second.
         time_base: seconds per tick of the frames' time stamps.
@@ -52,22 +54,17 @@ class Writer:
         sound: audio streams whose packets will be copied.
     """
 
-    def __init__(
-        self,
-        container: Any,
-        *,
-        rate: Fraction,
-        time_base: Fraction,
-        pixel_aspect: Fraction,
-        crf: int,
-        sound: list[AudioStream],
-    ) -> None:
-        self._container = container
-        self._rate, self._time_base, self._aspect = rate, time_base, pixel_aspect
-        self._options = {"crf": str(crf), "preset": "fast", "x264-params": _REPEATABLE}
+    container: Any
+    rate: Fraction
+    time_base: Fraction
+    pixel_aspect: Fraction
+    crf: int
+    sound: list[AudioStream]
+
+    def __post_init__(self) -> None:
+        self._options = {"crf": str(self.crf), "preset": "fast", "x264-params": _REPEATABLE}
         self._stream: Any = None
         self._waiting: list[av.Packet] = []
-        self._sound = sound
         self._copies: dict[int, Any] = {}
 
     def add(self, image: Frame) -> None:
@@ -81,8 +78,8 @@ class Writer:
             dst_colorspace=Colorspace.ITU709 if hd else Colorspace.ITU601,
             dst_color_range=ColorRange.MPEG,
         )
-        frame.pts, frame.time_base = image.pts, self._time_base
-        self._container.mux(self._stream.encode(frame))
+        frame.pts, frame.time_base = image.pts, self.time_base
+        self.container.mux(self._stream.encode(frame))
 
     def copy(self, packet: av.Packet) -> None:
         """Copies an audio packet."""
@@ -90,27 +87,27 @@ class Writer:
             self._waiting.append(packet)
             return
         packet.stream = self._copies[packet.stream_index]
-        self._container.mux(packet)
+        self.container.mux(packet)
 
     def finish(self) -> None:
         """Writes the frames that the encoder still holds."""
         if self._stream is not None:
-            self._container.mux(self._stream.encode(None))
+            self.container.mux(self._stream.encode(None))
 
     def _open(self, height: int, width: int) -> None:
         if height % 2 or width % 2:
             raise ValueError(f"H.264 with yuv420p needs even sizes, not {height}x{width}")
-        stream = self._container.add_stream("libx264", rate=self._rate, options=self._options)
+        stream = self.container.add_stream("libx264", rate=self.rate, options=self._options)
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
         stream.thread_type, stream.codec_context.thread_count = "FRAME", _THREADS
-        stream.time_base = stream.codec_context.time_base = self._time_base
-        stream.codec_context.sample_aspect_ratio = self._aspect
+        stream.time_base = stream.codec_context.time_base = self.time_base
+        stream.codec_context.sample_aspect_ratio = self.pixel_aspect
         hd = frames.is_hd(height, width)
         stream.codec_context.colorspace = _TAG_BT709 if hd else _TAG_BT601
         stream.codec_context.color_range = ColorRange.MPEG
         self._stream = stream
-        for source in self._sound:
-            copy = self._container.add_stream_from_template(source)
+        for source in self.sound:
+            copy = self.container.add_stream_from_template(source)
             context = source.codec_context
             # AVI and Matroska do not say which channels PCM has, and MP4 has to.
             if context is not None and context.layout.name.endswith(" channels"):
@@ -153,7 +150,7 @@ def writing(
             with atomic.appearing(path) as beside, _opened(beside) as container:
                 _check_sound(path, container, sound)
                 writer = Writer(
-                    container,
+                    container=container,
                     rate=rate,
                     time_base=time_base,
                     pixel_aspect=pixel_aspect,
