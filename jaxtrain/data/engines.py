@@ -1,9 +1,9 @@
 """Runs a function over many items: in processes or threads of this machine, or on a Ray cluster.
 
 The function and its results are the same on all of them. Items finish in any order, and a result
-must not depend on where or how often its item was processed: a Ray task is repeated if its node is
-lost. An item that kills its worker, most likely for lack of memory, is tried alone once more. Ray
-is an extra, and is imported only if it is chosen.
+must not depend on where or how often its item was processed: Ray repeats it if its node is lost. An
+item that kills its worker, most likely for lack of memory, is tried alone once more. Ray is an
+extra, and is imported only if it is chosen.
 """
 
 import collections
@@ -14,6 +14,7 @@ import functools
 import importlib.metadata
 import itertools
 import logging
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -35,13 +36,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NAMES = ("local", "ray")
-# Ray repeats a task whose worker or node is lost so often.
+# Ray restarts a worker that dies, or whose node is lost, so often, and repeats its items.
 _RETRIES = 3
-# The same for a task that Ray kills because its node lacks memory. Ray's default is to repeat it
-# forever. It may kill a small task beside a large one, so this number is larger.
-_MEMORY_RETRIES = 10
-# Tasks in flight for each CPU of the cluster: the next one starts without waiting for the driver.
-_IN_FLIGHT = 2
 _POLL_S = 10.0  # how often the size of the cluster is read, as nodes come and go
 _REACH_S = 30.0  # of a connection to the cluster
 _REPORT_S = 30.0  # of a wait for the first result, before it is reported
@@ -265,14 +261,7 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
 def _serve(pipe: Connection, begin: Begin[Any, Any], number: int) -> None:
     """Processes items in a worker process. It ends with its parent, even if that is killed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent").start()
+    worker_process.end_with_parent()
     process = None
     while True:
         item = pipe.recv()
@@ -296,10 +285,11 @@ class Ray:
     Attributes:
         address: as for ``ray.init``: HOST:PORT, ``ray://HOST:PORT``, "auto" for the cluster of this
             machine, or "local" to start one here.
-        workers: most items at a time; for actors, items of each at a time. None is one per CPU.
-        gpus: None for tasks with one CPU. A number is for work that loads a model: it runs in
-            actors with so many GPUs each, such as 0.25, and an equal part of a node's CPUs. -1 is
-            one, or none if the cluster has none.
+        workers: most items at a time; with a model, items of each worker at a time. None is one per
+            CPU.
+        gpus: None for work without a model, in workers with one CPU. A number is for work that
+            loads a model: each worker has so many GPUs, such as 0.25, and an equal part of a node's
+            CPUs. -1 is one, or none if the cluster has none.
         say: prints a message.
     """
 
@@ -318,12 +308,11 @@ class Ray:
     ) -> Iterator[tuple[Item, Result | None]]:
         """Implements :meth:`Engine.map`."""
         ray = _connected(self.address, self.say)
-        work = self._in_tasks if self.gpus is None else self._in_actors
         try:
             killed: list[Item] = []
-            yield from work(ray, begin, iter(items), killed, None)
+            yield from self._map_once(ray, begin, iter(items), killed)
             again: list[Item] = []
-            yield from work(ray, begin, iter(killed), again, 1)
+            yield from self._map_once(ray, begin, iter(killed), again, alone=True)
             yield from ((item, None) for item in again)
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise RunAgain(
@@ -331,51 +320,25 @@ class Ray:
                 "status` and start again; finished work is kept"
             ) from error
         finally:
-            ray.shutdown()  # ends this job's tasks, too
+            ray.shutdown()  # ends the workers, too
 
-    def _in_tasks(
+    def _map_once(
         self,
         ray: Any,
         begin: Begin[Item, Result],
         waiting: Iterator[Item],
         killed: list[Item],
-        at_once: int | None,
+        alone: bool = False,
     ) -> Iterator[tuple[Item, Result | None]]:
-        """Yields the results of items that do not kill their workers, and appends the others."""
-        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_in_task)
-        shared = ray.put((begin, _stamp()))
-        running: dict[Any, Item] = {}
-        wait = _Wait(ray, "1 CPU", self.say)
-        while True:
-            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            capacity = at_once or self.workers or _IN_FLIGHT * cpus
-            for item in itertools.islice(waiting, max(0, capacity - len(running))):
-                running[task.remote(item, [shared])] = item  # in a list, Ray does not fetch it
-            if not running:
-                return
-            for reference in wait.first_done(running):
-                item = running.pop(reference)
-                result = _result(ray, reference)
-                if result is None:
-                    killed.append(item)
-                else:
-                    yield item, result
+        """Yields the results of items that do not kill their workers, and appends the others.
 
-    def _in_actors(
-        self,
-        ray: Any,
-        begin: Begin[Item, Result],
-        waiting: Iterator[Item],
-        killed: list[Item],
-        at_once: int | None,
-    ) -> Iterator[tuple[Item, Result | None]]:
-        """Does the same as :meth:`_in_tasks` in workers that keep a model.
-
-        Ray restarts the actors of a lost node, and repeats their items, once another node has room
-        for them. At the end, actors without an item end, which makes room.
+        Workers are Ray's actors. Ray restarts those of a lost node, and repeats their items, once
+        another node has room for them. At the end, actors without an item end, which makes room.
         """
         gpus, cpus = self._of_each_actor(ray)
-        slots = at_once or self.workers or cpus
+        has_model, limit = self.gpus is not None, self.workers
+        slots = 1 if alone or not has_model else limit or cpus
+        most = 1 if alone else math.inf if has_model or limit is None else limit
         actor_class = ray.remote(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -383,7 +346,8 @@ class Ray:
             max_task_retries=_RETRIES,
             max_concurrency=slots,
         )(_Actor)
-        shared = ray.put((begin, _stamp("jax", "jaxlib", "flax")))
+        more = ("jax", "jaxlib", "flax") if has_model else ()
+        shared = ray.put((begin, more, _stamp(*more)))
         running: dict[Any, tuple[Any, Item]] = {}
         actors, free = 0, collections.deque[Any]()  # a handle for each item that may be added
         wait = _Wait(ray, _resources(cpus, gpus), self.say)
@@ -391,7 +355,8 @@ class Ray:
         while following is not None or running:
             total = ray.cluster_resources()
             fit = total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1) / cpus
-            while following is not None and actors < max(1, 1 if at_once else int(fit)):
+            while following is not None and actors < max(1, min(most, int(fit))):
+                # In a list, Ray does not fetch it.
                 handle = actor_class.remote([shared], gpus, cpus)
                 free.extendleft([handle] * slots)  # new actors first, so that they begin
                 actors += 1
@@ -472,29 +437,8 @@ def _result(ray: Any, reference: Any) -> Any:
     return result
 
 
-def _in_task(item: Any, shared: list[Any]) -> tuple[Any, Exception | None]:
-    """Processes an item in a Ray worker; returns its result, or the error.
-
-    Ray would wrap the error in one of its own.
-    """
-    os.environ["JAX_PLATFORMS"] = "cpu"  # this task has no accelerator
-    try:
-        return _begun_by_task(shared[0])(item), None
-    except Exception as error:
-        return None, _of_host(error)
-
-
-@functools.lru_cache(maxsize=1)
-def _begun_by_task(reference: Any) -> Callable[[Any], Any]:
-    """Begins once per worker."""
-    import ray
-
-    begin, stamp = ray.get(reference)
-    return _begun_here(begin, stamp, _stamp(), 1)
-
-
-def _begun_here(begin: Begin[Any, Any], stamp: str, own: str, cpus: int) -> Callable[[Any], Any]:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already use all cores
+def _begun(begin: Begin[Any, Any], stamp: str, own: str, cpus: int) -> Callable[[Any], Any]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
     if stamp != own:
         raise InputError(
             f"the Ray node {socket.gethostname()} has {own}, but this command has {stamp}: install "
@@ -504,14 +448,14 @@ def _begun_here(begin: Begin[Any, Any], stamp: str, own: str, cpus: int) -> Call
 
 
 class _Actor:
-    """Keeps a model in a Ray actor. Its method returns errors, which Ray would wrap."""
+    """Begins once in a Ray actor. Its method returns errors, which Ray would wrap."""
 
     def __init__(self, shared: list[Any], gpus: float, cpus: int) -> None:
         self._arguments, self._begun = (shared, gpus, cpus), threading.Lock()
         self._process: Callable[[Any], Any] | None = None
 
     def process(self, item: Any) -> tuple[Any, Exception | None]:
-        """Processes an item, after loading the model for the first one."""
+        """Returns the result of an item, or the error."""
         try:
             with self._begun:
                 if self._process is None:
@@ -535,13 +479,12 @@ class _Actor:
                     f"jax sees only the CPU on the Ray node {socket.gethostname()}, which has "
                     f"GPUs: {versions.install('cuda12')} there, or pass --ray-gpus 0 to use CPUs"
                 )
-        begin, stamp = ray.get(shared[0])
-        return _begun_here(begin, stamp, _stamp("jax", "jaxlib", "flax"), cpus)
+        begin, more, stamp = ray.get(shared[0])
+        return _begun(begin, stamp, _stamp(*more), cpus)
 
 
 def _connected(address: str, say: Callable[[str], None]) -> Any:
     """Imports Ray and connects to a cluster."""
-    os.environ.setdefault("RAY_task_oom_retries", str(_MEMORY_RETRIES))  # read by the import
     try:
         import ray
     except ImportError:

@@ -8,7 +8,6 @@ import contextlib
 import importlib.util
 import logging
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -39,7 +38,7 @@ def prepare(worker: int, workers: int) -> None:
     del worker, workers
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
@@ -65,8 +64,13 @@ def _not_of_jax(record: logging.LogRecord) -> bool:
     return "jax profiler" not in record.getMessage()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Ends this process when its parent ends, even if that is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker is started by multiprocessing"
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()

@@ -199,7 +199,8 @@ def _ray(wait: Callable[..., Any] = lambda references, **limits: (references, []
     ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError = KeyError, _MemoryError
     ray.cluster_resources.return_value = {"CPU": 2}
     ray.available_resources.return_value = {"CPU": 0.0}
-    ray.remote.return_value.return_value.remote = lambda item, shared: item
+    actor = ray.remote.return_value.return_value.remote.return_value
+    actor.process.remote = lambda item: item
     ray.wait = wait
 
     def get(reference: int) -> tuple[int, None]:
@@ -211,14 +212,10 @@ def _ray(wait: Callable[..., Any] = lambda references, **limits: (references, []
     return ray
 
 
-def test_a_task_that_ray_kills_for_lack_of_memory_costs_only_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RAY_task_oom_retries", raising=False)
+def test_a_worker_that_ray_kills_for_lack_of_memory_costs_only_its_item() -> None:
     with mock.patch.dict(sys.modules, {"ray": _ray()}):
         results = dict(engines.Ray("auto", 2).map(functools.partial(square, 0), range(4)))
     assert results == {0: 0, 1: 1, 2: None, 3: 3}
-    assert os.environ.pop("RAY_task_oom_retries") == "10"  # else Ray repeats it forever
 
 
 def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +253,9 @@ def test_an_error_of_a_node_names_the_node(
         raise error
 
     monkeypatch.setattr(engines.socket, "gethostname", lambda: "node7")
-    monkeypatch.setattr(engines, "_begun_by_task", lambda reference: fail)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    result, passed = engines._in_task(1, [None])
+    actor = engines._Actor([None], 0, 1)
+    monkeypatch.setattr(actor, "_begin", lambda *arguments: fail)
+    result, passed = actor.process(1)
     assert result is None
     assert type(passed) is type(error)
     assert str(pickle.loads(pickle.dumps(passed))) == message
@@ -266,7 +263,7 @@ def test_an_error_of_a_node_names_the_node(
 
 def test_a_node_with_other_versions_is_refused() -> None:
     with pytest.raises(InputError, match=r"has flax 2, but this command has flax 1: install the"):
-        engines._begun_here(functools.partial(square, 0), "flax 1", "flax 2", 1)
+        engines._begun(functools.partial(square, 0), "flax 1", "flax 2", 1)
 
 
 def test_actors_divide_the_processors_of_a_node_by_its_gpus() -> None:
