@@ -1,7 +1,7 @@
 """A program that trains, with a device that computes one wrong result."""
 
-# The second computation of the second step that loop.replay_every checks starts from a state in
-# which one device of the last process, on another host, has a wrong bit.
+# The second computation of the second step that loop.replay_every checks has a wrong bit in its
+# result on one device of the last process, on another host.
 FAULTY = """
 import dataclasses, os, socket, time, jax, numpy as np
 from jaxtrain import main
@@ -18,17 +18,19 @@ def call(self, done, state, batch):
 
     def faulty(state, batch):
         calls.append(done)
+        following, metrics = step(state, batch)
         if len(calls) == 4 and last:
-            name = min(state.params)
-            array = state.params[name]
+            name = min(following.params)
+            array = following.params[name]
             parts = [shard.data for shard in array.addressable_shards]
             bits = np.array(parts[-1]).view(np.uint32)
             bits.reshape(-1)[0] ^= 1 << 20
             parts[-1] = jax.device_put(bits.view(np.float32), parts[-1].device)
             print(f"wrong is {parts[-1].device.id};", flush=True)
             wrong = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
-            state = dataclasses.replace(state, params=state.params | {name: wrong})
-        return step(state, batch)
+            params = following.params | {name: wrong}
+            following = dataclasses.replace(following, params=params)
+        return following, metrics
 
     self._step = faulty
     try:

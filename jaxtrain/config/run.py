@@ -186,9 +186,9 @@ class Loop:
     current step or validation batch, saves, and ends; after this time it ends without saving."""
     replay_every: int | None = None
     """Check of the devices: interval at which a step is computed twice and compared bit by bit, in
-    steps. 120 costs about 1% of the time. After a difference, the run exits with code 75, and
-    resumes from the newest checkpoint up to the last equal results. GPUs require deterministic.
-    None turns it off."""
+    steps. 120 costs about 1% of the time, and the memory for a second state. After a difference,
+    the run exits with code 75, and resumes from the newest checkpoint up to the last equal results.
+    GPUs require deterministic. None turns it off."""
     find_nan: bool = False
     """At the first bad step with NaN/Inf of each start, compute the step again with a check after
     each operation, to find the line of the model and the operation that computes the first NaN. It

@@ -39,7 +39,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
         ``program``: bytes per device; ``replayed``: whether they are those of a step that is
-        computed twice, whose outputs are two more states. ``largest``: temporaries.
+        computed twice, whose outputs are a second state. ``largest``: temporaries.
         ``model_flops``, ``flops``: per step, over all devices. ``moved_bytes``: per step and
         device; None in an estimate, as are ``largest``, ``traffic``, ``attention`` (cuDNN attention
         calls per step, by direction) and ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
@@ -64,7 +64,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)
     return {
-        **_larger(_memory(built, compiled.memory_analysis()), _replayed(built, platform)),
+        **_memory(built, compiled.memory_analysis()),
         **of_gpu,
         "model_flops": model_flops(run.model) * run.data.batch_size,
         "flops": flops.product_flops(traced.jaxpr),
@@ -172,33 +172,13 @@ def _frozen(built: step_setup.StepSetup) -> dict[str, Any] | None:
     }
 
 
-def _replayed(built: step_setup.StepSetup, platform: str) -> dict[str, Any] | None:
-    """Returns the memory of a step that ``loop.replay_every`` computes twice; None without it."""
-    if built.run.loop.replay_every is None:
-        return None
-    with per_device.tracing(platform=platform):
-        traced = built.trace_step(donate=False)
-    compiled = traced.lower(lowering_platforms=(platform,)).compile()
-    memory = _memory(built, compiled.memory_analysis())
-    # The first result stays while the second one is computed.
-    return memory | {"outputs": 2 * memory["outputs"], "replayed": True}
-
-
-def _larger(step: dict[str, Any], replayed: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the memory of the step that needs more; both programs stay on the device."""
-    if replayed is None:
-        return step
-    programs = step["program"] + replayed["program"]
-    changes = ("batch", "temporaries", "outputs")
-    larger = max(step, replayed, key=lambda one: sum(one[name] for name in changes))
-    return larger | {"program": programs}
-
-
 def _memory(built: step_setup.StepSetup, analysis: Any) -> dict[str, Any]:
     """Returns bytes per device; those computed from shardings add up to the program's arguments."""
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)
     arguments = int(analysis.argument_size_in_bytes)
+    outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    replayed = built.run.loop.replay_every is not None  # from a copy of the state
     gradients = bytes_per_device(_trained(built)) * (1 if built.run.optim.accumulate == 1 else 2)
     return {
         "parameters": parameters,
@@ -206,7 +186,7 @@ def _memory(built: step_setup.StepSetup, analysis: Any) -> dict[str, Any]:
         "batch": arguments - parameters - optimizer,
         "gradients": gradients,
         "temporaries": int(analysis.temp_size_in_bytes),
-        "outputs": int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes),
+        "outputs": outputs + (bytes_per_device(built.target) if replayed else 0),
         "program": int(analysis.generated_code_size_in_bytes),
-        "replayed": False,
+        "replayed": replayed,
     }

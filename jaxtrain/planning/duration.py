@@ -21,9 +21,9 @@ SAMPLE_S = {"image": 0.16e-6, "clip": 0.44e-6}
 does it while the GPUs wait. Measured on one CPU core (benchmarks/RESULTS.md, "the samples of a
 validation")."""
 
-REPLAYED = 1.2
-"""Steps that a step of ``loop.replay_every`` takes in addition: the second computation, and
-checksums (benchmarks/RESULTS.md, "a replayed step"). Measured on a CPU."""
+REPLAYED = 1.1
+"""Steps that a step of ``loop.replay_every`` takes in addition: the second computation, a copy of
+the state, and the comparison (benchmarks/RESULTS.md, "a replayed step"). Measured on a CPU."""
 
 SAVE_S = 0.1
 """A save of a small state blocks the loop for 0.02 to 0.09 s (benchmarks/RESULTS.md, "a save

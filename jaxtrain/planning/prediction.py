@@ -109,7 +109,7 @@ def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: in
         gpus_per_node: GPUs in each node.
     """
     names = ("parameters", "optimizer", "batch", "temporaries", "outputs", "program")
-    outputs = "other states" if findings["replayed"] else "outputs"
+    outputs = "second state" if findings["replayed"] else "outputs"
     shown = {"outputs": outputs}
     rows = {shown.get(name, name): float(findings[name]) for name in names}
     rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0

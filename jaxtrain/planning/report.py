@@ -16,7 +16,7 @@ HOUR_S = 3600.0
 _SOURCES = {
     "start": " (assumed)",
     "compilation": " (measured here; choosing kernels on the GPU is not included)",
-    "replayed steps": " (loop.replay_every; 1.2 steps each, measured on a CPU)",
+    "replayed steps": " (loop.replay_every; 1.1 steps each, measured on a CPU)",
     "validation": " (assumed: a third of a step's time per example; and encoding samples)",
     "saves": " (assumed: 1 GB/s)",
 }
@@ -27,7 +27,7 @@ _COUNTS = {
     "batch": "this device's examples, and counters",
     "temporaries": "peak of activations, gradients, gathered params",
     "outputs": "metrics",
-    "other states": "of a step that loop.replay_every computes twice",
+    "second state": "of a step that loop.replay_every computes twice",
     "program": "what the compiler counts; the rest is CUDA's",
     "cuDNN workspaces": "assumed; chosen on the GPU",
 }
@@ -55,7 +55,7 @@ def verdict(plan: Plan) -> str:
         if spare < 0:
             return f"does not fit: needs {-spare:.1f} GiB more on each device"
         return f"fits with {spare:.1f} GiB to spare on each device"
-    second = " other states," if "other states" in memory["rows"] else ""
+    second = " second state," if "second state" in memory["rows"] else ""
     certain = (
         f"parameters, optimizer,{second} and batch take {_certain(plan) / GIB:.1f} of "
         f"{capacity:.1f} GiB"

@@ -81,6 +81,4 @@ def _roll_back(setup: TrainSetup, state: State) -> State:
         setup.saver.settle()
         state, position = setup.rollback(state)
         setup.progress.rewind(position)
-        if setup.replay:
-            setup.replay.rewound(position)
     return state

@@ -1,37 +1,112 @@
-"""Computes every Nth step twice and compares the results bit by bit (``loop.replay_every``).
+"""Computes every Nth step twice, and compares the results bit by bit on each device.
 
-A device that computes wrong numbers without an error is noticed if the two results differ. What a
-wrong value did before it was summed over the devices cannot be told from its result, so the message
-names a device only if one alone differs.
+With ``loop.replay_every N``, the compiled step computes such a step from a copy of the state, and
+then from the state itself: a device needs the memory for a second state, and no other program. A
+value that is wrong before the gradients are summed and their norm is taken is a part of the results
+of all devices, so it is unknown which device is wrong. If only the results of one device differ, it
+is named. A state that is wrong before both is not found.
 """
 
+import functools
 import socket
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxtrain.checkpoint.pointer import SUSPECT
-from jaxtrain.checkpoint.restore import named
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.sharding import AXES, replicated
 from jaxtrain.storage.disks import reason
 from jaxtrain.training import run_progress
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.state import State
+from jaxtrain.training.step import Batch, Metrics, TrainStep
 
-_SHOWN = 3  # arrays in a message
+
+class Difference(NamedTuple):
+    """A difference between the two results of a step.
+
+    Attributes:
+        what: the first array that differs, and the number of the other ones.
+        devices: on which any array differs: indices in the mesh, in row-major order.
+    """
+
+    what: str
+    devices: tuple[int, ...]
+
+
+def twice(step: TrainStep, state: State, batch: Batch) -> tuple[State, Metrics, Difference | None]:
+    """Computes a step twice; returns the second result, and how the first one differs from it.
+
+    Args:
+        step: compiled; may donate the state.
+        state: before the step.
+        batch: of the step.
+    """
+    where = jax.tree.map(lambda array: array.sharding, state)
+    first = step(jax.device_put(state, where, may_alias=False), batch)
+    second = step(state, batch)
+    named = [dict(zip(("state", "metrics"), one, strict=True)) for one in (first, second)]
+    return *second, compare(*named)
+
+
+def compare(first: Any, second: Any) -> Difference | None:
+    """Compares all arrays of two trees on the devices; returns None if no bit differs."""
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(first), strict=True)
+    mesh, specs = leaves[0].sharding.mesh, tuple(leaf.sharding.spec for leaf in leaves)
+    differs = np.asarray(_differs(mesh, specs, leaves, jax.tree.leaves(second)))
+    rows, devices = np.flatnonzero(differs.any(1)), np.flatnonzero(differs.any(0))
+    if not len(rows):
+        return None
+    name = jax.tree_util.keystr(paths[rows[0]], simple=True, separator=".")
+    others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return Difference(f"{name}{others}", tuple(devices.tolist()))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _differs(
+    mesh: Mesh,
+    specs: Sequence[PartitionSpec],
+    first: Sequence[jax.Array],
+    second: Sequence[jax.Array],
+) -> jax.Array:
+    """Returns whether each device's part of each array differs in a bit: bool [arrays, devices].
+
+    The program reads one pair of arrays after the other, and stores at most one array more.
+    """
+
+    def local(one: jax.Array, other: jax.Array) -> jax.Array:
+        return (_bits(one) != _bits(other)).any().reshape(1)
+
+    each = [
+        jax.shard_map(
+            local, mesh=mesh, in_specs=(spec, spec), out_specs=PartitionSpec(AXES), check_vma=False
+        )(one, other)
+        for spec, one, other in zip(specs, first, second, strict=True)
+    ]
+    return jax.lax.with_sharding_constraint(jnp.stack(each), replicated(mesh))
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    if array.dtype == jnp.bool:
+        return array
+    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
 
 
 class Replay:
     """Runs a step twice; the checkpoints since the last equal results are suspect if they differ.
 
     Args:
-        step: compiled without donation; (state, batch) -> (state, metrics).
+        step: compiled.
+        devices: a description of each device, in the order of the mesh.
         checkpoints: of the run.
         progress: of the run; its ``agreed`` is the last step whose results were equal.
         done: completed steps at the start. The state there counts as right, unless an earlier
@@ -43,7 +118,8 @@ class Replay:
 
     def __init__(
         self,
-        step: Callable[[Any, Any], tuple[Any, Any]],
+        step: TrainStep,
+        devices: Sequence[str],
         checkpoints: Checkpoints,
         progress: RunProgress,
         done: int,
@@ -51,13 +127,13 @@ class Replay:
         say: Callable[[str], None],
         mirror: Mirror | None = None,
     ) -> None:
-        self._step = step
+        self._step, self._devices = step, devices
         self._checkpoints, self._progress = checkpoints, progress
         self._settle, self._say, self._mirror = settle, say, mirror
         self._agreed = done if progress.agreed is None else min(done, progress.agreed)
         self._record()
 
-    def __call__(self, done: int, state: Any, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, done: int, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Computes the step after ``done`` completed ones; returns the state and the metrics.
 
         Raises:
@@ -65,17 +141,12 @@ class Replay:
             InputError: likewise, but a checkpoint that may be wrong cannot be moved, so that no
                 launcher may resume.
         """
-        first = self._step(state, batch)
-        second = self._step(state, batch)
-        different = differences(first, second)
-        for array in jax.tree.leaves(second):
-            array.delete()
-        hosts = process_group.gather("replay", different and f"{different} ({_host()})")
-        if any(hosts):
-            self._reject(done + 1, "; ".join(filter(None, hosts)))
+        following, metrics, difference = twice(self._step, state, batch)
+        if difference is not None:
+            self._reject(done + 1, difference)
         self._agreed = done + 1
         self._record()
-        return first
+        return following, metrics
 
     def rewound(self, back_to: Position) -> None:
         """The run continues from an earlier checkpoint."""
@@ -89,14 +160,19 @@ class Replay:
         except OSError as error:  # an earlier step stays recorded
             self._say(f"warning: {run_progress.NAME} cannot be written ({reason(error)})")
 
-    def _reject(self, step: int, different: str) -> NoReturn:
-        why = f"step {step} was computed twice with different results: {different}"
+    def _reject(self, step: int, difference: Difference) -> NoReturn:
+        count, again = len(difference.devices), ""
+        where = f"{count} devices, so it is unknown which one is wrong"
+        if count == 1:
+            where = self._devices[difference.devices[0]]
+            again = (
+                "; if this device is named again, replace it or check it with its vendor's "
+                "diagnostics"
+            )
+        why = f"step {step} was computed twice with different results: {difference.what} on {where}"
         self._settle()
         moved = process_group.process_zero_decides(lambda: self._set_aside(why))
-        raise RunAgain(
-            f"{why}; the state is discarded{moved}; if the same device is named again, replace it "
-            "or check it with its vendor's diagnostics"
-        )
+        raise RunAgain(f"{why}; the state is discarded{moved}{again}")
 
     def _set_aside(self, why: str) -> str:
         """Moves the checkpoints since the last agreement, on disk and in the bucket; process 0."""
@@ -119,45 +195,11 @@ class Replay:
         )
 
 
-def differences(first: Any, second: Any) -> str:
-    """Returns which arrays of two results differ in a bit on which device; "" if none does.
-
-    Each device compares its own shards, and only its answers are transferred.
-
-    Args:
-        first: pytree of arrays.
-        second: another one of the same structure, shapes, and shardings.
-    """
-    names = list(named(first))
-    by_device: dict[Any, list[tuple[int, jax.Array, jax.Array]]] = {}
-    for number, (one, other) in enumerate(
-        zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    ):
-        for shard, copy in zip(one.addressable_shards, other.addressable_shards, strict=True):
-            by_device.setdefault(shard.device, []).append((number, shard.data, copy.data))
-    found = []
-    for device, parts in by_device.items():
-        numbers, ones, others = zip(*parts, strict=True)
-        differ = np.flatnonzero(np.asarray(_differ(ones, others)))
-        if differ.size:
-            arrays = [names[numbers[index]] for index in differ]
-            more = f" and {len(arrays) - _SHOWN} more" if len(arrays) > _SHOWN else ""
-            found.append((device, ", ".join(arrays[:_SHOWN]) + more))
-    if len(found) == 1 and len(by_device) > 1:
-        return f"{found[0][1]} on device {found[0][0].id} ({found[0][0].device_kind})"
-    return f"{found[0][1]} on {len(found)} devices" if found else ""
-
-
-@jax.jit
-def _differ(ones: tuple[jax.Array, ...], others: tuple[jax.Array, ...]) -> jax.Array:
-    return jnp.stack([jnp.any(_bits(a) != _bits(b)) for a, b in zip(ones, others, strict=True)])
-
-
-def _bits(array: jax.Array) -> jax.Array:
-    if array.dtype == jnp.bool_:
-        return array
-    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
-
-
-def _host() -> str:
-    return f"process {jax.process_index()} on host {socket.gethostname()}"
+def described(mesh: Mesh) -> list[str]:
+    """Returns a name of each device with its host, in the order of the mesh; all must call it."""
+    hosts = process_group.gather("host of the devices", socket.gethostname())
+    return [
+        f"device {one.id} ({one.device_kind}) of process {one.process_index} on host "
+        f"{hosts[one.process_index]}"
+        for one in mesh.devices.flat
+    ]

@@ -29,6 +29,7 @@ class Rollback:
         say: prints a line.
         advice: returns what to do if rollbacks do not help.
         mirror: of the run directory in a bucket, if any.
+        rewound: takes the position of each restored checkpoint.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class Rollback:
         say: Callable[[str], None],
         advice: Callable[[], str],
         mirror: Mirror | None = None,
+        rewound: Callable[[Position], None] = lambda position: None,
     ) -> None:
         self._directory, self._mirror = directory, mirror
         self._every = every
         self._target = target
-        self._say, self._advice = say, advice
+        self._say, self._advice, self._rewound = say, advice, rewound
         self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
 
     def __call__(self, state: State) -> tuple[State, Position]:
@@ -89,7 +91,9 @@ class Rollback:
             guard=guarding,
             extras=constants | restored.extras,
         )
-        return state, Position.of_checkpoint(pointer.read_meta(path))
+        position = Position.of_checkpoint(pointer.read_meta(path))
+        self._rewound(position)
+        return state, position
 
     def _choose(self, done: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""

@@ -1,4 +1,4 @@
-"""The programs that a run compiles: the step, a replay of it, and the search for a NaN."""
+"""The program that a run compiles, the step, and what else uses it: replay, the search for NaN."""
 
 import time
 from collections.abc import Callable
@@ -74,6 +74,7 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
 
 
 def replayed(
+    step: TrainStep,
     setup: StepSetup,
     checkpoints: Checkpoints,
     progress: RunProgress,
@@ -82,16 +83,12 @@ def replayed(
     log: RunLog,
     mirror: Mirror | None,
 ) -> replay.Replay | None:
-    """Compiles the step that ``loop.replay_every`` computes twice; None without it."""
+    """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
     if setup.run.loop.replay_every is None:
         progress.agreed = None
         return None
-    with log.phases.within("compile"):
-        began = time.perf_counter()
-        step = setup.compile_step(donate=False)
-        log.say(f"step for loop.replay_every compiled in {time.perf_counter() - began:.1f} s")
-        process_group.wait_for_all("compiled the step to replay", PAUSE_ALLOWANCE_S)
-    return replay.Replay(step, checkpoints, progress, done, saver.settle, log.say, mirror)
+    devices = replay.described(setup.rule.mesh)
+    return replay.Replay(step, devices, checkpoints, progress, done, saver.settle, log.say, mirror)
 
 
 def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:

@@ -262,7 +262,7 @@ def open_step(
     with log.phases.within("compile"):
         step = compile_in_all_processes(built, flags, log)
     checkpoints, saver = _open_saver(built, directory, data, first, log, stack)
-    replays = replayed(built, checkpoints, first.progress, position.done, saver, log, mirror)
+    replays = replayed(step, built, checkpoints, first.progress, position.done, saver, log, mirror)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
     progress = Progress(
@@ -296,7 +296,13 @@ def open_step(
         progress=progress,
         saver=saver,
         rollback=Rollback(
-            directory.path, run.checkpoint.every, built.saved, say, progress.advice, mirror
+            directory.path,
+            run.checkpoint.every,
+            built.saved,
+            say,
+            progress.advice,
+            mirror,
+            replays.rewound if replays else lambda position: None,
         ),
         replay=replays,
         stopping=Stopping(signals, data.bad_share, directory.mesh, run.loop.max_hours),

@@ -117,7 +117,7 @@ def build_train_step(
     accumulate: int,
     seed: int,
     receive: Receive = lambda batch: batch,
-) -> Callable[[State, Batch], Any]:
+) -> TrainStep:
     """Builds the pure step, not yet compiled.
 
     Args:
@@ -334,8 +334,8 @@ def _gradients(
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
         carry = (view.reduce_scatter(zero_grads), zeros, extras)
-        (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
-        return grads, sums, extras
+        following, _ = jax.lax.scan(body, carry, (positions, parts))
+        return following
 
     return whole if accumulate == 1 else scanned
 

@@ -12,6 +12,7 @@ import pytest
 from small_state import make_state, mesh_of, meta_of, target_of
 
 from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.config.run_length import Position
 from jaxtrain.training import rollback
 from jaxtrain.training.state import State, saved_part
 
@@ -54,11 +55,13 @@ def test_a_rollback_needs_memory_for_one_state(
 
     before = bytes_alive()
     monkeypatch.setattr(rollback, "restore", functools.partial(measured, rollback.restore))
-    back = rollback.Rollback(tmp_path, 5, target, print, lambda: "")
+    positions: list[Position] = []
+    back = rollback.Rollback(tmp_path, 5, target, print, lambda: "", rewound=positions.append)
     restored, position = back(state)
     assert alive[0] < before - 0.99 * size
     assert alive[1] < before + 0.01 * size
 
+    assert positions == [position]
     assert (position.done, int(restored.step)) == (5, 5)
     assert int(restored.examples_seen) == 3 * 7
     assert int(restored.guard["bad_in_a_row"]) == 0
