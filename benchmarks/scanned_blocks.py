@@ -24,8 +24,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
-from jaxtrain.models import gpt
-from jaxtrain.ops import attention, layers, per_device
+from jaxtrain.models import causal, gpt
+from jaxtrain.ops import layers, per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import GatheredParam, make_mesh
 from jaxtrain.training import step_setup
@@ -91,10 +91,10 @@ class _ScannedGPT(gpt.GPT):
         stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(self.blocks)), first)
         self.blocks = nnx.merge(graph, stacked)  # type: ignore[assignment]
 
-    def encode(self, tokens_BS: jax.Array) -> jax.Array:
+    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
         """Computes token ids -> [B, S, D] with a scan over the layers."""
-        cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
-        x_BSD = layers.remat(gpt.Embedding.__call__, self.remat)(self.wte, tokens_BS)
+        cos_SI, sin_SI = self.angles(tokens_BS.shape[1])
+        x_BSD = layers.remat(causal.Embedding.__call__, self.remat)(self.wte, tokens_BS, keys_B)
         graph, variables = nnx.split(self.blocks)
         flat = dict(nnx.to_flat_state(variables))
         shards = {path: nnx.Param.get_value(leaf) for path, leaf in flat.items()}
@@ -102,7 +102,8 @@ class _ScannedGPT(gpt.GPT):
         def body(x_BSD: jax.Array, slices: Any) -> tuple[jax.Array, None]:
             leaves = [(path, _of_layer(flat[path], slices[path])) for path in flat]
             block = nnx.merge(graph, nnx.from_flat_state(leaves))
-            return layers.remat(gpt.Block.__call__, self.remat)(block, x_BSD, cos_SI, sin_SI), None
+            block_of = layers.remat(causal.Block.__call__, self.remat)
+            return block_of(block, x_BSD, cos_SI, sin_SI), None
 
         return jax.lax.scan(body, x_BSD, shards)[0]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.models import gpt_weights
+from jaxtrain.models import gpt
 
 CAP = 15.0
 ROTARY_BASE = 10_000.0
@@ -100,7 +100,7 @@ class GPT(nn.Module):
         Raises:
             RuntimeError: names or shapes differ.
         """
-        state = gpt_weights.NANOCHAT.outward(params)
+        state = gpt.NANOCHAT.outward(params)
         self.load_state_dict({name: torch.from_numpy(one.copy()) for name, one in state.items()})
 
 

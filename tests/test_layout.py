@@ -229,7 +229,6 @@ CHOSEN = {
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py config_class": "the modules in the package's own folder",
-    "models/llama.py Config.to_settings": _FIELDS,
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
     "config/help.py _default": _FIELDS,

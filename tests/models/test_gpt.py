@@ -74,7 +74,7 @@ def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) ->
         cos, sin = gpt.attention.rotary(x_BSD.shape[1], TINY.head_width, 10_000.0)
         for block in module.blocks:
             x_BSD = block(x_BSD, cos, sin)
-        return module.lm_head.logits(x_BSD)[0, :, :5]
+        return module.lm_head.logits(module.wte, x_BSD)[0, :, :5]
 
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((1, TINY.sequence_length, TINY.hidden)), jnp.float32)
@@ -252,7 +252,7 @@ def test_logits_loss_and_gradients_match_nanochat(reference: Reference) -> None:
     logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
         reference.params, reference.batch["tokens"]
     )
-    assert module.blocks[0].heads == 2
+    assert module.blocks[0].sizes.heads == 2
     np.testing.assert_allclose(logits, want["logits"], rtol=0, atol=2e-5)
     loss, grads = reference.gradient(reference.params)
     assert float(loss) == pytest.approx(float(want["loss"]), abs=2e-5)

@@ -15,8 +15,8 @@ _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The contents of transformers' config.json of a causal language model.
+class Sizes:
+    """The sizes of a network, as in transformers' config.json.
 
     Attributes:
         vocab_size: vocabulary size.
@@ -40,6 +40,11 @@ class Shape:
     norm_eps: float
     rotary_base: float
 
+    @property
+    def head_width(self) -> int:
+        """Returns the head width."""
+        return self.hidden // self.heads
+
     def to_settings(
         self, model_type: str, architecture: str, fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -58,7 +63,7 @@ class Shape:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": self.hidden // self.heads,
+            "head_dim": self.head_width,
             "intermediate_size": self.ff,
             "max_position_embeddings": self.sequence_length,
             "rms_norm_eps": self.norm_eps,
@@ -71,7 +76,7 @@ class Shape:
     @classmethod
     def from_settings(
         cls, content: Mapping[str, Any], fixed: Mapping[str, Any], source: str
-    ) -> "Shape":
+    ) -> "Sizes":
         """Converts back; ignores settings only for training, such as `attention_dropout`.
 
         Args:
@@ -95,7 +100,7 @@ class Shape:
         eps, base = content.get("rms_norm_eps", 1e-6), rotary.get(_BASE, 10_000.0)
         bounds.check(f"{source}: rms_norm_eps", eps, bounds.EPSILON, float)
         bounds.check(f"{source}: {_BASE}", base, bounds.ROTARY, float)
-        shape = cls(
+        sizes = cls(
             vocab_size=whole("vocab_size", bounds.WORDS),
             sequence_length=whole("max_position_embeddings", bounds.TOKENS),
             hidden=hidden,
@@ -135,7 +140,7 @@ class Shape:
             raise InputError(
                 f"{source}: this network is not supported: {'; '.join(other[:_NAMED])}"
             )
-        return shape
+        return sizes
 
 
 def _rotary(content: Mapping[str, Any], source: str) -> dict[str, Any]:
