@@ -3,8 +3,8 @@
 PyTorch's files require PyTorch (``pip install -e '.[interop]'``), which reads only arrays and runs
 no code from such a file.
 
-Both kinds are untrusted. Anything but plain arrays of real numbers, or arrays that would take far
-more memory than their file, are rejected before memory is allocated for them.
+Both kinds are untrusted: they can run no code, and anything but plain arrays of real numbers is
+rejected. What PyTorch allocates while it reads a hostile file is not limited.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxtrain import errors, versions
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.storage import atomic, pytorch_format
+from jaxtrain.storage import atomic
 
 SAFETENSORS = ".safetensors"
 PYTORCH = (".pth", ".pt", ".bin")
@@ -296,7 +296,6 @@ def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
 def _read_pytorch(path: Path) -> Tensors:
     torch = _torch(path)
     try:
-        pytorch_format.check(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error

@@ -3,13 +3,11 @@
 Every function takes a random generator and the valid input, which it changes in place.
 """
 
-import io
 import json
 import os
 import random
 import shutil
 import struct
-import zipfile
 from pathlib import Path
 
 _LONG = 100_000  # characters
@@ -40,30 +38,6 @@ def long_string(rng: random.Random, path: Path) -> None:
     else:
         content = json.dumps([text]) if path.suffix == ".json" else text
     path.write_text(content + "\n" + path.read_text() * (path.suffix != ".json"))
-
-
-def pickled(rng: random.Random, path: Path) -> None:
-    """Puts functions that weights_only allows, with large results, into a PyTorch file."""
-    ordered = b"ccollections\nOrderedDict\n"
-    pairs = b"](" + b"](K\1K\1e" * 10_000 + b"e"
-    stored = rng.choice(
-        (
-            b"cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\4\x85R",
-            b"c_codecs\nencode\n(X\1\0\0\0aX\3\0\0\0hextR",
-            b"K\1K\1\x86" + b"q\1h\1\x86" * 60 + b"q\1}h\1K\1s",
-            ordered + b"q\1" + pairs + b"q\2\x85Rh\1h\2\x85R" + b"0h\1h\2\x85R" * 5000,
-            b"]" * 200_000 + b"a" * 199_999,
-            b"K\1" + b"\x85" * 200_000 + b"q\1}h\1K\1s",
-            b"ctorch\nSize\nq\1(" + b"K\1" * 50_000 + b"tq\2\x85R" + b"0h\1h\2\x85R" * 5000,
-            b"ctorch.storage\nUntypedStorage\n\x8a\x05\0\0\0\0\4\x85R",
-        )
-    )
-    target = io.BytesIO()
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as made:
-        for info in archive.infolist():
-            is_pickle = info.filename.endswith("data.pkl")
-            made.writestr(info, b"\x80\2" + stored + b"." if is_pickle else archive.read(info))
-    path.write_bytes(target.getvalue())
 
 
 def large_numbers(rng: random.Random, path: Path) -> None:
