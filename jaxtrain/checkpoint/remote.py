@@ -15,7 +15,6 @@ from jaxtrain.checkpoint.pointer import (
     DATA,
     EVERY_KIND,
     KINDS,
-    PIECE_BYTES,
     Damaged,
     Pointer,
 )
@@ -122,10 +121,9 @@ class RemoteRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.part")
             size, digests = wanted.files[name]
-            got = self.bucket.download(f"{wanted.data}/{name}", beside, PIECE_BYTES, most=size)
-            if got is None:
+            if not self.bucket.download(f"{wanted.data}/{name}", beside, most=size):
                 raise Damaged(f"{name} is missing")
-            if got != digests:
+            if pointer.hashes({beside: size})[beside] != digests:
                 beside.unlink()
                 raise Damaged(f"{name} was changed after it was saved: its checksum is wrong")
             os.replace(beside, path)

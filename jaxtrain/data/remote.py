@@ -168,8 +168,8 @@ def _fetch(address: str, path: Path, flag: str, stop: threading.Event) -> None:
 def _download_from_bucket(address: str, path: Path, flag: str, stop: threading.Event) -> None:
     bucket, name = _object_at(address, flag)
     with _named(flag):
-        size = bucket.download(name, path, received=lambda count: _go_on(stop))
-    if size is None:
+        exists = bucket.download(name, path, received=lambda count: _go_on(stop))
+    if not exists:
         raise InputError(f"{flag} {address} cannot be fetched: there is no such object")
 
 

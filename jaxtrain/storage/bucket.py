@@ -16,7 +16,6 @@ import contextlib
 import copy
 import datetime
 import functools
-import hashlib
 import itertools
 import os
 import re
@@ -267,52 +266,37 @@ class Bucket:
         self,
         name: str,
         path: Path,
-        piece_bytes: int = 2**26,
         *,
         most: int | None = None,
-        version: tuple[int, str] | None = None,
         received: Callable[[int], object] = lambda count: None,
-    ) -> list[str] | None:
-        """Copies an object to a file, and returns the SHA-256 of each piece; None if missing.
+    ) -> bool:
+        """Copies an object to a file; returns whether there is such an object.
 
         Without an object, or with one that is too large, no file is written or replaced.
 
-        A connection that breaks continues where it broke.
-
         Args:
             name: of the object.
-            path: the file; replaced if it exists, also if it is a symbolic link.
-            piece_bytes: size of a piece.
+            path: the file; replaced if it exists.
             most: bytes that the object may have; None without a limit.
-            version: from :meth:`versions`. Then a file that an interrupted download of this version
-                has left is continued instead of replaced.
             received: called with the number of bytes of each part, and may raise.
 
         Raises:
             TooLarge: it has more.
-            Unavailable, InputError: it cannot be read completely, or another version is there.
+            Unavailable, InputError: it cannot be read completely, or changes meanwhile.
             OSError: the file cannot be written.
         """
-        about = self.about(name) if version is None else version
+        about = self.about(name)
         if about is None:
-            return None
+            return False
         self._check_size(name, about[0], most)
-        if version is None or path.is_symlink():
-            path.unlink(missing_ok=True)
-        with path.open("xb" if version is None else "a+b") as file:
-            pieces = _Pieces(piece_bytes)
-            if version is not None:
-                file.seek(0)
-                while chunk := file.read(_PART_BYTES):
-                    pieces.add(chunk)
-            with self._copying(path, about[0] - pieces.bytes, _PART_BYTES):
-                for part in self._parts(name, pieces.bytes, *about):
-                    received(len(part))
-                    file.write(part)
-                    pieces.add(part)
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file, self._copying(path, about[0], _PART_BYTES):
+            for part in self._parts(name, *about):
+                received(len(part))
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        return pieces.digests()
+        return True
 
     @_patient
     def read(self, name: str, start: int, stop: int, tag: str) -> Any:
@@ -359,7 +343,7 @@ class Bucket:
             TooLarge, Unavailable, InputError, OSError: see :meth:`download`.
         """
         with contextlib.suppress(_Absent), atomic.appearing(path) as beside:
-            if self.download(name, beside, most=most) is None:
+            if not self.download(name, beside, most=most):
                 raise _Absent
             return True
         return False
@@ -372,7 +356,7 @@ class Bucket:
             return contextlib.nullcontext()
         return self._memory.taken(min(size, (_PARTS_AT_ONCE + 1) * part))
 
-    def _parts(self, name: str, begin: int, end: int, tag: str) -> Iterator[Any]:
+    def _parts(self, name: str, end: int, tag: str) -> Iterator[Any]:
         """Yields the parts of an object, a few of which are read at once.
 
         Each has a request of its own. One for the complete object would be cut off after
@@ -381,7 +365,7 @@ class Bucket:
 
         reading: collections.deque[Future[Any]] = collections.deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-            for start in range(begin, end, _PART_BYTES):
+            for start in range(0, end, _PART_BYTES):
                 reading.append(
                     pool.submit(self.read, name, start, min(start + _PART_BYTES, end), tag)
                 )
@@ -576,28 +560,6 @@ class _MemoryLimit:
             with self._changed:
                 self._left += count
                 self._changed.notify_all()
-
-
-class _Pieces:
-    """Computes the SHA-256 of each piece of what is added."""
-
-    def __init__(self, piece_bytes: int) -> None:
-        self.bytes = 0
-        self._piece_bytes = piece_bytes
-        self._digests: list[Any] = []
-
-    def add(self, data: Any) -> None:
-        data = memoryview(data)
-        while data:
-            left = self._piece_bytes - self.bytes % self._piece_bytes
-            if left == self._piece_bytes:
-                self._digests.append(hashlib.sha256())
-            self._digests[-1].update(data[:left])
-            self.bytes += len(data[:left])
-            data = data[left:]
-
-    def digests(self) -> list[str]:
-        return [digest.hexdigest() for digest in self._digests]
 
 
 def _version(about: Any) -> dict[str, str]:
