@@ -22,7 +22,7 @@ from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
 from jaxtrain.errors import InputError
 from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.storage.bucket import Bucket, TooLarge, normalized
+from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 
@@ -74,7 +74,7 @@ class RemoteRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
             note(run, wanted.data)
-        except (Damaged, TooLarge) as why:
+        except Damaged as why:
             return str(why)
         except OSError as error:
             raise disk_trouble(error, f"{run} cannot be written", "free space there") from error
@@ -111,6 +111,13 @@ class RemoteRun:
                 del left[name]
         if not left:
             return
+        stored = self.bucket.sizes(wanted.data)
+        for name, size in left.items():
+            found = stored.get(f"{wanted.data}/{name}")
+            if found is None:
+                raise Damaged(f"{name} is missing")
+            if found != size:
+                raise Damaged(f"{name} has {found} bytes, but {size} were saved")
         total = sum(left.values())
         self._say(f"fetching {shown} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,8 +128,7 @@ class RemoteRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.part")
             size, digests = wanted.files[name]
-            if not self.bucket.download(f"{wanted.data}/{name}", beside, most=size):
-                raise Damaged(f"{name} is missing")
+            self.bucket.download(f"{wanted.data}/{name}", beside, size=size)
             if pointer.hashes({beside: size})[beside] != digests:
                 beside.unlink()
                 raise Damaged(f"{name} was changed after it was saved: its checksum is wrong")

@@ -87,12 +87,13 @@ class Run:
         self.shared = on_disk
         self._on_disk = on_disk and not self.behind
         self._verdicts: dict[str, str] = {}
+        self._stored: dict[str, list[int]] = {}  # kind -> steps in the bucket
 
     def steps(self, kind: str) -> list[int]:
         """Returns the steps of the pointers in a folder, ascending."""
         steps = set(self._disk.steps(kind)) if self._on_disk else set()
         if self.copy is not None:
-            steps.update(step for step in self.copy.store.steps(kind) if self._counts(kind, step))
+            steps.update(step for step in self._steps_stored(kind) if self._counts(kind, step))
         return sorted(steps)
 
     def path(self, kind: str, step: int) -> Path:
@@ -108,12 +109,13 @@ class Run:
         damage = "there is no such checkpoint"
         if self._on_disk and step in self._disk.steps(kind):
             damage = self._verified(kind, step)
-        if damage and self.copy is not None and step in self.copy.store.steps(kind):
+        if damage and self.copy is not None and step in self._steps_stored(kind):
             damage = self.copy.fetch(kind, step, self.directory)
         return damage
 
     def set_aside(self, damaged: Damage) -> None:
         """Moves damaged checkpoints to ``damaged/``; warns if the disk does not let it."""
+        self._stored = {}
         for (kind, step), why in damaged.items():
             for store in self._stores():
                 try:
@@ -159,6 +161,12 @@ class Run:
             return False
         on_disk = [number for one in KINDS for number in self._disk.steps(one)]
         return not on_disk or step <= max(on_disk)
+
+    def _steps_stored(self, kind: str) -> list[int]:
+        """Returns the steps in the bucket, which is asked once."""
+        if self.copy is not None and kind not in self._stored:
+            self._stored[kind] = self.copy.store.steps(kind)
+        return self._stored.get(kind, [])
 
     def _stores(self) -> list[CheckpointStore]:
         return [self._disk] if self.copy is None else [self._disk, self.copy.store]
@@ -487,8 +495,7 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
 
 def check_empty(run: Run, shown: str, resume: str | None, start_from: Path | None) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
-    steps = run.steps(CHECKPOINTS)
-    if not steps or is_of(run.directory, start_from):
+    if is_of(run.directory, start_from) or not (steps := run.steps(CHECKPOINTS)):
         return
     if resume is None:
         raise InputError(

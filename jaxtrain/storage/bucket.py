@@ -268,6 +268,7 @@ class Bucket:
         path: Path,
         *,
         most: int | None = None,
+        size: int | None = None,
         received: Callable[[int], object] = lambda count: None,
     ) -> bool:
         """Copies an object to a file; returns whether there is such an object.
@@ -278,6 +279,8 @@ class Bucket:
             name: of the object.
             path: the file; replaced if it exists.
             most: bytes that the object may have; None without a limit.
+            size: bytes of the object, if they are known: the store is not asked first, and
+                :meth:`read` raises if it has fewer or none.
             received: called with the number of bytes of each part, and may raise.
 
         Raises:
@@ -285,7 +288,7 @@ class Bucket:
             Unavailable, InputError: it cannot be read completely, or changes meanwhile.
             OSError: the file cannot be written.
         """
-        about = self.about(name)
+        about = self.about(name) if size is None else (size, "")
         if about is None:
             return False
         self._check_size(name, about[0], most)

@@ -257,7 +257,8 @@ class Mirror:
         """
 
         def check() -> str:
-            resume.check_empty(self.opened(self.directory), self.url, flag, start_from)
+            if not resume.is_of(self.directory, start_from):
+                resume.check_empty(self.opened(self.directory), self.url, flag, start_from)
             return ""
 
         process_group.process_zero_decides(check)
