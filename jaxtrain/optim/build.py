@@ -4,7 +4,7 @@ A schedule maps ``s``, the number of completed steps, to the learning rate of th
 the length of the run and ``w`` that of the linear warm-up, in steps:
 
 - warm-up: ``s / w``, so the first step has rate zero, as in the programs that this one replaces;
-- cosine: ``max(0, 0.5 (1 + cos(pi p)))`` with ``p = (s - w) / (T - w)``;
+- cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
 - trapezoid (WSD): 1, then ``(T - s) / d`` over the last ``d`` steps;
@@ -26,8 +26,6 @@ from jaxtrain.config import param_groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.optim import ema, muon
 from jaxtrain.sharding import HasShape, ShardingRule
-
-Shape = Callable[[jax.Array], jax.Array]  # completed steps, int32 [] -> fraction of the peak rate
 
 
 def warmup_steps(settings: config.Optim, total_steps: int) -> int:
@@ -63,18 +61,37 @@ def schedule(
         InputError: warm-up and warm-down do not fit into the run.
     """
     warmup = warmup_steps(settings, total_steps)
-    after_warmup = _after_warmup(settings, total_steps, warmup)
     peak = settings.peak_lr if peak_lr is None else peak_lr
+    parts = _after_warmup(settings, peak, total_steps, warmup)
+    if warmup:
+        parts = optax.join_schedules([optax.linear_schedule(0, peak, warmup), parts], [warmup])
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         # Signed before any subtraction: the state counts in uint32.
-        steps = jnp.asarray(count).astype(jnp.int32)
-        share = after_warmup(jnp.minimum(steps, total_steps))
-        if warmup:
-            share = jnp.where(steps < warmup, steps / warmup, share)
-        return jnp.asarray(peak, jnp.float32) * share.astype(jnp.float32)
+        return jnp.asarray(parts(jnp.asarray(count).astype(jnp.int32)), jnp.float32)
 
     return rate
+
+
+def _after_warmup(settings: config.Optim, peak: float, total: int, warmup: int) -> optax.Schedule:
+    """Returns the rate ``s - w`` steps after the warm-up."""
+    span = total - warmup
+    if settings.schedule == "constant":
+        # Independent of the run's length, so that an extended run needs no new compilation.
+        return optax.constant_schedule(peak)
+    if settings.schedule == "cosine":
+        return optax.cosine_decay_schedule(peak, span)
+    if settings.schedule == "linear":
+        return optax.linear_schedule(peak, 0, span)
+    warmdown = _share(settings.warmdown_fraction, total)
+    if warmdown > span:
+        raise InputError(
+            f"the warm-up of {warmup} steps and the warm-down of {warmdown} steps "
+            f"(optim.warmdown_fraction={settings.warmdown_fraction}) are longer than the run "
+            f"of {total} steps: lower one of them"
+        )
+    length = max(warmdown, 1)  # optax takes 0 for a constant
+    return optax.linear_schedule(peak, 0, length, transition_begin=span - length)
 
 
 def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
@@ -329,32 +346,6 @@ def _adamw(
         weight_decay=weight_decay,
         mu_dtype=jnp.float32,
     )
-
-
-def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
-    """Returns the fraction of the peak rate for ``warmup <= s <= total``."""
-    span = total - warmup
-
-    def cosine(steps: jax.Array) -> jax.Array:
-        return jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * ((steps - warmup) / span))))
-
-    def linear(steps: jax.Array) -> jax.Array:
-        return (total - steps) / span
-
-    def constant(steps: jax.Array) -> jax.Array:
-        # Independent of the run's length, so that an extended run needs no new compilation.
-        return jnp.ones(())
-
-    if settings.schedule == "trapezoid":
-        warmdown = _share(settings.warmdown_fraction, total)
-        if warmup + warmdown > total:
-            raise InputError(
-                f"the warm-up of {warmup} steps and the warm-down of {warmdown} steps "
-                f"(optim.warmdown_fraction={settings.warmdown_fraction}) are longer than the run "
-                f"of {total} steps: lower one of them"
-            )
-        return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
-    return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
 
 
 def _share(fraction: float, total: int) -> int:
