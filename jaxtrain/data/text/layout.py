@@ -203,7 +203,7 @@ def limit(train_split: float) -> int:
     return int(train_split * 2**64)
 
 
-class _Writer:
+class _Writer(contextlib.ExitStack):
     """Writes the files of a split of a source.
 
     Args:
@@ -215,21 +215,14 @@ class _Writer:
     """
 
     def __init__(self, prefix: Path, rule: Rule) -> None:
+        super().__init__()
         self._rule = rule
         self.skipped = self._written = 0
         self._counts, self._content = Counter[str](), hashlib.sha256()
-        with contextlib.ExitStack() as stack:
-            self._shards, self._runs, self._spans = (
-                stack.enter_context(open(f"{prefix}.{name}", "wb"))
-                for name in ("shards", "runs", "spans")
-            )
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._shards, self._runs, self._spans = (
+            self.enter_context(open(f"{prefix}.{name}", "wb"))  # noqa: SIM115 - closed by the stack
+            for name in ("shards", "runs", "spans")
+        )
 
     def add(self, made: Made, begin: int, end: int, omitted: np.ndarray) -> None:
         """Adds a range of the documents of a shard.

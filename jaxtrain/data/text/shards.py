@@ -19,6 +19,7 @@ document is one range of the shard, and another split tokenizes nothing again.
 """
 
 import array
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -291,7 +292,7 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 _Mark = tuple[int, int, int]
 
 
-class _Writer:
+class _Writer(contextlib.ExitStack):
     """Writes documents in the order of reading, then sorts them. Memory holds few of their tokens.
 
     Args:
@@ -300,16 +301,11 @@ class _Writer:
     """
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
+        super().__init__()
         self._folder, self._dtype = folder, dtype
         # The columns of each document, with numbers of tokens and ends instead of positions.
         self._rows, self._ends = array.array("Q"), array.array("I")
-        self._file = open(folder / "unsorted", "w+b")  # noqa: SIM115 - __exit__
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._file = self.enter_context(open(folder / "unsorted", "w+b"))  # noqa: SIM115
 
     def mark(self) -> _Mark:
         """Returns the present state, for :meth:`reset`."""
