@@ -74,11 +74,12 @@ class MixedOrder:
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position, counted over all sources."""
-        rank = Order(self.size, self.seed)(position)
+        rank = int(_epochs(self.size, self.seed)[position])
         begins = [0, *itertools.accumulate(self.per_epoch)]
         part = bisect.bisect_right(begins, rank) - 1
         turn = position // self.size * self.per_epoch[part] + rank - begins[part]
-        return sum(self.sizes[:part]) + Order(self.sizes[part], _seed(self.seed, part))(turn)
+        of_source = _epochs(self.sizes[part], _seed(self.seed, part))
+        return sum(self.sizes[:part]) + int(of_source[turn])
 
 
 @functools.lru_cache(maxsize=64)
