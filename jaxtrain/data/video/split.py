@@ -42,32 +42,27 @@ def choose(
         InputError: no file is left for training, or there is only one video.
     """
     names = [entry.name for entry in entries]
-    by_name = splits.by_name(names)
-    follows = by_name is not None and "val" in by_name and val is None
-    sides: list[splits.Side | None] = list(by_name or ["train"] * len(entries))
-    if not follows:
+    sides: list[splits.Side | None] = list(splits.by_name(names) or ["train"] * len(entries))
+    if val is not None or "val" not in sides:
         sides = ["train" if side == "train" else "test" for side in sides]
     groups = content_groups(entries, val or ())
-    if not follows and val is None:
+    if val is None and "val" not in sides:
         sides = _by_hash(names, sides, groups, sizes, train_share, source)
     splits.report(source, [video_of(name) for name in names], sides, say)
     validates = {group for group, side in zip(groups, sides, strict=False) if side == "val"}
     validates |= set(groups[len(entries) :])
-    twice = [
-        entry.name
+    trains = [
+        (entry, group in validates)
         for entry, side, group in zip(entries, sides, groups, strict=False)
-        if side == "train" and group in validates
+        if side == "train"
     ]
+    twice = [entry.name for entry, validates_too in trains if validates_too]
     if twice:
         say(
             f"{source}: {len(twice):,} of {len(entries):,} files are not trained on, because equal "
             f"files validate: {splits.listed(twice)}"
         )
-    train = [
-        entry
-        for entry, side, group in zip(entries, sides, groups, strict=False)
-        if side == "train" and group not in validates
-    ]
+    train = [entry for entry, validates_too in trains if not validates_too]
     if not train:
         raise InputError(
             f"{source}: no video is left for training, because all of them validate; pass other "
