@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_is_folder(flags, flags.latents)
     writing.check_path(flags.target)
     latents = latent_files.LatentFile(flags.latents)
-    model = _model(flags)
+    model = video_flags.autoencoder(flags, "decode")
     progress = video_flags.Counter(latents.frames)
     with command_line.cleaning_up():
         found = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
@@ -52,20 +52,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _model(flags: argparse.Namespace) -> "Autoencoder":
-    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
-    from jaxtrain.inference.video import Autoencoder
-    from jaxtrain.interop import hub
-
-    return Autoencoder(hub.local(flags.source), flags.precision, command="decode")
-
-
 def _folder(flags: argparse.Namespace) -> int:
     from jaxtrain.inference import video_folder
 
     cluster = job_flags.cluster(flags)
     todo = video_folder.items(flags.latents, flags.target, _SUFFIXES, ".mp4", terminal.out)
-    model = _model(flags)
+    model = video_flags.autoencoder(flags, "decode")
     settings = {
         "weights": model.digest(),
         "precision": flags.precision,

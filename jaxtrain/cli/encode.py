@@ -47,18 +47,10 @@ def main(arguments: list[str]) -> int:
         )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
-    model = _model(flags)
+    model = video_flags.autoencoder(flags, "encode")
     with command_line.cleaning_up():
         _encode(model, video, storage, flags)
     return 0
-
-
-def _model(flags: argparse.Namespace) -> "Autoencoder":
-    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
-    from jaxtrain.inference.video import Autoencoder
-    from jaxtrain.interop import hub
-
-    return Autoencoder(hub.local(flags.source), flags.precision, command="encode")
 
 
 def _encode(
@@ -91,7 +83,7 @@ def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
     todo = video_folder.items(
         flags.video, flags.target, files.SUFFIXES, storage.suffix, terminal.out
     )
-    model = _model(flags)
+    model = video_flags.autoencoder(flags, "encode")
     storage.check(model.model.latent_channels)
     settings = {
         "weights": model.digest(),

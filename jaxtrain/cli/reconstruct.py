@@ -38,11 +38,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_apart(flags.video, flags.target)
     video_flags.check_crf(flags.crf)
     video = Video(flags.video)
-    # They import jax, which takes seconds.
-    from jaxtrain.inference.video import Autoencoder
-    from jaxtrain.interop import hub
-
-    model = Autoencoder(hub.local(flags.source), flags.precision)
+    model = video_flags.autoencoder(flags, "reconstruct")
     with command_line.cleaning_up():
         _reconstruct(model, video, flags.target, flags)
     return 0

@@ -65,6 +65,14 @@ def check_apart(source: Path, target: Path) -> None:
         raise InputError(f"output {target} is the same file as the input: choose another one")
 
 
+def autoencoder(flags: argparse.Namespace, command: str) -> "Autoencoder":
+    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
+    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.interop import hub
+
+    return Autoencoder(hub.local(flags.source), flags.precision, command=command)
+
+
 class Counter:
     """Counts frames or clips, and prints the progress every ten seconds."""
 
