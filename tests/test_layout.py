@@ -215,7 +215,6 @@ CHOSEN = {
     "cli/import.py _folder": _FLAGS,
     "cli/prepare.py _clips": _FLAGS,
     "config/bounds.py Section.__post_init__": _FIELDS,
-    "config/run.py Muon.__post_init__": _LITERAL,
     "config/run.py _check_value": "names in its callers",
     "config/run.py _exactly_one": "names in _check_sections",
     "config/run.py _fields": _FIELDS,

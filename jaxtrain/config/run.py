@@ -11,9 +11,9 @@ import difflib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from jaxtrain.config import files, invocation, metrics, overrides
+from jaxtrain.config import bounds, files, invocation, metrics, overrides
 from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
@@ -24,69 +24,43 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Average:
+class Average(bounds.Section):
     """Moving average (EMA) of the parameters. Validation, samples, and exports use it."""
+
+    section = "optim.average"
 
     rule: Literal["ema", "ramp"] = "ema"
     """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
     (ramp), as in TAEHV's recipe, which uses decay 0.95."""
-    decay: float = 0.999
+    decay: Annotated[float, bounds.Bounds(above=0, below=1)] = 0.999
     """EMA decay: the fraction of the average that is kept each time, below 1."""
-    every: int = 1
+    every: Annotated[int, bounds.Bounds(least=1)] = 1
     """Interval at which the parameters enter the average, in steps."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise InputError(
-                f"optim.average.decay={self.decay}: use a number between 0 and 1",
-                about="optim.average.decay",
-            )
-        if self.every < 1:
-            raise InputError(
-                f"optim.average.every={self.every}: use at least 1", about="optim.average.every"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Muon:
+class Muon(bounds.Section):
     """Muon for the matrices of a model's blocks. See https://kellerjordan.github.io/posts/muon/.
 
     The embedding and the output layer use AdamW with their own learning rates, all other parameters
     AdamW with optim.peak_lr. All follow one schedule.
     """
 
-    peak_lr: float = 0.02
+    section = "optim.muon"
+
+    peak_lr: bounds.Positive = 0.02
     """Peak learning rate of the matrices, multiplied by max(1, outputs / inputs)^0.5."""
-    embedding_lr: float = 0.2
+    embedding_lr: bounds.Positive = 0.2
     """AdamW peak learning rate of the embedding, multiplied by the model's factor for its width."""
-    unembedding_lr: float = 0.004
+    unembedding_lr: bounds.Positive = 0.004
     """AdamW peak learning rate of the output layer, multiplied by the model's factor for its
     width."""
-    momentum: float = 0.95
+    momentum: bounds.Fraction = 0.95
     """Muon momentum after the momentum warm-up."""
-    first_momentum: float = 0.85
+    first_momentum: bounds.Fraction = 0.85
     """Muon momentum at the first step; it rises linearly to momentum."""
-    momentum_steps: int = 300
+    momentum_steps: Annotated[int, bounds.Bounds(least=0)] = 300
     """Length of the momentum warm-up, in steps."""
-
-    def __post_init__(self) -> None:
-        for name in ("peak_lr", "embedding_lr", "unembedding_lr"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(
-                    f"optim.muon.{name}={getattr(self, name)}: use a number above 0",
-                    about=f"optim.muon.{name}",
-                )
-        for name in ("momentum", "first_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"optim.muon.{name}={getattr(self, name)}: use a number from 0 to below 1",
-                    about=f"optim.muon.{name}",
-                )
-        if self.momentum_steps < 0:
-            raise InputError(
-                f"optim.muon.momentum_steps={self.momentum_steps}: use 0 or more",
-                about="optim.muon.momentum_steps",
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -253,9 +253,9 @@ def test_the_rates_are_printed() -> None:
         ("peak_lr", 0.0, "above 0"),
         ("embedding_lr", -1.0, "above 0"),
         ("unembedding_lr", math.inf, "above 0"),
-        ("momentum", 1.0, "from 0 to below 1"),
-        ("first_momentum", -0.1, "from 0 to below 1"),
-        ("momentum_steps", -1, "use 0 or more"),
+        ("momentum", 1.0, "of at least 0 and below 1"),
+        ("first_momentum", -0.1, "of at least 0 and below 1"),
+        ("momentum_steps", -1, "use at least 0"),
     ],
 )
 def test_meaningless_numbers_are_named(field: str, value: float, cure: str) -> None:
