@@ -272,12 +272,20 @@ class CheckpointStore:
         self._drop(BEST, self.steps(BEST)[:-1])
 
     def collect(self, keep: Iterable[str] = ()) -> None:
-        """Deletes folders in ``data/`` to which nothing points.
-
-        Those of a step with a damaged pointer stay: it may be one of them.
+        """Deletes the folders of :meth:`unused`.
 
         Args:
             keep: folders that are being written or uploaded.
+        """
+        self.place.delete_data(self.unused(keep))
+
+    def unused(self, keep: Iterable[str] = ()) -> list[str]:
+        """Returns the folders in ``data/`` to which nothing points.
+
+        Not those of a step with a damaged pointer: it may point to one of them.
+
+        Args:
+            keep: folders that count as used.
         """
         used, unknown = set(keep), set()
         for kind in EVERY_KIND:
@@ -286,12 +294,12 @@ class CheckpointStore:
                     used.add(folder)
                 else:
                     unknown.add(step)
-        self.place.delete_data(
+        return [
             folder
             for folder in sorted(self.place.data() - used)
             if (number := folder.removeprefix(f"{DATA}/").partition("-")[0]).isdecimal()
             and int(number) not in unknown
-        )
+        ]
 
     def _put(self, name: str, content: bytes) -> None:
         self.place.put(name, content)

@@ -15,12 +15,13 @@ from chaos import verdict as verdicts
 from chaos.faults import RESTARTING, RUNNING, Fault, Plan
 from chaos.isolation import Disk, clear_shared_memory, shared_memory
 from chaos.launched import Launched
-from chaos.striking import Striker
+from chaos.striking import Stored, Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
 
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.remote import RemoteRun
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.file_copies import FileCopies
@@ -149,7 +150,11 @@ class Ordeal:
             self._output = f"s3://{BUCKET}/{plan.seed}-{plan.processes}"
             self._directory = remote.stage(self._output, cache)
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
-        self._striker = Striker(self._watch, self._disk)
+        self._stored = None
+        if server is not None and plan.processes > 1:  # each disk has only a part of a checkpoint
+            run = self._output.rpartition("/")[2]
+            self._stored = Stored(server, run, place / "damaged")
+        self._striker = Striker(self._watch, self._disk, self._stored)
         self._pids: set[int] = set()  # of process 0, one per start
         self._known: set[int] = set()  # the processes at the last fault
         self._looked_at, self._moved_at, self._size = 0.0, 0.0, (0, 0)
@@ -257,8 +262,8 @@ class Ordeal:
             if disk.exists():  # it was killed before it had written anything
                 shutil.rmtree(disk)
             self._outcome.hits[-1].done += f"; disk of process {process} lost"
-            # A checkpoint with a lost part is not used, and therefore not verified.
-            self._striker.to_be_found.clear()
+            if self._stored is None:  # the damage was on that disk
+                self._striker.to_be_found.clear()
 
     def _reach(self, fault: Fault) -> bool:
         """Waits for the fault's moment; returns False if the run ends first."""
@@ -340,7 +345,7 @@ class Ordeal:
 
     def _copy_newest(self) -> None:
         """Copies the newest complete checkpoint, to compare it at the end."""
-        if self._server is not None and self._plan.processes > 1:
+        if self._stored is not None:
             return  # each disk has only a part of it
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
@@ -380,6 +385,8 @@ class Ordeal:
                 left = verdicts.leftovers(folder)
                 if left:
                     self._problems.append(f"temporary files in {folder.name}: {', '.join(left)}")
+            if unused := CheckpointStore(Folder(self._directory)).unused():
+                self._problems.append(f"nothing points to {', '.join(unused)}")
             for step in self._striker.to_be_found:
                 if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}.json")):
                     self._problems.append(f"the damage to checkpoint {step} was not detected")
@@ -412,14 +419,17 @@ class Ordeal:
                 self._problems.append(f"temporary files of process {process}: {', '.join(left)}")
         if stored.bucket.get(lease.NAME):
             self._problems.append("the lease is left")
+        if unused := stored.store.unused():
+            self._problems.append(f"nothing points to {', '.join(unused)} in the bucket")
         steps, best = stored.store.steps(), stored.store.steps("best")
         wanted = pointer.steps(self._undisturbed.directory / "best")
         if STEPS not in steps:
             self._problems.append(f"no checkpoint of the last step, only {steps}")
-        if best != wanted and not _fills(self._plan):
+        damaged = self._striker.damaged if self._stored is not None else set()
+        if best != wanted and not damaged and not _fills(self._plan):
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
-            for step in numbers:
+            for step in set(numbers) - damaged:
                 if why := stored.fetch(kind, step, copy / "fetched"):
                     self._problems.append(f"{kind}/{step} in the bucket is damaged: {why}")
                 else:

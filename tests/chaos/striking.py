@@ -1,14 +1,70 @@
 """Injects a fault into a run."""
 
+import json
 import random
+import shutil
 import signal
 import time
+from pathlib import Path
 
+from bucket_server import Server
 from chaos.damage import damage
 from chaos.faults import Fault
 from chaos.isolation import Disk
 from chaos.launched import Launched, send
 from chaos.watch import Watch
+
+_LIST_EVERY_S = 0.5
+
+
+class Stored:
+    """The checkpoints of a run in a bucket, to damage them there.
+
+    Args:
+        server: of the bucket.
+        run: name of the run's folder.
+        place: a folder for a copy.
+    """
+
+    def __init__(self, server: Server, run: str, place: Path) -> None:
+        self._server, self._run, self._place = server, run, place
+        self._listed_at, self._steps = -_LIST_EVERY_S, list[int]()
+
+    def complete(self) -> list[int]:
+        """Returns the steps of the checkpoints, ascending."""
+        if time.monotonic() - self._listed_at >= _LIST_EVERY_S:
+            names = map(Path, self._server.sizes(f"{self._run}/checkpoints"))
+            self._steps = sorted(int(name.stem) for name in names)
+            self._listed_at = time.monotonic()
+        return self._steps
+
+    def pointer(self, step: int) -> bytes:
+        """Returns a pointer; empty if the run has deleted it."""
+        name = f"checkpoints/{step}.json"
+        if name not in self._server.sizes(self._run):
+            return b""
+        return self._server.read(f"{self._run}/{name}")
+
+    def damage(self, step: int, kind: str, rng: random.Random) -> str:
+        """Damages a checkpoint; see :func:`chaos.damage.damage`."""
+        shutil.rmtree(self._place, ignore_errors=True)
+        data = json.loads(self.pointer(step))["data"]
+        for folder in ("checkpoints", data):
+            self._server.download(f"{self._run}/{folder}", self._place / folder)
+        before = _contents(self._place)
+        done = damage(self._place / f"checkpoints/{step}.json", kind, rng)
+        after = _contents(self._place)
+        for name in before:
+            if name not in after:
+                self._server.delete(f"{self._run}/{name}")
+            elif after[name] != before[name]:
+                self._server.write(f"{self._run}/{name}", after[name])
+        return f"in the bucket, {done}"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 class Striker:
@@ -17,18 +73,19 @@ class Striker:
     Args:
         watch: observes the run.
         disk: contains the run directory; required only for a full disk.
+        stored: damages are done there; None for the run directory.
 
     Attributes:
         damaged: steps of the checkpoints that a fault has damaged.
         to_be_found: the damaged ones that were the newest when the run restarted.
     """
 
-    def __init__(self, watch: Watch, disk: Disk | None) -> None:
-        self._watch, self._disk = watch, disk
+    def __init__(self, watch: Watch, disk: Disk | None, stored: Stored | None = None) -> None:
+        self._watch, self._disk, self._stored = watch, disk, stored
         self._paused: dict[int, float] = {}  # PID -> time to continue it
         self._freed_at: float | None = None
         self.damaged: set[int] = set()
-        self._struck: set[tuple[int, int]] = set()  # step and inode, as a step may be saved again
+        self._struck: set[tuple[int, bytes]] = set()  # step and pointer: it may be saved again
         self.to_be_found: set[int] = set()
 
     def strike(self, fault: Fault, launched: Launched) -> str | None:
@@ -83,7 +140,10 @@ class Striker:
         rng = random.Random(fault.seed)
         done = []
         for step, kind in zip(reversed(self.damageable()), fault.damages, strict=False):
-            done.append(damage(self._watch.checkpoints / f"{step}.json", kind, rng))
+            if self._stored is not None:
+                done.append(self._stored.damage(step, kind, rng))
+            else:
+                done.append(damage(self._watch.checkpoints / f"{step}.json", kind, rng))
             self._struck.add((step, self._state(step)))
             self.damaged.add(step)
         return "; ".join(done) or None
@@ -93,18 +153,25 @@ class Striker:
 
         These are the intact ones without the oldest.
         """
-        steps = self._watch.complete()
+        steps = self._complete()
+        if len(steps) < 2:
+            return []
         return [step for step in steps if (step, self._state(step)) not in self._struck][1:]
+
+    def _complete(self) -> list[int]:
+        return (self._stored or self._watch).complete()
 
     def _state(self, step: int) -> bytes:
         """Returns a checkpoint's pointer; empty if the run is deleting it."""
+        if self._stored is not None:
+            return self._stored.pointer(step)
         try:
             return (self._watch.checkpoints / f"{step}.json").read_bytes()
         except FileNotFoundError:
             return b""
 
     def _expect_found(self) -> None:
-        newest = max(self._watch.complete(), default=None)
+        newest = max(self._complete(), default=None)
         if newest in self.damaged:
             self.to_be_found.add(newest)
 

@@ -22,6 +22,8 @@ _MEASURED = (
 )
 # Parts of the names of files that exist only while something is written or deleted.
 _TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".part", ".tmp")
+# Hidden files of a run, and those of checkpoints in zarr's own format, on disks of their own.
+_HIDDEN = (".lock", ".in-bucket", ".zarray", ".zattrs", ".zgroup")
 
 
 @dataclass
@@ -56,7 +58,7 @@ def leftovers(directory: Path) -> list[str]:
     for path in sorted(directory.rglob("*")):
         if path.is_relative_to(directory / "damaged"):
             continue
-        hidden = path.name.startswith(".") and path.name not in (".lock", ".in-bucket")
+        hidden = path.name.startswith(".") and path.name not in _HIDDEN
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found
