@@ -99,8 +99,9 @@ class Pointer:
             OSError: a file cannot be read.
         """
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        folders = {path.parent for path in paths} | {folder, *folder.parents[:2]}
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(sync, [*paths, folder.parent, *{path.parent for path in paths}]))
+            list(pool.map(sync, [*paths, *folders]))
         sizes = {path: path.stat().st_size for path in paths}
         digests = hashes(sizes)
         return cls(

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 
 IN_BUCKET = ".in-bucket"
-"""File of a run directory: the ``data/STEP-ID`` that it and the bucket have, one per line."""
+"""File of a run directory: a bucket and a ``data/STEP-ID`` that both have, one pair per line."""
 
 _AT_ONCE = 8  # files
 
@@ -73,7 +73,6 @@ class RemoteRun:
             path = run / pointer.name_of(kind, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
-            note(run, wanted.data)
         except Damaged as why:
             return str(why)
         except OSError as error:
@@ -139,23 +138,30 @@ class RemoteRun:
                 pass
 
 
-def note(run: Path, data: str) -> None:
-    """Records that the bucket has a checkpoint of this run directory, or is about to have it.
+def note(run: Path, url: str, data: Iterable[str]) -> None:
+    """Records that a bucket has checkpoints of this run directory, or is about to have them.
+
+    Args:
+        run: the directory.
+        url: of the run in the bucket.
+        data: their folders.
 
     Raises:
         OSError: the disk does not respond.
     """
-    if data not in noted(run):
+    if new := set(data) - noted(run, url):
         with (run / IN_BUCKET).open("a") as file:
-            file.write(f"{data}\n")
+            # A full disk may have left a part of a line.
+            file.writelines(f"\n{url} {folder}\n" for folder in sorted(new))
             file.flush()
             os.fsync(file.fileno())
 
 
-def noted(run: Path) -> set[str]:
-    """Returns what :func:`note` has recorded."""
+def noted(run: Path, url: str) -> set[str]:
+    """Returns what :func:`note` has recorded of a bucket."""
     with contextlib.suppress(FileNotFoundError):
-        return set((run / IN_BUCKET).read_text().split())
+        lines = (run / IN_BUCKET).read_text().splitlines()
+        return {data for text, _, data in (line.rpartition(" ") for line in lines) if text == url}
     return set()
 
 

@@ -87,6 +87,7 @@ class Run:
         self.shared = on_disk
         self._on_disk = on_disk and not self.behind
         self._verdicts: dict[str, str] = {}
+        self._fetched: set[str] = set()  # folders in data/
         self._stored: dict[str, list[int]] = {}  # kind -> steps in the bucket
 
     def steps(self, kind: str) -> list[int]:
@@ -106,11 +107,18 @@ class Run:
         Raises:
             InputError, OSError, RunAgain: it is unknown at the moment.
         """
-        damage = "there is no such checkpoint"
-        if self._on_disk and step in self._disk.steps(kind):
+        damage, path = "there is no such checkpoint", self.path(kind, step).with_suffix("")
+        on_disk = self._on_disk and step in self._disk.steps(kind)
+        if on_disk:
             damage = self._verified(kind, step)
         if damage and self.copy is not None and step in self._steps_stored(kind):
+            if not self._counts(kind, step):
+                return damage
+            if on_disk:
+                self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
             damage = self.copy.fetch(kind, step, self.directory)
+            if not damage:
+                self._fetched.add(self.copy.store.data(kind, step))
         return damage
 
     def set_aside(self, damaged: Damage) -> None:
@@ -128,13 +136,23 @@ class Run:
                         f"moved to {DAMAGED}/ ({reason(error)})"
                     )
 
-    def supersede(self) -> None:
-        """Moves aside what is on the disk and not in the bucket, if that is ahead."""
-        if self.behind and self.copy is not None:
+    def settle(self) -> None:
+        """Makes the disk the place of the run, once a checkpoint is chosen.
+
+        If the bucket is ahead, what is on the disk and not in the bucket is moved aside. Only then
+        the disk counts as having what was fetched: a start that is interrupted begins again.
+
+        Raises:
+            OSError: the disk does not let it.
+        """
+        if self.copy is None:
+            return
+        if self.behind:
             for kind in KINDS:
                 for step in self._disk.steps(kind):
                     if self._disk.data(kind, step) != self.copy.store.data(kind, step):
                         self._disk.set_aside(kind, step, SUPERSEDED)
+        remote.note(self.directory, self.copy.bucket.url, self._fetched)
 
     def unusable(self) -> str:
         """Returns the folders with checkpoints that were moved because they must not be used."""
@@ -183,7 +201,7 @@ class Run:
         return self._verdicts[found.data]
 
     def _is_behind(self, copy: RemoteRun) -> bool:
-        given = remote.noted(self.directory)
+        given = remote.noted(self.directory, copy.bucket.url)
         for step in reversed(copy.store.steps()):
             if data := copy.store.data(CHECKPOINTS, step):
                 return data not in given
@@ -281,7 +299,7 @@ def _latest(run: Run, say: Say) -> Path | None:
         # A validation must not be compared with a best checkpoint that is damaged or elsewhere.
         damaged |= newest_intact(run, (BEST,))[1]
     run.set_aside(damaged)
-    run.supersede()
+    run.settle()
     shown = start.with_suffix("")
     if start.parent.name == BEST:
         say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
@@ -316,7 +334,7 @@ def _step(step: int, run: Run) -> Path:
             f"--resume {step}: {run.directory} has no complete checkpoint {step}{why}; "
             f"{others(there, step)}; pass one of these steps, or --resume latest"
         )
-    run.supersede()
+    run.settle()
     return start
 
 
@@ -495,7 +513,8 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
 
 def check_empty(run: Run, shown: str, resume: str | None, start_from: Path | None) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
-    if is_of(run.directory, start_from) or not (steps := run.steps(CHECKPOINTS)):
+    steps = sorted({step for kind in KINDS for step in run.steps(kind)})
+    if is_of(run.directory, start_from) or not steps:
         return
     if resume is None:
         raise InputError(
@@ -660,8 +679,9 @@ def to_roll_back_to(run: Run, done: int, every: int) -> Path | None:
                 run, (CHECKPOINTS,), lambda step: step <= done and step % every != 0
             )
             damaged |= more
+        if path is not None:
+            run.set_aside(damaged)
+            run.settle()
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
-    if path is not None:
-        run.set_aside(damaged)
     return path

@@ -148,6 +148,8 @@ class Checkpoints:
         try:
             if self._owner:
                 (self._run / DATA).mkdir(parents=True, exist_ok=True)
+                if resumed is not None and not own_disk:
+                    self._store.go_back_to(int(resumed.stem))
                 self._collect()
             self._newest = self._newest_step()
             if resumed is not None:
@@ -222,11 +224,6 @@ class Checkpoints:
             name="checkpoint",
         )
         self._finisher.start()
-
-    def newest_agreed(self) -> int | None:
-        """Returns the step of the newest checkpoint up to :attr:`agreed`; None if there is none."""
-        steps = [step for step in self._store.steps() if self.agreed is None or step <= self.agreed]
-        return steps[-1] if steps else None
 
     def suspect_after(self, step: int, why: str) -> None:
         """Moves the pointers of later steps on this disk to ``suspect/``. Process 0.
@@ -334,7 +331,7 @@ class Checkpoints:
             try:
                 save = dataclasses.replace(save, content=describe(), agreed=self.agreed)
                 if not self._own_disk:
-                    self._store.commit(save.kinds, save.step, save.content)
+                    self._commit(save)
             except Exception as error:
                 failure = reason(error)
         failure = self._votes.agree("end", failure)
@@ -350,6 +347,21 @@ class Checkpoints:
                 self._copy.offer(save, problem)
         if self._owner:
             self._delete_old()
+
+    def _commit(self, save: Save) -> None:
+        """Writes the pointers; none of them is new if one cannot be written.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        old = [kind for kind in save.kinds if self._store.data(kind, save.step) == save.data]
+        try:
+            self._store.commit(save.kinds, save.step, save.content)
+        except OSError:
+            for kind in set(save.kinds).difference(old):
+                if self._store.data(kind, save.step) == save.data:
+                    self._store.delete(kind, save.step)
+            raise
 
     def _described(self, data: str, meta: Mapping[str, Any], shapes: Mapping[str, Any]) -> bytes:
         folder = self._run / data
@@ -369,10 +381,15 @@ class Checkpoints:
         return failures[0] if failures else ""
 
     def _discard(self) -> None:
-        """Deletes the files of a failed save, which would only fill the disk."""
+        """Deletes the files of a failed save, which would only fill the disk.
+
+        Not if the save has failed in another process after this one had written the pointer.
+        """
         self._failed_before = True
         data, self._writing = self._writing, None
         if not self._owner or data is None or (self._last and data == self._last.data):
+            return
+        if any(self._store.data(kind, step) == data for kind, step in self._store.pointers()):
             return
         if _failure_of(self._check_there):  # TensorStore recreates missing folders
             for folder in (self._run / data, self._run / DATA):

@@ -9,7 +9,7 @@ and deleted: :class:`Folder` on a disk, :class:`BucketFolder` in an object store
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from jaxtrain.checkpoint.pointer import (
     step_of,
 )
 from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import write_whole
+from jaxtrain.storage.atomic import sync, write_whole
 from jaxtrain.storage.bucket import Bucket
 
 Say = Callable[[str], None]
@@ -90,8 +90,11 @@ class Folder:
 
     def put(self, name: str, content: bytes) -> None:
         """Writes a file."""
-        (self.run / name).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.run / name, content)
+        path = self.run / name
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sync(path.parent.parent)
+        write_whole(path, content)
 
     def delete(self, name: str) -> None:
         """Deletes a file."""
@@ -170,6 +173,12 @@ class CheckpointStore:
         found = map(step_of, self.place.names(kind))
         return sorted(step for step in found if step is not None)
 
+    def pointers(self) -> Iterator[tuple[str, int]]:
+        """Yields the folder and the step of each pointer, also of those aside."""
+        for kind in EVERY_KIND:
+            for step in self.steps(kind):
+                yield kind, step
+
     def read(self, kind: str, step: int) -> tuple[Pointer, bytes]:
         """Returns a pointer and its stored form.
 
@@ -190,9 +199,9 @@ class CheckpointStore:
     def data(self, kind: str, step: int) -> str:
         """Returns the folder of a checkpoint's files; "" if its pointer is damaged."""
         name = name_of(kind, step)
-        if name not in self._data:
-            self._data[name] = data_of(self.place.get(name))
-        return self._data[name]
+        if found := self._data.get(name) or data_of(self.place.get(name)):
+            self._data[name] = found
+        return found
 
     def commit(self, kinds: Iterable[str], step: int, content: bytes) -> None:
         """Makes a checkpoint appear, whose files are there.
@@ -243,15 +252,21 @@ class CheckpointStore:
         )
         return to
 
-    def set_aside_after(self, step: int, aside: str, why: str) -> list[str]:
-        """Moves all pointers of later steps aside; returns their folders in ``data/``."""
-        moved = []
+    def set_aside_after(self, step: int, aside: str, why: str = "") -> None:
+        """Moves all pointers of later steps aside."""
         for kind in KINDS:
             for later in self.steps(kind):
                 if later > step:
-                    moved.append(self.data(kind, later))
                     self.set_aside(kind, later, aside, why)
-        return moved
+
+    def go_back_to(self, step: int) -> None:
+        """Moves what a resume from a step abandons to ``superseded/``, before the run continues.
+
+        Otherwise a run that is killed before its first save would resume from a later one. A later
+        one in ``best/`` alone is not abandoned: it was saved between two regular ones.
+        """
+        if any(later > step for later in self.steps(CHECKPOINTS)):
+            self.set_aside_after(step, SUPERSEDED)
 
     def retain(self, keep: int, every: int, agreed: int | None = None) -> None:
         """Deletes old pointers.
@@ -268,8 +283,10 @@ class CheckpointStore:
         steps = self.steps(CHECKPOINTS)
         at_cadence = [step for step in steps if step % every == 0][-1:]
         sound = [step for step in steps if agreed is not None and step <= agreed][-1:]
-        self._drop(CHECKPOINTS, set(steps[:-keep]).difference(at_cadence, sound))
-        self._drop(BEST, self.steps(BEST)[:-1])
+        for step in set(steps[:-keep]).difference(at_cadence, sound):
+            self.delete(CHECKPOINTS, step)
+        for step in self.steps(BEST)[:-1]:
+            self.delete(BEST, step)
 
     def collect(self, keep: Iterable[str] = ()) -> None:
         """Deletes the folders of :meth:`unused`.
@@ -288,12 +305,11 @@ class CheckpointStore:
             keep: folders that count as used.
         """
         used, unknown = set(keep), set()
-        for kind in EVERY_KIND:
-            for step in self.steps(kind):
-                if folder := self.data(kind, step):
-                    used.add(folder)
-                else:
-                    unknown.add(step)
+        for kind, step in self.pointers():
+            if folder := self.data(kind, step):
+                used.add(folder)
+            else:
+                unknown.add(step)
         return [
             folder
             for folder in sorted(self.place.data() - used)
@@ -301,14 +317,14 @@ class CheckpointStore:
             and int(number) not in unknown
         ]
 
+    def delete(self, kind: str, step: int) -> None:
+        """Deletes a pointer."""
+        self.place.delete(name_of(kind, step))
+        self._data.pop(name_of(kind, step), None)
+
     def _put(self, name: str, content: bytes) -> None:
         self.place.put(name, content)
         self._data[name] = data_of(content)
-
-    def _drop(self, kind: str, steps: Iterable[int]) -> None:
-        for step in steps:
-            self.place.delete(name_of(kind, step))
-            self._data.pop(name_of(kind, step), None)
 
 
 def most_kept(keep: int, *, replays: bool) -> int:

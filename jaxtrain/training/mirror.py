@@ -28,13 +28,21 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, remote, resume
-from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS, KINDS, SUSPECT, Damaged, Pointer
+from jaxtrain.checkpoint.pointer import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    KINDS,
+    SUSPECT,
+    Damaged,
+    Pointer,
+)
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.saver import Save
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
@@ -240,10 +248,22 @@ class Mirror:
             InputError, RunAgain: the bucket cannot be read.
         """
         run = resume.Run(directory, say or self._say, self._remote, on_disk=not self.own_disk)
+        if run.behind and not self._staged and not remote.noted(directory, self.url):
+            self._refuse_two_runs(directory)
         if run.behind:  # its files are fetched even if this start is interrupted after this
             directory.mkdir(parents=True, exist_ok=True)
             (directory / run_files.FILES_DUE).touch()
         return run
+
+    def _refuse_two_runs(self, directory: Path) -> None:
+        """Refuses a bucket with another run than that on the disk, whose files it would replace."""
+        steps = [step for kind in KINDS for step in pointer.steps(directory / kind)]
+        if steps:
+            raise InputError(
+                f"checkpoint.mirror={self.url} has checkpoints, and {directory} has others (newest "
+                f"step: {max(steps)}), which were never copied there: set checkpoint.mirror to an "
+                "empty folder, or to continue the run in the bucket, choose another --output-dir"
+            )
 
     def refuse_other(self, flag: str | None, start_from: Path | None) -> None:
         """Refuses a bucket with checkpoints that the run does not resume. All processes.
@@ -274,13 +294,19 @@ class Mirror:
         """
         if start_from is None or not resume.is_of(self.directory, start_from):
             return
-        problem, step = "", pointer.step_of(start_from.name)
+        kind, step = start_from.parent.name, pointer.step_of(start_from.name)
         assert step is not None, "it is a checkpoint"
-        if self.own_disk and not self._first:
-            problem = self._remote.fetch(start_from.parent.name, step, self.directory)
-        problem = next(filter(None, process_group.gather("fetched", problem)), "")
-        if problem:
-            raise RunAgain(f"checkpoint {step} of {self.url} was changed meanwhile ({problem})")
+        damage = failure = ""
+        try:
+            if self.own_disk and not self._first:
+                damage = self._remote.fetch(kind, step, self.directory)
+        except (InputError, RunAgain) as error:  # the others would wait for this process
+            failure = str(error)
+        # Process 0 may have an intact copy of a file that is damaged in the bucket.
+        if damages := list(filter(None, process_group.gather("damage", damage))):
+            self._reject(kind, step, damages[0])
+        if failures := list(filter(None, process_group.gather("fetch", failure))):
+            raise RunAgain(failures[0])
         # The files come with the checkpoint, even if a start was interrupted between the two:
         # otherwise the run would upload metrics that begin at its resumed step.
         due = self.directory / run_files.FILES_DUE
@@ -296,6 +322,18 @@ class Mirror:
                 error, f"{error.filename} cannot be written", "make it writable"
             ) from error
 
+    def _reject(self, kind: str, step: int, damage: str) -> NoReturn:
+        """Moves a damaged checkpoint in the bucket aside, so that the next start uses another."""
+
+        def move() -> str:
+            return self._remote.store.set_aside(kind, step, DAMAGED, damage)
+
+        moved = process_group.process_zero_decides(move)
+        raise RunAgain(
+            f"checkpoint {self.url}/{kind}/{step} is damaged ({damage}) and moved to {moved}: "
+            "resume with --resume latest"
+        )
+
     def has_best(self, step: int) -> bool:
         """Whether the best checkpoint is of this step. Process 0.
 
@@ -306,18 +344,33 @@ class Mirror:
             return pointer.is_complete(self.directory / pointer.name_of(BEST, step))
         return step in self._remote.store.steps(BEST)
 
-    def start(self, keep: int, every: int) -> None:
+    def start(self, keep: int, every: int, agreed: int | None, resumed: int | None) -> None:
         """Begins to copy, in a thread: first what an earlier start of the run left on disk.
 
         Args:
             keep: ``checkpoint.keep``.
             every: ``checkpoint.every``.
+            agreed: the last step whose replay gave the same result, if steps are replayed.
+            resumed: the step that the run continues from, if it is in its directory.
+
+        Raises:
+            InputError, RunAgain: the bucket or the disk does not respond.
         """
         self._keep, self._every = keep, every
         if not self._active:
             return
-        if not self.own_disk:
-            self._work = self._left_before()
+        try:
+            if self._first and resumed is not None:
+                self._remote.store.go_back_to(resumed)
+                self._remote.store.collect()  # a kill may have interrupted the last upload
+            if self.own_disk:
+                self._remote.forget(self.directory)  # each start fetches a complete checkpoint
+            else:
+                self._work = self._left_before(agreed)
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{self.directory} cannot be read or written", "choose another --output-dir"
+            ) from error
         self._sent.begin(again=False)
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
@@ -428,7 +481,7 @@ class Mirror:
                 self._sync_files()
         self._lease.release()
 
-    def _left_before(self) -> list[Save]:
+    def _left_before(self, agreed: int | None) -> list[Save]:
         """Returns the newest checkpoint and the best one on disk, unless the bucket has them."""
         disk = CheckpointStore(Folder(self.directory))
         saves: dict[str, Save] = {}
@@ -439,12 +492,14 @@ class Mirror:
                     stored = step in self._remote.store.steps(kind)
                     if not stored or self._remote.store.data(kind, step) != found.data:
                         kinds = (*(saves[found.data].kinds if found.data in saves else ()), kind)
-                        saves[found.data] = Save(step, kinds, found.data, content)
+                        saves[found.data] = Save(step, kinds, found.data, content, agreed)
         return list(saves.values())
 
     def _take_missed(self) -> None:
         """Makes what was missed the next to upload; what cannot be uploaded is replaced."""
         saves: dict[str, Save] = {}
+        if self._missed:  # of what they replace, the best one may still be the best
+            self._missed = {kind: save for save in self._work for kind in save.kinds} | self._missed
         for kind in KINDS:
             if kind in self._missed:
                 save = self._missed[kind]
@@ -558,13 +613,12 @@ class Mirror:
         # A resume on new machines continues these files: none may be older than the checkpoint.
         self._upload_files()
         if self.own_disk:
-            remote.note(self.directory, found.data)
             self._bucket.put(_list_of(found.data, self._process), found.to_json())
             if not self._first:
                 return
             found = self._together(found)
         self._lease.check()
-        remote.note(self.directory, found.data)
+        remote.note(self.directory, self.url, [found.data])
         with self._commits:
             if self._stopped:
                 return

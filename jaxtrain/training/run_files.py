@@ -60,7 +60,7 @@ FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
     r"checkpoints|best|data|superseded|damaged|suspect|samples|tensorboard|profile|trackers|wandb"
-    r"|report\.html|\.lock"
+    r"|report\.html"
     r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
@@ -75,9 +75,12 @@ _FOLDERS = (*KINDS, *ASIDES, DATA)
 
 
 def is_own(name: str) -> bool:
-    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint."""
-    first = name.partition("/")[0]
-    return bool(_OWN.fullmatch(first)) and first not in (*_FOLDERS, *_HERE)
+    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint.
+
+    Not that of a file in the making, with a dot before its name.
+    """
+    first, hidden = name.partition("/")[0], name.rpartition("/")[2].startswith(".")
+    return bool(_OWN.fullmatch(first)) and not hidden and first not in (*_FOLDERS, *_HERE)
 
 
 def remove_leftovers(directory: Path, *, alone: bool) -> None:

@@ -225,7 +225,7 @@ def _is_over(
         return False
     log.say(nothing)
     if directory.mirror is not None:  # an earlier start may have ended before its last upload
-        directory.mirror.start(run.checkpoint.keep, run.checkpoint.every)
+        _start_copy(directory.mirror, built, directory, progress)
         directory.mirror.finish(still_alive)
     early, last = patience_over(run.loop, progress), max(built.total, done)
     log.ended(DONE, run_summary.ending(run, done, last, CONTINUE, early))
@@ -339,7 +339,7 @@ def _open_saver(
     )
     stack.callback(checkpoints.close)
     if mirror is not None:
-        mirror.start(run.checkpoint.keep, run.checkpoint.every)
+        _start_copy(mirror, built, directory, first.progress)
     saver = Saver(
         run,
         checkpoints,
@@ -350,6 +350,14 @@ def _open_saver(
         built.definition.constants,
     )
     return checkpoints, saver
+
+
+def _start_copy(
+    mirror: Mirror, built: StepSetup, directory: OpenedDirectory, progress: RunProgress
+) -> None:
+    settings = built.run.checkpoint
+    resumed = directory.position.done if directory.resumes else None
+    mirror.start(settings.keep, settings.every, progress.agreed, resumed)
 
 
 def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:

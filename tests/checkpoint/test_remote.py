@@ -50,7 +50,6 @@ def test_a_fetched_checkpoint_is_the_stored_one(stored: RemoteRun, tmp_path: Pat
     for file in small_checkpoint.data_of(source).rglob("*"):
         if file.is_file():
             assert (run / file.relative_to(tmp_path / "source")).read_bytes() == file.read_bytes()
-    assert remote.noted(run) == {pointer.read(path).data}
 
 
 @pytest.mark.parametrize("how", ["changed", "shorter", "longer", "missing", "pointer"])

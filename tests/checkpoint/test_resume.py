@@ -222,6 +222,9 @@ def test_a_run_with_other_checkpoints_is_not_written_to(run: Path, tmp_path: Pat
     with pytest.raises(InputError, match=r"and --resume 3 is another run"):
         resume.check_directory(run, "3", other)
     resume.check_directory(run, "latest", run / "checkpoints/4.json")
+    best = small_checkpoint.write(tmp_path / "best", 3, ("best",))
+    with pytest.raises(InputError, match=r"already contains checkpoints \(newest: 3\)"):
+        resume.check_directory(pointer.run_of(best), None, None)
     resume.check_directory(tmp_path / "empty", None, None)
 
 
@@ -299,7 +302,7 @@ class Places:
             content = (source / pointer.name_of(kinds[0], step)).read_bytes()
             self.copy.store.commit(kinds, step, content)
         if "disk" in where and "bucket" in where:
-            remote.note(self.directory, data)
+            remote.note(self.directory, self.copy.bucket.url, [data])
         return data
 
     def opened(self, directory: Path) -> resume.Run:
@@ -376,6 +379,25 @@ def test_what_is_suspect_on_the_disk_does_not_return_from_the_bucket(places: Pla
     places.save(8, "disk", "bucket")
     places.opened(places.directory)._disk.set_aside("checkpoints", 8, "suspect", "step 9")
     assert places.latest() == older
+
+
+def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:
+    """The run was resumed from 4, and has saved 8 again, which was not uploaded yet."""
+    older = places.save(4, "disk", "bucket")
+    places.save(8, "disk", "bucket")
+    places.opened(places.directory)._disk.set_aside("checkpoints", 8, "superseded")
+    again = places.save(8, "disk", name="1" * 12)
+    (places.directory / again / "state/d/0").write_bytes(b"damaged")
+    assert places.latest() == older
+
+
+def test_a_full_disk_does_not_lose_what_the_bucket_has(places: Places) -> None:
+    """It may leave a part of a line."""
+    (places.directory).mkdir()
+    (places.directory / remote.IN_BUCKET).write_text("s3://bucket/run data/4-01")
+    places.save(4, "disk", "bucket")
+    newest = places.save(8, "disk")
+    assert places.latest() == newest
 
 
 def test_no_fresh_start_if_the_bucket_has_only_damaged_checkpoints(places: Places) -> None:

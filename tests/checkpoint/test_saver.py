@@ -220,6 +220,23 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
     assert "superseded" in said[0]
 
 
+def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_step(
+    run: Path, tmp_path: Path
+) -> None:
+    """Launchers restart with --resume latest."""
+    first = Checkpoints(run, 3)
+    first.save(make_state(4), meta_of(4), ("checkpoints", "best"))
+    save(first, 8)
+    first.save(make_state(9), meta_of(9), ("best",))
+    first.close()
+    Checkpoints(run, 3, lambda line: None, resumed=run / "checkpoints/8.json").close()
+    assert pointer.steps(run / "best") == [9]  # between two regular ones: recomputed
+    Checkpoints(run, 3, lambda line: None, resumed=run / "checkpoints/4.json").close()
+    assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/4.json"
+    assert pointer.verify(run / "superseded/checkpoints/8.json") == ""
+    assert pointer.verify(run / "superseded/best/9.json") == ""
+
+
 def test_files_of_the_data_are_saved_and_verified(run: Path) -> None:
     checkpoints = Checkpoints(run, 1, lambda line: None, files={"tokenizer.json": b"{}"})
     checkpoints.save(make_state(2), meta_of(2), ("checkpoints", "best"))
@@ -275,16 +292,18 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
     assert len(names(run / "data")) == 1
 
 
+@pytest.mark.parametrize("which", ["best", "checkpoints"])
 def test_a_pointer_that_cannot_be_written_is_a_failed_save(
-    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
+    """And the other one does not stay without its files."""
     both = ("checkpoints", "best")
     saver.save(make_state(2), meta_of(2), both)
     saver.wait()
     put = saver._store.place.put
 
     def refuse(name: str, content: bytes) -> None:
-        if name.startswith("best/"):
+        if name.startswith(f"{which}/"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(name, content)
 
@@ -293,10 +312,28 @@ def test_a_pointer_that_cannot_be_written_is_a_failed_save(
         saver.save(make_state(4), meta_of(4), both)
         with pytest.raises(SaveFailed, match="No space left"):
             saver.wait()
-    assert pointer.steps(run / "best") == [2]
+    assert [pointer.steps(run / kind) for kind in both] == [[2], [2]]
+    assert len(names(run / "data")) == 1
     saver.save(make_state(4), meta_of(4), both)
     saver.wait()
-    assert pointer.steps(run / "best") == [4]
+    assert [pointer.steps(run / kind) for kind in both] == [[2, 4], [4]]
+
+
+def test_a_complete_checkpoint_outlives_a_process_that_then_ends(
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 0 has written its pointer, and another process does not vote any more."""
+    save(saver, 2)
+
+    def gone(part: str, failure: str) -> str:
+        return "process 1 did not answer within 1200 s" if part == "end" else failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._votes, "agree", gone)
+        saver.save(make_state(4), meta_of(4))
+        with pytest.raises(SaveFailed, match="process 1 did not answer"):
+            saver.wait()
+    assert pointer.verify(run / "checkpoints/4.json") == ""
 
 
 def test_a_save_fails_if_its_thread_dies(

@@ -13,7 +13,7 @@ from obstore.store import MemoryStore
 from small_state import make_state, meta_of, save
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
@@ -55,8 +55,12 @@ class Run:
         self.checkpoints = Checkpoints(
             self.directory, keep, self.said.append, copy=self.mirror, resumed=self.start_from
         )
-        self.mirror.start(keep, 1)
+        self.mirror.start(keep, 1, None, self._resumed)
         return self
+
+    @property
+    def _resumed(self) -> int | None:
+        return None if self.start_from is None else pointer.step_of(self.start_from.name)
 
     def save(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> None:
         assert self.checkpoints is not None
@@ -521,7 +525,7 @@ def test_another_process_that_ends_keeps_the_files_of_an_upload(
     released = slow_upload(run, monkeypatch)
     other = Mirror(run.bucket, run.directory, staged=False, say=run.said.append)
     other._first = other._active = False
-    other.start(2, 1)
+    other.start(2, 1, None, None)
     other.close()
     released.set()
     run.finish()
@@ -540,6 +544,171 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(runs: Callable[
     second.finish()
     assert second.stored == [2, 3]
     assert second.stored_in("superseded/checkpoints") == [4]
+
+
+def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_step(
+    runs: Callable[..., Run],
+) -> None:
+    """Launchers restart with --resume latest, perhaps on another machine."""
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    first.close()
+    runs("two", "2").begin().close()
+    third = runs("three").begin()
+    assert third.start_from == third.directory / "checkpoints/2.json"
+    assert third.stored == [2]
+
+
+def test_what_a_killed_upload_left_is_deleted(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    first.bucket.put("data/4-0123456789ab/state/x", b"half")
+    again = runs("one").begin()
+    again.finish()
+    assert {name.partition("-")[0] for name in again.bucket.sizes("data")} == {"data/2"}
+
+
+def test_a_fresh_machine_resumes_from_the_best_if_the_bucket_has_only_that(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None).begin()
+    first.save(2, kinds=("best",))
+    first.finish()
+    first.close()
+    second = runs("two").begin()
+    assert second.start_from == second.directory / "best/2.json"
+    second.save(4)
+    second.finish()
+    assert (second.stored, second.stored_in("best")) == ([4], [2])
+
+
+def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had fetched the checkpoint, and not yet moved its own aside."""
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    checkpoints = Checkpoints(first.directory, 2)  # not uploaded
+    save(checkpoints, 8)
+    checkpoints.close()
+    second = runs("two").begin()
+    second.save(4)
+    second.finish()
+    second.close()
+
+    def killed(self: resume.Run) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume.Run, "settle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runs("one")
+    again = runs("one")
+    assert again.start_from == again.directory / "checkpoints/4.json"
+    assert pointer.steps(again.directory / "superseded/checkpoints") == [8]
+
+
+def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Its files would replace those of the run on the disk."""
+    first = runs("one", None).begin()
+    first.save(2)
+    first.finish()
+    first.close()
+    directory = tmp_path / "output"
+    checkpoints = Checkpoints(directory, 2)
+    save(checkpoints, 4)
+    checkpoints.close()
+    remote.note(directory, "s3://bucket/its-own", ["data/4-0123456789ab"])
+    other = Mirror(first.bucket, directory, staged=False, say=first.said.append)
+    with pytest.raises(
+        InputError, match=r"checkpoint\.mirror=s3://bucket/run has checkpoints, and"
+    ):
+        other.opened(directory)
+    assert pointer.steps(directory / "checkpoints") == [4]
+
+
+def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = runs("one", None).begin(keep=1)
+    directory = tmp_path / "second process"
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+        other = Mirror(first.bucket, directory, staged=True, say=first.said.append)
+        other.own_disk, other._first = True, False
+        other.fetch(directory / f"checkpoints/{step}.json")
+        other.start(1, 1, None, step)
+        other.close()
+    assert [path.name[:2] for path in (directory / "data").iterdir()] == ["4-"]
+
+
+def test_damage_that_only_another_host_sees_does_not_end_every_start(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The host of process 0 has the file on its disk."""
+    first = runs("one", None).begin()
+    for step in (2, 4):
+        first.save(step)
+        first.finish()
+    data = pointer.read(first.directory / "checkpoints/4.json").data
+    first.bucket.put(f"{data}/state/_METADATA", b"damaged")
+    directory = tmp_path / "second process"
+    other = Mirror(first.bucket, directory, staged=True, say=first.said.append)
+    other.own_disk, other._first = True, False
+    with pytest.raises(RunAgain, match=r"checkpoints/4 is damaged \(_METADATA has|_METADATA"):
+        other.fetch(directory / "checkpoints/4.json")
+    assert first.stored == [2]
+    assert first.stored_in("damaged/checkpoints") == [4]
+
+
+def test_the_last_agreed_checkpoint_stays_in_the_bucket_after_a_kill(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None).begin(keep=1)
+    first.save(2)
+    first.finish()
+    first.close()
+    checkpoints = Checkpoints(first.directory, 2)  # not uploaded
+    save(checkpoints, 4)
+    checkpoints.close()
+    again = runs("one")
+    again.mirror.start(1, 1, 3, 4)
+    again.finish()
+    assert again.stored == [2, 4]
+
+
+def test_the_best_is_uploaded_after_a_newer_one_has_replaced_its_upload(
+    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
+    run = runs("one", None).begin()
+    put, away = run.bucket.put, threading.Event()
+
+    def fail(name: str, data: Any, *more: Any) -> None:
+        if name.startswith("data/4-") and not away.is_set():
+            raise Unavailable("s3://bucket/run: cannot write")
+        put(name, data, *more)
+
+    monkeypatch.setattr(run.bucket, "put", fail)
+    run.save(4, kinds=BOTH)
+    with run.mirror._changed:
+        assert run.mirror._changed.wait_for(lambda: run.mirror._failures >= 3, 60)
+    run.save(6)
+    deadline = time.monotonic() + 60
+    while 6 not in run.stored:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    away.set()
+    run.finish()
+    assert run.stored[-1] == 6
+    assert run.stored_in("best") == [4]
 
 
 def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
@@ -585,7 +754,7 @@ def test_a_best_checkpoint_replaces_a_later_one_that_was_abandoned(
     second.save(3, kinds=("best",))
     second.finish()
     assert second.stored_in("best") == [3]
-    assert second.stored == [2, 6]  # until a checkpoint is saved
+    assert second.stored_in("superseded/best") == [6]
     second.save(4)
     second.finish()
     assert second.stored_in("best") == [3]

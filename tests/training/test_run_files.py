@@ -26,7 +26,10 @@ def test_files_of_a_run_are_its_own(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock", ".pod-restarts"],
+    [
+        *("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock"),
+        *(".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png"),
+    ],
 )
 def test_other_files_are_not_its_own(name: str) -> None:
     assert not run_files.is_own(name)
