@@ -20,7 +20,7 @@ import sizes
 
 from jaxtrain.bench.request import PARTS, BenchRequest
 from jaxtrain.planning import cards
-from jaxtrain.planning.planner import Planner
+from jaxtrain.planning.planner import Plan, Planner
 from jaxtrain.telemetry.hardware import GIB
 
 _TIMEOUT_S = 900.0
@@ -79,26 +79,26 @@ def _on_gpu(kind: str, count: int, seconds: float) -> Iterator[tuple[str, str]]:
     if short is None:
         raise SystemExit(f"{kind} is not among the cards of plan: {', '.join(cards.CARDS)}")
     planners = {
-        name: Planner(config, typed, short, f"1x{count}", None)
-        for name, (config, *typed) in GPU.items()
+        name: Planner(config, typed, short, f"1x{count}") for name, (config, *typed) in GPU.items()
     }
     with concurrent.futures.ThreadPoolExecutor() as pool:  # on the CPU, while the GPU measures
-        planned = {name: pool.submit(one.compiled, ()) for name, one in planners.items()}
+        planned = {name: pool.submit(one.plan) for name, one in planners.items()}
         for name, planner in planners.items():
             found = _measure((GPU[name][0], *planner.settings), seconds)
             line = _line(planned[name].result(), found)
             yield name, "; ".join([line, *results.bench_results(found)])
 
 
-def _line(plan: dict[str, Any], found: dict[str, Any]) -> str:
-    rows, memory, time = found["rows"], plan["memory"], plan["time"]
-    planned = memory["needed"] / GIB
+def _line(plan: Plan, found: dict[str, Any]) -> str:
+    rows, time, cost = found["rows"], plan.time, plan.step.cost
+    assert time is not None, "the GPU compiler is installed"
+    planned = plan.memory.needed / GIB
     step = rows["synthetic/step"]["median_s"]
     parts = [
-        f"step {1000 * time['best']:.1f} to {1000 * time['worst']:.1f} ms planned, "
+        f"step {1000 * time.best:.1f} to {1000 * time.worst:.1f} ms planned, "
         f"{1000 * step:.1f} measured",
         f"program {rows['memory/compiled_gib']:.2f} GiB compiled on the card",
-        f"temporaries {memory['rows']['temporaries'] / GIB:.2f} GiB planned, "
+        f"temporaries {cost.temporaries / GIB:.2f} GiB planned, "
         f"{rows['memory/compiled_temporaries_gib']:.2f} compiled on the card",
     ]
     peak = rows.get("memory/device_peak_gib")
@@ -107,9 +107,8 @@ def _line(plan: dict[str, Any], found: dict[str, Any]) -> str:
             1,
             f"memory {planned:.2f} GiB planned, {peak:.2f} at the peak ({planned / peak - 1:+.1%})",
         )
-    sent = sum(row["wire_bytes"] for row in plan["compiled"]["traffic"])
-    if sent:
-        parts.append(f"{sent / 1e6:.1f} MB sent by each GPU")
+    if cost.sent_bytes:
+        parts.append(f"{cost.sent_bytes / 1e6:.1f} MB sent by each GPU")
     return "; ".join(parts)
 
 

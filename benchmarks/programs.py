@@ -15,12 +15,11 @@ import common_start  # noqa: F401
 from jaxtrain import config
 from jaxtrain.config import files, overrides
 from jaxtrain.errors import InputError
-from jaxtrain.planning import report
-from jaxtrain.planning.planner import Planner
+from jaxtrain.planning.planner import Plan, Planner
 from jaxtrain.telemetry.hardware import GIB
 
 COLUMNS = (
-    *("config", "GPUs", "examples per device", "`model.remat`", "sent, of the least", "moved"),
+    *("config", "GPUs", "examples per device", "`model.remat`", "sent", "moved"),
     *("arithmetic, bandwidth", "temporaries", "memory", "other choices", "twice the microbatch"),
 )
 
@@ -40,43 +39,49 @@ def main() -> None:
         _print(_row(name, larger=flags.larger))
 
 
-def by_remat(planner: Planner, run: config.Run) -> dict[str, dict[str, Any]]:
+def by_remat(planner: Planner, run: config.Run) -> dict[str, Plan]:
     """Plans a config with each choice of ``model.remat``."""
     choices = overrides.choices(run.model, "remat")
-    return {remat: planner.compiled(("--model.remat", remat)) for remat in choices}
+    return {remat: planner.plan(("--model.remat", remat)) for remat in choices}
 
 
-def fastest(plans: dict[str, dict[str, Any]]) -> str:
+def fastest(plans: dict[str, Plan]) -> str:
     """Returns the choice with the shortest step, by the plan, of those that fit."""
-    fitting = [remat for remat, plan in plans.items() if report.fits(plan)]
-    return min(fitting, key=lambda remat: plans[remat]["time"]["best"])
+    fitting = [remat for remat, plan in plans.items() if plan.fits]
+    return min(fitting, key=lambda remat: _best(plans[remat]))
+
+
+def _best(plan: Plan) -> float:
+    """Returns the fewest predicted seconds of a step."""
+    assert plan.time is not None, "the GPU compiler is installed"
+    return plan.time.best
 
 
 def _row(name: str, *, larger: bool) -> list[str]:
-    planner, run = Planner(name, [], None, None, None), config.named(name)
+    planner, run = Planner(name, []), config.named(name)
     plans = by_remat(planner, run)
     best = fastest(plans)
     plan, ships = plans[best], run.model.remat
-    compiled, time = plan["compiled"], plan["time"]
-    sent, least = sum(row["wire_bytes"] for row in compiled["traffic"]), compiled["formula_bytes"]
-    rows = run.data.batch_size // plan["devices"] // run.optim.accumulate
+    cost, time = plan.step.cost, plan.time
+    assert time is not None, "the GPU compiler is installed"
+    rows = run.data.batch_size // cost.devices // run.optim.accumulate
     others = [f"{one}: {_step(plans[one])}, {_memory(plans[one])}" for one in plans if one != best]
     return [
         f"`{name}`",
-        f"{plan['devices']} {plan['card']['name'].removeprefix('NVIDIA ')}",
+        f"{cost.devices} {plan.card.name.removeprefix('NVIDIA ')}",
         f"{rows} x {run.optim.accumulate}",
         best if best == ships else f"{best} (ships {ships})",
-        f"{sent / 1e6:.1f} MB, {sent / least:.2f} times" if least else "nothing",
-        f"{compiled['moved_bytes'] / 1e9:.1f} GB",
-        f"{1e3 * time['arithmetic']:.1f} ms, {1e3 * time['memory']:.1f} ms",
-        f"{compiled['temporaries'] / GIB:.1f} GiB",
+        f"{cost.sent_bytes / 1e6:.1f} MB",
+        f"{cost.moved_bytes / 1e9:.1f} GB",
+        f"{1e3 * time.arithmetic:.1f} ms, {1e3 * time.memory:.1f} ms",
+        f"{cost.temporaries / GIB:.1f} GiB",
         _memory(plan),
         "; ".join(others),
         _larger(planner, run, plan, best) if larger else "",
     ]
 
 
-def _larger(planner: Planner, run: config.Run, plan: dict[str, Any], remat: str) -> str:
+def _larger(planner: Planner, run: config.Run, plan: Plan, remat: str) -> str:
     """Describes a step with twice the microbatch: half as many of them, or twice the batch."""
     batch, parts = run.data.batch_size, run.optim.accumulate
     if parts % 2 == 0:
@@ -84,23 +89,21 @@ def _larger(planner: Planner, run: config.Run, plan: dict[str, Any], remat: str)
     else:
         change = ("--data.batch_size", str(batch := 2 * batch))
     try:
-        found = planner.compiled(("--model.remat", remat, *change))
+        found = planner.plan(("--model.remat", remat, *change))
     except InputError as error:
         return f"{' '.join(change)}: {str(error).splitlines()[0]}"
     now, then = (
-        one["time"]["best"] / examples
-        for one, examples in ((plan, run.data.batch_size), (found, batch))
+        _best(each) / examples for each, examples in ((plan, run.data.batch_size), (found, batch))
     )
     return f"`{' '.join(change)}`: {_memory(found)}, {then / now - 1:+.1%} time per example"
 
 
-def _step(plan: dict[str, Any]) -> str:
-    return f"{1e3 * plan['time']['best']:.1f} ms"
+def _step(plan: Plan) -> str:
+    return f"{1e3 * _best(plan):.1f} ms"
 
 
-def _memory(plan: dict[str, Any]) -> str:
-    memory = plan["memory"]
-    return f"{memory['needed'] / GIB:.1f} of {memory['capacity'] / GIB:.1f} GiB"
+def _memory(plan: Plan) -> str:
+    return f"{plan.memory.needed / GIB:.1f} of {plan.memory.capacity / GIB:.1f} GiB"
 
 
 def _print(cells: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
     from jaxtrain.planning.input_rate import Source
-    from jaxtrain.planning.result import PlanResult
+    from jaxtrain.planning.planner import Plan
     from jaxtrain.training.result import TrainResult
 
 __all__ = ["InputError", "RunAgain", "load_config", "load_model", "plan", "train"]
@@ -166,7 +166,7 @@ def plan(
     source: "Source | None" = None,
     measure_input: bool = False,
     efficiency: "str | Path | None" = None,
-) -> "PlanResult":
+) -> "Plan":
     """Predicts memory, time, input, and cost of a run on GPUs, without any.
 
     Args:
@@ -187,7 +187,7 @@ def plan(
     """
     from jaxtrain.config import Run, invocation
     from jaxtrain.planning.input_rate import Source
-    from jaxtrain.planning.result import predict
+    from jaxtrain.planning.planner import predict
 
     _check_types(
         config=(config, str | Run),

@@ -1,35 +1,62 @@
-"""Invented findings of the compiler about a step (jaxtrain.planning.compilation)."""
+"""Invented findings of the compiler about a step."""
 
+import dataclasses
 from typing import Any
 
+from jaxtrain.planning.compilation import CompiledStep
+from jaxtrain.xla.step_cost import StepCost, Traffic
 
-def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
-    """Returns the findings of a step whose memory is mostly temporaries.
+KERNELS = {"attention_forward": 0, "attention_backward": 0, "other_convolutions": 0}
+COST = StepCost(
+    devices=16,
+    model_flops=1e15,
+    flops=1e15,
+    convolutions=False,
+    moved_bytes=1e12,
+    arguments=3,
+    temporaries=0,
+    outputs=1,
+    program=0,
+    kernels=KERNELS,
+    traffic=(),
+)
+COMPILED = CompiledStep(
+    cost=COST,
+    estimate=False,
+    parameters=1,
+    optimizer=1,
+    gradients=1,
+    second_state=0,
+    largest=(),
+    elements=1,
+    constants=0,
+    frozen=0,
+    checkpoint=12,
+    samples={"image": 0, "clip": 0},
+    unsharded={},
+    batch_of="",
+    total=9,
+    compile_s=1.0,
+    jax="0",
+)
+
+
+def compiled(*, estimate: bool = False, **changes: Any) -> CompiledStep:
+    """Returns :data:`COMPILED` with changes to it or to its cost.
 
     Args:
-        temporaries: bytes.
         estimate: whether it was compiled for CPUs.
+        changes: attributes of the step or of its cost.
     """
-    return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
-        "temporaries": temporaries,
-        "program": 0,
-        "replayed": False,
-        "model_flops": 1e15,
-        "flops": 1e15,
-        "convolutions": False,
-        "moved_bytes": 1e12,
-        "attention": {"forward": 0, "backward": 0},
-        "kernels": {"convolutions": 279, "other_convolutions": 0},
-        "formula_bytes": 1,
-        "traffic": [],
-        "largest": [],
-        "elements": 1,
-        "checkpoint": 12,
-        "samples": {"image": 0, "clip": 0},
-        "unsharded": {},
-        "batch_of": "",
-        "total": 9,
-        "compile_s": 1,
-        "versions": {"jax": "0"},
-        "estimate": estimate,
-    }
+    if estimate:
+        changes = {"largest": None, "kernels": None, "traffic": None} | changes
+    of_cost = {field.name for field in dataclasses.fields(StepCost)} & changes.keys()
+    cost = dataclasses.replace(COST, **{name: changes.pop(name) for name in of_cost})
+    return dataclasses.replace(COMPILED, cost=cost, estimate=estimate, **changes)
+
+
+def traffic(**changes: Any) -> Traffic:
+    """Returns an all-gather between nodes, with changes."""
+    values = {"kind": "all-gather", "dtype": "bf16", "axis": "fsdp", "crosses_nodes": True}
+    sizes = {"gpus_of_node": 1, "count": 2, "wire_bytes": 1e9, "overlapped": 0.5}
+    return Traffic(**values | sizes | changes)

@@ -17,11 +17,12 @@ import pytest
 import small_autoencoder
 import small_checkpoint
 import small_text
+from step_findings import compiled
 
 import jaxtrain
 from jaxtrain.config import invocation
 from jaxtrain.data.video import reading
-from jaxtrain.planning import result as planning_result
+from jaxtrain.planning import cards, planner, report
 from jaxtrain.planning.input_rate import Host
 from jaxtrain.training.result import TrainResult
 
@@ -201,16 +202,14 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
     clips = Host(cores=26, source="clips")
 
     class Recorded:
-        said = ("an assumption",)
-
-        def __init__(self, *arguments: object, host: Host, efficiency: Path | None) -> None:
+        def __init__(self, *arguments: object) -> None:
+            *most, efficiency = arguments
             assert efficiency is None
-            asked.append((*arguments, host))
+            asked.append(tuple(most))
 
-        def compiled(self, changes: object) -> dict[str, object]:
-            return {}
+        def plan(self) -> None: ...
 
-    monkeypatch.setattr(planning_result, "Planner", Recorded)
+    monkeypatch.setattr(planner, "Planner", Recorded)
     run = jaxtrain.load_config("demo_gpt", {"loop.steps": 7})
     jaxtrain.plan(run, gpu="h100", overrides={"data.batch_size": np.int32(8)})
     jaxtrain.plan(
@@ -263,8 +262,15 @@ def test_commands_in_errors_stay_as_they_are() -> None:
 
 
 def test_the_text_of_a_plan_names_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning_result.report, "text", lambda _: "12 cores (set --cores)")
-    found = planning_result.PlanResult(assumptions=["planning for h100 (set --gpu)"])
+    monkeypatch.setattr(report, "text", lambda _: "12 cores (set --cores)")
+    found = planner.make_plan(
+        compiled(),
+        cards.card("h100"),
+        jaxtrain.load_config("h100_16"),
+        gpus_per_node=8,
+        assumptions=["planning for h100 (set --gpu)"],
+    )
+    assert found.fits
     assert str(found) == "planning for h100 (set gpu)\n\n12 cores (set cores)"
 
 

@@ -33,7 +33,8 @@ from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, run_data, save_policy, step_setup
 from jaxtrain.training.state import State, model_flops, saved_part
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import flops, gpu_memory, operations, options
+from jaxtrain.xla import gpu_memory, options
+from jaxtrain.xla.step_cost import StepCost
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
@@ -69,7 +70,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
     built = step_setup.build_without_data(run, mesh)
     state = built.fresh_state()
     laps.lap("start/state")
-    step = built.compile_step()
+    traced = built.trace_step()
+    step = traced.lower().compile()
     laps.lap("start/compile")
     batch = synthetic_batch(built)
     laps.skip()
@@ -86,7 +88,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
         "device": _device(mesh),
     }
     send(found)
-    session = _Session(built, step, state, batch, request["seconds"])
+    cost = built.cost(traced, step)
+    session = _Session(built, step, cost, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
         "trace": lambda: found.update(operations=_operations(session)) or {},
@@ -141,9 +144,15 @@ class _Session:
     """Holds the compiled step and the newest state."""
 
     def __init__(
-        self, built: StepSetup, step: Any, state: State, batch: Any, seconds: float
+        self,
+        built: StepSetup,
+        step: Any,
+        cost: StepCost,
+        state: State,
+        batch: Any,
+        seconds: float,
     ) -> None:
-        self.built, self.step, self.batch = built, step, batch
+        self.built, self.step, self.cost, self.batch = built, step, cost, batch
         self._state, self._seconds = state, seconds
 
     @property
@@ -196,7 +205,7 @@ class _Session:
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    return _rates(session.built, times, times.median_s, "synthetic") | _memory(session.step)
+    return _rates(session.built, times, times.median_s, "synthetic") | _memory(session.cost)
 
 
 def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) -> Rows:
@@ -214,14 +223,11 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
     return rows
 
 
-def _memory(step: Any) -> Rows:
+def _memory(cost: StepCost) -> Rows:
     """Returns the allocator's peak, where available, and the compiler's planned memory."""
-    planned = step.memory_analysis()
-    held = planned.argument_size_in_bytes + planned.output_size_in_bytes
     rows: Rows = {
-        "memory/compiled_gib": (held - planned.alias_size_in_bytes + planned.temp_size_in_bytes)
-        / hardware.GIB,
-        "memory/compiled_temporaries_gib": planned.temp_size_in_bytes / hardware.GIB,
+        "memory/compiled_gib": cost.planned_bytes / hardware.GIB,
+        "memory/compiled_temporaries_gib": cost.temporaries / hardware.GIB,
     }
     measured = hardware.memory_gib()
     if measured is not None:
@@ -341,8 +347,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     matmuls = found.bf16_flops if built.run.precision == "bfloat16" else found.float32_flops
     of_model = rows["synthetic/flops_per_second_per_device"]
     shares["synthetic/share_of_measured_flops"] = of_model / matmuls
-    moved = operations.moved_bytes(session.step.as_text())
-    rate = moved / step_s
+    rate = session.cost.moved_bytes / step_s
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
     datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
@@ -350,10 +355,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     card = cards.of_device(jax.devices()[0].device_kind)
     if card is not None:
-        work = {"flops": flops.product_flops(built.trace_step().jaxpr), "moved_bytes": moved}
-        time = prediction.time(
-            work | {"traffic": []}, card, built.rule.mesh.size, built.run.precision
-        )
+        time = prediction.step_time(session.cost, card, built.run.precision)
         shares["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
         shares["synthetic/efficiency"] = shares["synthetic/step_at_peaks"] / step_s
     return shares

@@ -3,15 +3,14 @@
 import argparse
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, input_measurement, input_rate, plan, report
-from jaxtrain.planning.planner import Planner
+from jaxtrain.planning import cards, input_rate, report
+from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
 from jaxtrain.xla import platform
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
@@ -33,7 +32,11 @@ def main(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     flags, typed = command_line.parse(parser, arguments)
-    _check_numbers(flags)
+    if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
+        raise InputError(
+            f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
+        )
+    check_numbers(flags.cores, flags.price_per_gpu_hour)
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags, typed)
@@ -43,17 +46,17 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     measured = None
     if flags.measure_input is not None:
         terminal.out("measuring how fast this machine loads the data ...")
-        measured = input_measurement.measure(flags.config, typed, flags.measure_input or None)
-    planned = Planner(
+        measured = input_rate.measure(flags.config, typed, flags.measure_input or None)
+    planner = Planner(
         flags.config,
         typed,
         flags.gpu,
         flags.gpus,
         flags.price_per_gpu_hour,
-        host=input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
-        efficiency=flags.efficiency,
+        input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
+        flags.efficiency,
     )
-    for line in planned.said:
+    for line in planner.said:
         terminal.out(line)
     if platform.has_cuda_plugin():
         terminal.out("compiling the step (about half a minute) ...")
@@ -64,30 +67,26 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
             f"{versions.install('cuda12')}"
         )
         terminal.out("compiling the step for a CPU (up to several minutes) ...")
-    found = planned.compiled(())
-    terminal.out(f"\n{report.text(found)}")
+    plan = planner.plan()
+    terminal.out(f"\n{report.text(plan)}")
+    found = plan.as_json()
     _write(found, flags.json)
-    fits = report.fits(found)
-    if flags.fit or fits is False:
-        _search(planned, found, flags)
+    if flags.fit or plan.fits is False:
+        found["fit"] = _search(planner, plan, flags)
         _write(found, flags.json)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
-    return DOES_NOT_FIT if fits is False else 0
+    return DOES_NOT_FIT if plan.fits is False else 0
 
 
-def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
-    """Prints the ranking, and adds it to the plan."""
+def _search(planner: Planner, plan: Plan, flags: argparse.Namespace) -> dict[str, Any]:
+    """Prints the ranking; returns it as JSON."""
     what = "alternatives" if flags.fit else f"alternatives until {_SHOWN} fit"
     terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
-    tried, complete = planner.search(found, flags.fit_seconds, None if flags.fit else _SHOWN)
-    found["fit"] = {
-        "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
-        "complete": complete,
-    }
-    ways = [one for one in tried if one.fits]
-    shown = tried if flags.fit else ways[:_SHOWN]
-    if not complete and (flags.fit or len(ways) < _SHOWN):
+    tried, complete = planner.search(plan, flags.fit_seconds, None if flags.fit else _SHOWN)
+    fitting = [each for each in tried if each.fits]
+    shown = tried if flags.fit else fitting[:_SHOWN]
+    if not complete and (flags.fit or len(fitting) < _SHOWN):
         terminal.out(
             f"stopped after {flags.fit_seconds:g} s; raise --fit-seconds to try more alternatives"
         )
@@ -97,36 +96,25 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
             if flags.fit
             else "the fastest alternatives that fit, of those tried"
         )
-        if found["compiled"]["estimate"]:
+        if plan.step.estimate:
             title += " (estimate from FLOPs alone)"
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
-    if not ways and any(one.fits is None for one in tried):
+    if not fitting and any(each.fits is None for each in tried):
         terminal.out(
             "whether one of them fits is unknown without JAX's GPU compiler: "
             f"{versions.install('cuda12')}"
         )
-    elif not ways:
+    elif not fitting:
         terminal.out(
             "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "
             "a smaller global batch, or a smaller model"
         )
+    return {"tried": [dataclasses.asdict(each) for each in tried], "complete": complete}
 
 
 def _write(found: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
-
-
-def _check_numbers(flags: argparse.Namespace) -> None:
-    if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
-        raise InputError(
-            f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
-        )
-    if flags.cores is not None and flags.cores < 1:
-        raise InputError(f"--cores {flags.cores}: use at least 1")
-    price = flags.price_per_gpu_hour
-    if price is not None and not 0 <= price < math.inf:
-        raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,86 +2,178 @@
 
 import dataclasses
 import math
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
-import jaxlib
 import numpy as np
 from jax.experimental import topologies
 
 from jaxtrain import config
 from jaxtrain.ops import per_device
-from jaxtrain.planning import buffers, cards, communication
+from jaxtrain.planning import cards
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
-from jaxtrain.training.state import bytes_per_device, model_flops, parameter_count, total_bytes
+from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
-from jaxtrain.xla import flops, hlo, operations
+from jaxtrain.xla.hlo import Stacks
+from jaxtrain.xla.step_cost import StepCost, Traffic
 from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5
 
+_TEMPORARIES = re.compile(r"^allocation \d+: .*\bpreallocated-temp", re.MULTILINE)
+_VALUE = re.compile(
+    r"^ value: <\d+ (\S+?)(?:\{\S*\})? @\S+> \(size=(\d+),offset=(\d+)\): (\S+)", re.MULTILINE
+)
+_INSTRUCTION = re.compile(
+    r'^\s+(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)".*?stack_frame_id=(\d+)', re.MULTILINE
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Temporary:
+    """A slot in the memory for temporaries.
+
+    Attributes:
+        size: bytes.
+        shape: element type and shape of the first value in it, such as "bf16[96,480,720,64]".
+        made_by: source lines that create its values, in order, with the pass; a line of the model
+            where one is known.
+        shared_by: number of values that use the slot, one after another.
+    """
+
+    size: int
+    shape: str
+    made_by: tuple[str, ...]
+    shared_by: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """A config's step, compiled for GPUs or, for an estimate, for virtual CPU devices.
+
+    Attributes:
+        cost: of the step. An estimate's communication, kernels, bytes moved, and temporaries are
+            unknown or those of the CPU.
+        estimate: whether it was compiled for CPUs.
+        parameters: bytes of a device's parameters and model state.
+        optimizer: bytes of a device's optimizer state.
+        gradients: bytes of a device's gradients, among the temporaries.
+        second_state: bytes of a device's second state, which a step that is computed twice needs
+            (``loop.replay_every``); 0 without one.
+        largest: temporaries; None in an estimate.
+        elements: number of parameters.
+        constants: number of weights that are read from files and not trained.
+        frozen: number of parameters that ``model.freeze`` names.
+        checkpoint: bytes of the state that a checkpoint stores.
+        samples: "image" and "clip" -> pixels per validation.
+        unsharded: name -> shape of the parameters that ``mesh.fsdp`` does not divide.
+        batch_of: how the batch is divided, in words.
+        total: steps of the run; None if that depends on the data.
+        compile_s: seconds.
+        jax: its version.
+    """
+
+    cost: StepCost
+    estimate: bool
+    parameters: int
+    optimizer: int
+    gradients: int
+    second_state: int
+    largest: tuple[Temporary, ...] | None
+    elements: int
+    constants: int
+    frozen: int
+    checkpoint: int
+    samples: Mapping[str, int]
+    unsharded: Mapping[str, tuple[int, ...]]
+    batch_of: str
+    total: int | None
+    compile_s: float
+    jax: str
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Returns what ``dataclasses.asdict`` turned into JSON."""
+        cost, largest = values["cost"], values["largest"]
+        rows = None if cost["traffic"] is None else tuple(Traffic(**row) for row in cost["traffic"])
+        if largest is not None:
+            largest = tuple(
+                Temporary(**slot | {"made_by": tuple(slot["made_by"])}) for slot in largest
+            )
+        return cls(**{**values, "cost": StepCost(**cost | {"traffic": rows}), "largest": largest})
+
 
 def run(request: dict[str, Any], send: Send) -> None:
-    """Sends the result of :func:`compile_step`; runs in the compiling process."""
-    send(compile_step(request))
+    """Sends the result of :func:`compile_step` as JSON; runs in the compiling process."""
+    del request["start"]
+    send(dataclasses.asdict(compile_step(**request)))
 
 
-def compile_step(request: dict[str, Any]) -> dict[str, Any]:
-    """Compiles the step of a request.
+def compile_step(
+    config_name: str, overrides: list[str], gpu: str | None, gpus_per_node: int, dump: str
+) -> CompiledStep:
+    """Compiles the step of a config.
 
     Args:
-        request: :class:`jaxtrain.planning.planner.PlanRequest` as a dict, plus ``dump``, the folder
-            for the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
-
-    Returns:
-        ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
-        ``program``: bytes per device; ``replayed``: whether they are those of a step that is
-        computed twice, whose outputs are a second state. ``largest``: temporaries.
-        ``model_flops``, ``flops``: per step, over all devices. ``moved_bytes``: per step and
-        device; None in an estimate, as are ``largest``, ``traffic``, ``attention`` (cuDNN attention
-        calls per step, by direction) and ``kernels`` (:func:`jaxtrain.xla.hlo.kernels`).
-        ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
-        ``frozen`` (what ``model.freeze`` saves; None without it), ``constants`` (number of weights
-        that are read from files and not trained), ``elements`` (number of parameters),
-        ``checkpoint`` (bytes), ``samples`` ("image" and "clip" -> pixels per validation),
-        ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``,
-        ``versions``, ``estimate``.
+        config_name: a name or a path.
+        overrides: as typed.
+        gpu: short name of the card; None compiles for virtual CPU devices.
+        gpus_per_node: GPUs in each node; a single node may have fewer.
+        dump: folder of the compiler's dump (:func:`dump_flags`).
 
     Raises:
         InputError: the config cannot be built.
     """
     began = time.perf_counter()
-    run = config.load(request["config"], request["overrides"])
-    mesh = make_mesh(run.mesh, _devices(request, run))
-    built = step_setup.build_without_data(run, mesh)
-    platform = "cpu" if request["estimate"] else "cuda"
+    run = config.load(config_name, overrides)
+    built = step_setup.build_without_data(
+        run, make_mesh(run.mesh, _devices(gpu, gpus_per_node, run.mesh.devices))
+    )
+    platform = "cpu" if gpu is None else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
-    text = compiled.as_text()
-    of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, text)
-    return {
-        **_memory(built, compiled.memory_analysis()),
-        **of_gpu,
-        "model_flops": model_flops(run.model) * run.data.batch_size,
-        "flops": flops.product_flops(traced.jaxpr),
-        "convolutions": flops.has_convolutions(traced.jaxpr),
-        "formula_bytes": _formula_bytes(built),
-        "frozen": _frozen(built),
-        "total": built.total if run.loop.epochs is None else None,
-        "elements": parameter_count(built.definition.params),
-        "constants": parameter_count(_constants(built)),
-        "checkpoint": total_bytes(built.saved),
-        "samples": _sample_pixels(built),
-        "unsharded": built.rule.unsharded(_trained(built)),
-        "batch_of": step_setup.batch_sentence(run),
-        "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
-        "compile_s": time.perf_counter() - began,
-        "estimate": request["estimate"],
-    }
+    definition, target = built.definition, built.target
+    trained = definition.trained(target.params)
+    replays = run.loop.replay_every is not None  # from a copy of the state
+    return CompiledStep(
+        cost=built.cost(traced, compiled, None if gpu is None else gpus_per_node),
+        estimate=gpu is None,
+        parameters=bytes_per_device((target.params, target.extras)),
+        optimizer=bytes_per_device(target.opt),
+        gradients=bytes_per_device(trained) * (1 if run.optim.accumulate == 1 else 2),
+        second_state=bytes_per_device(target) if replays else 0,
+        largest=None if gpu is None else largest(Path(dump), compiled.as_text() or "", _LARGEST),
+        elements=parameter_count(definition.params),
+        constants=parameter_count({name: definition.extras[name] for name in definition.constants}),
+        frozen=parameter_count(definition.params) - parameter_count(trained),
+        checkpoint=total_bytes(built.saved),
+        samples=_sample_pixels(built),
+        unsharded=built.rule.unsharded(trained),
+        batch_of=step_setup.batch_sentence(run),
+        total=built.total if run.loop.epochs is None else None,
+        compile_s=time.perf_counter() - began,
+        jax=jax.__version__,
+    )
+
+
+def _devices(gpu: str | None, gpus_per_node: int, count: int) -> Any:
+    """Returns devices to compile for: described GPUs, or virtual CPU devices for an estimate."""
+    if gpu is None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices()
+    of_a_node = min(count, gpus_per_node)
+    return topologies.get_topology_desc(
+        platform="cuda",
+        target_config=cards.target_config(cards.card(gpu)),
+        topology=f"1x{count // of_a_node}x{of_a_node}",
+    ).devices
 
 
 def _sample_pixels(built: step_setup.StepSetup) -> dict[str, int]:
@@ -100,93 +192,36 @@ def _sample_pixels(built: step_setup.StepSetup) -> dict[str, int]:
     return pixels
 
 
-def _devices(request: dict[str, Any], run: config.Run) -> Any:
-    """Returns devices to compile for: described GPUs, or virtual CPU devices for an estimate."""
-    count = run.mesh.devices
-    if request["estimate"]:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-        return jax.devices()
-    of_a_node = min(count, request["gpus_per_node"])
-    found = topologies.get_topology_desc(
-        platform="cuda",
-        target_config=cards.target_config(cards.card(request["gpu"])),
-        topology=f"1x{count // of_a_node}x{of_a_node}",
-    )
-    return found.devices
+def dump_flags(folder: Path) -> str:
+    """Returns the XLA_FLAGS that write the dump for :func:`largest` into ``folder``."""
+    return f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_train_step"
 
 
-def _of_gpu(request: dict[str, Any], run: config.Run, text: str) -> dict[str, Any]:
-    """Findings that require the program compiled for the GPU."""
-    card = cards.card(request["gpu"])
-    collectives = hlo.collectives(text, run.mesh.devices)
-    rows = communication.rows(collectives, run.mesh, card, request["gpus_per_node"])
-    largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
-    return {
-        "largest": [dataclasses.asdict(one) for one in largest],
-        "moved_bytes": operations.moved_bytes(text),
-        "attention": hlo.attention_calls(text),
-        "kernels": hlo.kernels(text),
-        "traffic": [dataclasses.asdict(row) for row in rows],
-    }
+def largest(folder: Path, program: str, count: int) -> tuple[Temporary, ...]:
+    """Returns the largest slots for temporaries, largest first.
+
+    Args:
+        folder: contains the dump.
+        program: ``compiled.as_text()``.
+        count: number of slots to return.
+    """
+    dumps = sorted(folder.glob("*buffer-assignment.txt"))
+    return temporaries(dumps[-1].read_text(), program)[:count] if dumps else ()
 
 
-def _nothing() -> dict[str, Any]:
-    """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
-    names = ("largest", "moved_bytes", "attention", "kernels", "traffic")
-    return dict.fromkeys(names)
-
-
-def _trained(built: step_setup.StepSetup) -> dict[str, Any]:
-    """Returns the parameters that are trained: shapes and shardings."""
-    return built.definition.trained(built.target.params)
-
-
-def _formula_bytes(built: step_setup.StepSetup) -> float:
-    """Returns the bytes that each device sends per step by the formula."""
-    run = built.run
-    return communication.formula_bytes(
-        _trained(built), _constants(built), built.rule, run.mesh, run.optim.accumulate
-    )
-
-
-def _constants(built: step_setup.StepSetup) -> dict[str, Any]:
-    """Returns the weights that are read from files and not trained."""
-    definition = built.definition
-    return {name: definition.extras[name] for name in definition.constants}
-
-
-def _frozen(built: step_setup.StepSetup) -> dict[str, Any] | None:
-    """Returns what ``model.freeze`` saves on each device; None if nothing is frozen."""
-    run, elements = built.run, parameter_count(_trained(built))
-    if not built.definition.frozen:
-        return None
-    free = dataclasses.replace(run, model=dataclasses.replace(run.model, freeze=()))
-    whole = step_setup.build_without_data(free, built.rule.mesh)
-    sent = [_formula_bytes(one) for one in (whole, built)]
-    return {
-        "paths": list(run.model.freeze),
-        "elements": parameter_count(built.definition.params) - elements,
-        "optimizer_bytes": bytes_per_device(whole.target.opt) - bytes_per_device(built.target.opt),
-        "sent_bytes": sent[0] - sent[1],
-    }
-
-
-def _memory(built: step_setup.StepSetup, analysis: Any) -> dict[str, Any]:
-    """Returns bytes per device; those computed from shardings add up to the program's arguments."""
-    parameters = bytes_per_device((built.target.params, built.target.extras))
-    optimizer = bytes_per_device(built.target.opt)
-    arguments = int(analysis.argument_size_in_bytes)
-    outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-    replayed = built.run.loop.replay_every is not None  # from a copy of the state
-    gradients = bytes_per_device(_trained(built)) * (1 if built.run.optim.accumulate == 1 else 2)
-    return {
-        "parameters": parameters,
-        "optimizer": optimizer,
-        "batch": arguments - parameters - optimizer,
-        "gradients": gradients,
-        "temporaries": int(analysis.temp_size_in_bytes),
-        "outputs": outputs + (bytes_per_device(built.target) if replayed else 0),
-        "program": int(analysis.generated_code_size_in_bytes),
-        "replayed": replayed,
-    }
+def temporaries(dump: str, program: str) -> tuple[Temporary, ...]:
+    """Returns all slots for temporaries, largest first; see :func:`largest`."""
+    source = Stacks(program).source
+    makers = {match[1]: (int(match[3]), match[2]) for match in _INSTRUCTION.finditer(program)}
+    slots: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for began in _TEMPORARIES.finditer(dump):
+        end = dump.find("\nallocation ", began.end())
+        for name, size, offset, shape in _VALUE.findall(dump[began.end() : end]):
+            bare = re.sub(r"\{.*$", "", shape)
+            slots.setdefault((int(size), int(offset)), []).append((name, bare))
+    found = []
+    for (size, _), values in sorted(slots.items(), key=lambda slot: -slot[0][0]):
+        lines = (source(*makers[name]) for name, _ in values if name in makers)
+        made_by = tuple(dict.fromkeys(line for line in lines if line is not None))
+        found.append(Temporary(size, values[0][1], made_by, len(values)))
+    return tuple(found)

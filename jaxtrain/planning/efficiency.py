@@ -43,12 +43,8 @@ def load(path: Path) -> Efficiency:
         value = float(content["efficiency"])
         if not _RANGE[0] <= value <= _RANGE[1]:
             raise ValueError(f"efficiency {shown(content['efficiency'])} is not one of a step")
-        return Efficiency(
-            device=str(content["device"]),
-            config=str(content["config"]),
-            jax=str(content["jax"]),
-            efficiency=value,
-        )
+        texts = {name: str(content[name]) for name in ("device", "config", "jax")}
+        return Efficiency(**texts, efficiency=value)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: {_HOW}") from None
     except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:

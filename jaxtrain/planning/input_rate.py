@@ -6,12 +6,18 @@ given; ``plan --measure-input`` measures them again, on this machine and its dat
 
 import dataclasses
 import math
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxtrain import config
 from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
+from jaxtrain.storage import addresses
+from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed
 
 Source = Literal["videos", "clips"]
 
@@ -20,6 +26,10 @@ CORES_PER_GPU = 12
 ND96isr_H200_v5, the fewest of the large clouds. A core is what the cloud calls a vCPU."""
 
 _FRAMES, _HEIGHT, _WIDTH = 12, 480, 720  # the clips of the measurements
+
+_FUNCTION = "jaxtrain.planning.input_rate:measure_here"
+_TIMEOUT_S = 24 * 3600.0  # indexing a large data set for the first time takes long
+_SECONDS, _LONGEST_S = 10.0, 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Kind:
 KINDS = {
     # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
     # them does not depend on the clip, but on the file: these are 1280x720.
-    "videos": Kind("videos of 1280x720 with distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
+    "videos": Kind("1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
     # `most` was measured beside other work on cores like the faster machine's. `least` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
     # 21 ms, opening the file takes 0.5.
@@ -73,21 +83,12 @@ class LoaderRate:
     """The measured rate of the real loader on this machine.
 
     Attributes:
-        examples_per_second: with all its workers.
-        workers: their number; 0 for the main process.
-        cores: CPU cores that they could use.
+        per_core: examples/s per core at work.
         path: the data.
     """
 
-    examples_per_second: float
-    workers: int
-    cores: int
+    per_core: float
     path: str
-
-    @property
-    def per_core(self) -> float:
-        """Examples/s per core at work."""
-        return self.examples_per_second / max(1, min(self.workers, self.cores))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,8 @@ class Input:
         rate: least and most examples/s of the host.
         seconds: least and most seconds to load the host's part of a batch.
         measured: whether the rate was measured on this machine.
+        waits: whether steps wait for input; None if the time of a step is unknown.
+        advice: what to do about it.
     """
 
     kind: str
@@ -131,9 +134,13 @@ class Input:
     rate: tuple[float, float]
     seconds: tuple[float, float]
     measured: bool
+    waits: Literal["yes", "maybe", "no"] | None = None
+    advice: tuple[str, ...] = ()
 
 
-def predict(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
+def predict(
+    run: config.Run, gpus: int, nodes: int, host: Host, step: tuple[float, float] | None = None
+) -> Input:
     """Predicts the input of a host.
 
     Args:
@@ -141,14 +148,13 @@ def predict(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
         gpus: GPUs of a host.
         nodes: number of hosts.
         host: what is known about them.
+        step: least and most seconds of a step without waiting; None if unknown.
 
     Raises:
         InputError: the kind of source does not fit the config's data.
     """
     kind, how = _kind(run, host.source)
-    known = KINDS[kind]
-    what = f"{known.what} ({how})"
-    per_core = known.per_core(run.model)
+    what, per_core = f"{KINDS[kind].what} ({how})", KINDS[kind].per_core(run.model)
     if host.measured is not None:
         what = f"{host.measured.path}, measured on this machine"
         per_core = (host.measured.per_core, host.measured.per_core)
@@ -159,8 +165,8 @@ def predict(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
         workers = worker_count.chosen(
             run.data, cores, rows=max(1, round(rows)), devices=gpus, on_cpu=False
         )
-    least, most = (one * max(1, min(workers, cores)) for one in per_core)
-    return Input(
+    least, most = (rate * max(1, min(workers, cores)) for rate in per_core)
+    predicted = Input(
         kind=kind,
         what=what,
         per_core=per_core,
@@ -170,6 +176,15 @@ def predict(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
         rate=(least, most),
         seconds=(rows / most, rows / least),
         measured=host.measured is not None,
+    )
+    if step is None:
+        return predicted
+    if predicted.seconds[1] <= step[0]:
+        return dataclasses.replace(predicted, waits="no")
+    return dataclasses.replace(
+        predicted,
+        waits="yes" if predicted.seconds[0] > step[1] else "maybe",
+        advice=tuple(_advice(run, predicted, rows, step)),
     )
 
 
@@ -184,7 +199,7 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
         return own, "from the config"
     how, on_device = "--source", run.data.convert_on != "host"
     if source is None:
-        source, how = "videos", "assumed; --source clips plans for prepared clips"
+        source, how = "videos", "assumed"
         if run.data.path is not None and Path(run.data.path).expanduser().exists():
             prepared = run.data.is_prepared(Path(run.data.path).expanduser())
             source, how = ("clips" if prepared else "videos"), f"from {run.data.path}"
@@ -194,78 +209,91 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
     return source, how
 
 
-def advice(
-    run: config.Run,
-    found: Input,
-    step: tuple[float, float],
-    *,
-    gpus: int,
-    nodes: int,
-) -> list[str]:
-    """Returns what to do about input that is slower than the step, in numbers; may be empty.
-
-    Args:
-        run: the config.
-        found: the predicted input of a host.
-        step: least and most seconds of a step without waiting.
-        gpus: GPUs of a host.
-        nodes: number of hosts.
-    """
-    if found.seconds[1] <= step[0]:
-        return []
-    rows = run.data.batch_size / nodes
+def _advice(run: config.Run, predicted: Input, rows: float, step: tuple[float, float]) -> list[str]:
+    """Returns what to do about input that may be slower than the step, in numbers."""
     lines = []
-    if not found.measured and found.kind == "videos":
-        lines.append(
-            "jaxtrain prepare clips, once: " + _faster(run, found, KINDS["clips"], step, rows)
-        )
-    limited = min(found.workers, found.cores)
-    if run.data.workers is not None and limited < found.cores - worker_count.LOOP_CORES:
-        lines.append(
-            f"--data.workers None uses the host's {found.cores} cores instead of {limited}"
-        )
+    used = min(predicted.workers, predicted.cores)
+    if not predicted.measured and predicted.kind == "videos":
+        clips = KINDS["clips"].per_core(run.model)
+        factor = math.sqrt(math.prod(clips) / math.prod(predicted.per_core))
+        lines.append(f"jaxtrain prepare clips, once: {factor:.1f} times the clips/s")
+    if run.data.workers is not None and used < predicted.cores - worker_count.LOOP_CORES:
+        lines.append(f"--data.workers None: uses {predicted.cores} cores instead of {used}")
     least, most = (
         math.ceil(rows / (seconds * rate))
-        for seconds, rate in zip(reversed(step), reversed(found.per_core), strict=True)
+        for seconds, rate in zip(reversed(step), reversed(predicted.per_core), strict=True)
     )
-    if most > limited:
+    if most > used:
         span = f"{least} to {most}" if least < most else str(most)
-        lines.append(f"hosts with cores for {span} workers, instead of {limited}")
-    # Hosts with fewer GPUs usually have fewer cores, too, so the cores must be known.
-    known = not found.assumed and found.seconds[0] > step[1]
-    if known and (fewer := _fewer(run, found, step, gpus, nodes)):
-        lines.append(
-            f"--gpus {nodes}x{fewer}: {fewer * nodes} GPUs instead of {gpus * nodes}, on hosts "
-            f"with as many cores ({found.cores}): the same speed at {fewer / gpus:.0%} of the GPU "
-            "price"
-        )
+        lines.append(f"hosts with cores for {span} workers, instead of {used}")
     return lines
 
 
-def _faster(
-    run: config.Run, found: Input, other: Kind, step: tuple[float, float], rows: float
-) -> str:
-    """Compares the input with that from another kind of source."""
-    per_core = other.per_core(run.model)
-    factor = math.sqrt(math.prod(per_core) / math.prod(found.per_core))
-    cores = max(1, min(found.workers, found.cores))
-    least, most = (rows / (one * cores) for one in reversed(per_core))
-    verdict = "fast enough" if most <= step[0] else "which may be fast enough"
-    if least > step[1]:
-        verdict = "still slower than the step"
-    return f"{factor:.1f} times the clips/s, {verdict}"
+def measure(name: str, typed: Sequence[str], path: str | None) -> LoaderRate:
+    """Measures the loader of a config with its data, or other data, on this machine.
+
+    It runs in a separate process, whose jax uses the CPU and leaves the GPUs alone.
+
+    Args:
+        name: the config's name or path.
+        typed: overrides.
+        path: replaces ``data.path``; None keeps it.
+
+    Raises:
+        InputError: the data cannot be opened, or almost no batches arrived in time.
+    """
+    given = [*typed, *(() if path is None else ("--data.path", path))]
+    run = config.load(name, given)
+    if problems := run.data.problems(run.model):
+        raise InputError(*problems)
+    variables = subprocess_worker.environment(os.environ, JAX_PLATFORMS="cpu")
+    with SubprocessWorker(_FUNCTION, {"config": name, "overrides": given}, variables) as worker:
+        try:
+            (found,) = worker.messages(_TIMEOUT_S)
+        except WorkerFailed as failed:
+            raise InputError(f"--measure-input: {failed}") from failed
+    return LoaderRate(**found)
 
 
-def _fewer(
-    run: config.Run, found: Input, step: tuple[float, float], gpus: int, nodes: int
-) -> int | None:
-    """Returns the fewest GPUs per host whose step, at its slowest, still waits for the input."""
-    return next(
-        (
-            count
-            for count in range(1, gpus)
-            if run.data.batch_size % (count * nodes) == 0
-            and step[1] * gpus / count <= found.seconds[0]
-        ),
-        None,
+def measure_here(request: dict[str, Any], send: Send) -> None:
+    """Measures in this process, and sends the attributes of a :class:`LoaderRate`.
+
+    Raises:
+        InputError: see :func:`measure`.
+    """
+    import jax
+
+    from jaxtrain.data import loader_rate
+    from jaxtrain.data.quarantine import Quarantine
+    from jaxtrain.sharding import make_mesh
+
+    run = config.load(request["config"], request["overrides"])
+    sources = run.data.open(run.model, seed=run.seed, say=lambda line: None)
+    cores = worker_count.cores()
+    workers = cores if run.data.workers is None else run.data.workers
+    alone = config.Mesh(data=1, fsdp=1, shard="none")
+    with tempfile.TemporaryDirectory() as folder:
+        rate = loader_rate.measure(
+            sources.train,
+            make_mesh(alone, jax.local_devices()[:1]),
+            run.batch_spec,
+            rows=run.data.batch_size,
+            workers=workers,
+            prefetch=run.data.prefetch,
+            seed=run.seed,
+            quarantine=Quarantine.open(Path(folder), 0),
+            seconds=_SECONDS,
+            longest_s=_LONGEST_S,
+        )
+    if rate.examples_per_second is None:
+        raise InputError(
+            f"--measure-input: almost no batches arrived in {_LONGEST_S:.0f} s with {workers} "
+            f"workers on {cores} cores; one core loads {rate.of_a_core:.2g} examples/s: use a "
+            "machine with more cores, or smaller data"
+        )
+    send(
+        {
+            "per_core": rate.examples_per_second / max(1, min(workers, cores)),
+            "path": addresses.public(run.data.path) if run.data.path else "demo data",
+        }
     )

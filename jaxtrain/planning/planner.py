@@ -4,60 +4,176 @@ The step is compiled in a separate process, whose jax compiles for GPUs that are
 """
 
 import dataclasses
+import html
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.config import overrides
+from jaxtrain.config import Mesh, invocation, overrides
 from jaxtrain.errors import InputError
-from jaxtrain.planning import buffers, cards, fit, input_rate, plan, report
-from jaxtrain.planning import efficiency as measured_efficiency
+from jaxtrain.planning import (
+    cards,
+    compilation,
+    efficiency,
+    fit,
+    input_rate,
+    prediction,
+)
+from jaxtrain.sharding import fitted
+from jaxtrain.storage import addresses
 from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0
-
 _UNKNOWN_HOST = input_rate.Host()
-CPU = "cpu"
-"""In a request, in place of a card: compile for virtual CPU devices of this machine."""
-
 _FUNCTION = "jaxtrain.planning.compilation:run"
 
 
 class NotCompiled(InputError):
-    """The compiler failed, or took too long.
+    """The compiler failed."""
 
-    Args:
-        name: of the config.
-        findings: from :func:`compile_step`, with ``failure``.
-    """
 
-    def __init__(self, name: str, findings: Mapping[str, Any]) -> None:
-        self.timed_out = bool(findings.get("timed_out"))
-        fix = ": plan on a faster or less busy machine" if self.timed_out else ""
-        super().__init__(f"{name} could not be compiled: {findings['failure']}{fix}")
+class TimedOut(NotCompiled):
+    """The compiler took too long."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """A request to compile a config's step.
+class Plan:
+    """A prediction; ``str()`` returns the text that ``plan`` prints.
 
     Attributes:
-        config: a name or a path.
-        overrides: as typed.
-        gpu: short name of the card.
-        gpus_per_node: GPUs in each node; a single node may have fewer.
+        config: its name.
+        overrides: those applied to the config.
+        precision: of the computation.
+        batch_size: global.
+        accumulate: microbatches per step.
+        mesh: the sizes of its axes, and what is sharded.
+        card: the card compiled for.
+        gpus_per_node: GPUs in each node.
+        nodes: number of nodes.
+        step: what the compiler reported.
+        memory: of a device.
+        arithmetic_s: seconds of a step's matmuls and convolutions at the card's matmul peak.
+        time: of a step; None in an estimate.
+        bound: what bounds a step, input included; None in an estimate.
+        input: of a host.
+        run: the complete run.
+        assumptions: what the plan assumes, to be printed before it.
     """
 
     config: str
     overrides: tuple[str, ...]
-    gpu: str
+    precision: str
+    batch_size: int
+    accumulate: int
+    mesh: Mesh
+    card: cards.Card
     gpus_per_node: int
+    nodes: int
+    step: compilation.CompiledStep
+    memory: prediction.Memory
+    arithmetic_s: float
+    time: prediction.StepTime | None
+    bound: str | None
+    input: input_rate.Input
+    run: prediction.RunTime
+    assumptions: tuple[str, ...]
+
+    @property
+    def certain(self) -> float:
+        """Bytes that each device needs, whatever the compiler does."""
+        return self.memory.needed - self.memory.rows["temporaries"]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run fits; None if unknown, because JAX's GPU compiler is missing."""
+        if not self.step.estimate:
+            return self.memory.spare >= 0
+        return None if self.certain <= self.memory.capacity else False
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of ``plan --json``."""
+        rates = {"bf16_flops": self.card.bf16_flops, "memory_rate": self.card.memory_rate}
+        values = dataclasses.asdict(self)
+        return values | {"card": values["card"] | rates, "fits": self.fits}
+
+    def __str__(self) -> str:
+        """The page that ``jaxtrain plan`` prints, with arguments instead of flags."""
+        from jaxtrain.planning import report
+
+        parts = ["\n".join(self.assumptions), report.text(self)]
+        return invocation.with_arguments("\n\n".join(filter(None, parts)))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
+
+
+def make_plan(
+    step: compilation.CompiledStep,
+    card: cards.Card,
+    run: config.Run,
+    *,
+    gpus_per_node: int,
+    price: float | None = None,
+    host: input_rate.Host = _UNKNOWN_HOST,
+    efficiency: float | None = None,
+    overrides: Sequence[str] = (),
+    assumptions: Sequence[str] = (),
+) -> Plan:
+    """Predicts a run from its compiled step.
+
+    Args:
+        step: compiled for the card.
+        card: the card compiled for.
+        run: the config compiled.
+        gpus_per_node: GPUs in each node.
+        price: per GPU-hour, in any currency; None omits the cost.
+        host: what is known about the hosts that load the data.
+        efficiency: measured on the card; None assumes a range.
+        overrides: those applied to the config.
+        assumptions: to be printed before the plan.
+    """
+    devices = run.mesh.devices
+    nodes = -(-devices // gpus_per_node)
+    time = None
+    if not step.estimate:
+        time = prediction.step_time(step.cost, card, run.precision, efficiency)
+    given = input_rate.predict(
+        run,
+        min(devices, gpus_per_node),
+        nodes,
+        host,
+        None if time is None else (time.best, time.worst),
+    )
+    bound = None
+    if time is not None:
+        bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
+        bound = bounds.get(str(given.waits), time.bound)
+    return Plan(
+        config=run.name,
+        overrides=tuple(addresses.scrubbed(list(overrides))),
+        precision=run.precision,
+        batch_size=run.data.batch_size,
+        accumulate=run.optim.accumulate,
+        mesh=run.mesh,
+        card=card,
+        gpus_per_node=gpus_per_node,
+        nodes=nodes,
+        step=step,
+        memory=prediction.memory(step, card, gpus_per_node),
+        arithmetic_s=prediction.arithmetic(step.cost, card, run.precision),
+        time=time,
+        bound=bound,
+        input=given,
+        run=prediction.run_time(run, step, time, given, nodes=nodes, price=price),
+        assumptions=tuple(assumptions),
+    )
 
 
 class Planner:
@@ -69,7 +185,6 @@ class Planner:
         gpu: short name of a card; None uses the one in the config's name.
         devices: such as "2x8"; None uses the config's mesh, in nodes of eight.
         price: per GPU-hour.
-        say: receives a line for each candidate.
         host: what is known about the hosts that load the data.
         efficiency: a file that ``bench --efficiency`` wrote on the card; None assumes a range.
 
@@ -83,31 +198,30 @@ class Planner:
     def __init__(
         self,
         name: str,
-        typed: list[str],
-        gpu: str | None,
-        devices: str | None,
-        price: float | None,
-        say: Callable[[str], None] = terminal.out,
+        typed: Sequence[str],
+        gpu: str | None = None,
+        devices: str | None = None,
+        price: float | None = None,
         host: input_rate.Host = _UNKNOWN_HOST,
         efficiency: Path | None = None,
     ) -> None:
-        self._say, self._host = say, host
+        self._host = host
         self.said: list[str] = []
         self._name, self._typed, self._price = name, tuple(typed), price
         self._added: tuple[str, ...] = ()
         self._per_node = _GPUS_PER_NODE
-        run = overrides.apply(config.named(name), typed)
+        run = overrides.apply(config.named(name), [*typed])
         if devices is None and run.mesh.auto:  # its batch may not fit the config's own devices
             nodes = -(-run.mesh.devices // _GPUS_PER_NODE)
             devices = f"{nodes}x{run.mesh.devices // nodes}"
         if devices is not None:
-            nodes, self._per_node = fit.parse_devices(devices)
-            self._added = fit.spread(run, nodes, self._per_node)
+            nodes, self._per_node = parse_devices(devices)
+            self._added = spread(run, nodes, self._per_node)
             self.said.append(f"--gpus {devices}: {' '.join(self._added)}")
         if host.source == "clips" and getattr(run.data, "convert_on", "") is None:
             # A run sees this in the folder that `prepare clips` wrote.
             self._added = overrides.merged(self._added, ("--data.convert_on", "device"))
-        self._run = config.load(name, self._all(()))
+        self._run = config.load(name, self.settings)
         of_run = self._run.mesh.devices
         if of_run > self._per_node and of_run % self._per_node:
             of_a_node = math.gcd(of_run, self._per_node)
@@ -126,7 +240,7 @@ class Planner:
         self._efficiency = None if efficiency is None else self._measured(efficiency)
 
     def _measured(self, path: Path) -> float:
-        measured, now = measured_efficiency.load(path), versions.versions()["jax"]
+        measured, now = efficiency.load(path), versions.versions()["jax"]
         if measured.device != self._card.name:
             raise InputError(
                 f"{path} was measured on {measured.device}, but the plan is for "
@@ -142,9 +256,9 @@ class Planner:
     @property
     def settings(self) -> tuple[str, ...]:
         """All overrides of the config that is planned."""
-        return self._all(())
+        return overrides.merged(self._typed, self._added)
 
-    def compiled(self, changes: fit.Overrides, timeout_s: float = _TIMEOUT_S) -> plan.Plan:
+    def plan(self, changes: fit.Overrides = (), timeout_s: float = _TIMEOUT_S) -> Plan:
         """Compiles the config with changes and returns its plan.
 
         Args:
@@ -154,91 +268,174 @@ class Planner:
         Raises:
             InputError: the step could not be compiled.
         """
-        settings = self._all(changes)
-        request = PlanRequest(
-            config=self._name,
-            overrides=settings,
-            gpu=self._short,
-            gpus_per_node=self._per_node,
-        )
-        findings = compile_step(request, timeout_s)
-        if "failure" in findings:
-            raise NotCompiled(self._name, findings)
-        return plan.make_plan(
-            findings,
+        settings = overrides.merged(self.settings, changes)
+        return make_plan(
+            compile_step(self._name, settings, self._short, self._per_node, timeout_s),
             self._card,
             config.load(self._name, settings),
-            overrides=settings,
             gpus_per_node=self._per_node,
             price=self._price,
             host=self._host,
             efficiency=self._efficiency,
+            overrides=settings,
+            assumptions=self.said,
         )
 
     def search(
-        self, first: plan.Plan, budget_s: float, enough: int | None
+        self,
+        first: Plan,
+        budget_s: float,
+        enough: int | None,
+        say: Callable[[str], None] = terminal.out,
     ) -> tuple[list[fit.Tried], bool]:
-        """Searches for variants (:func:`fit.search`); ``first`` is the plan without changes."""
+        """Searches for variants (:func:`fit.search`).
+
+        Args:
+            first: the plan without changes.
+            budget_s: see :func:`fit.search`.
+            enough: likewise.
+            say: receives a line for each candidate.
+        """
+        from jaxtrain.planning import report
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
             pasted = overrides.merged(self._added, changes)
             label = " ".join(pasted) or "(unchanged)"
             try:
-                found = first if not changes else self.compiled(changes, timeout_s)
-            except NotCompiled as error:
-                why = "skipped: no time was left to compile it" if error.timed_out else error
-                self._say(f"  {label}: {why}")
+                plan = self.plan(changes, timeout_s) if changes else first
+            except TimedOut:
+                say(f"  {label}: skipped: no time was left to compile it")
                 return None
             except InputError as error:
-                self._say(f"  {label}: {error}")
+                say(f"  {label}: {error}")
                 return None
-            self._say(f"  {label}: {report.verdict(found)}")
-            memory, time = found["memory"], found["time"]
-            best = found["arithmetic_s"] if time is None else time["best"]
+            say(f"  {label}: {report.verdict(plan)}")
             return fit.Tried(
                 pasted,
-                needed=memory["needed"],
-                spare=memory["spare"],
-                best=best,
-                exact=report.fits(found) is not None,
+                needed=plan.memory.needed,
+                spare=plan.memory.spare,
+                best=plan.arithmetic_s if plan.time is None else plan.time.best,
+                fits=plan.fits,
             )
 
         return fit.search(self._run, attempt, budget_s, enough)
 
-    def _all(self, changes: fit.Overrides) -> tuple[str, ...]:
-        return overrides.merged(self._typed, self._added, changes)
+
+def predict(
+    name: "str | config.Run",
+    *,
+    gpu: str | None,
+    devices: str | None,
+    price: float | None,
+    changes: Mapping[str, Any],
+    cores: int | None = None,
+    source: input_rate.Source | None = None,
+    measure_input: bool = False,
+    efficiency: Path | None = None,
+) -> Plan:
+    """Compiles the step for the GPUs and predicts the run; see :func:`jaxtrain.plan`."""
+    typed = [
+        word
+        for field, value in changes.items()
+        for word in (f"--{field}", *overrides.words(overrides.plain(value)))
+    ]
+    if isinstance(name, config.Run):
+        given = config.as_typed(name)
+        if not given:
+            raise InputError(
+                f"the run {name.name!r} was not loaded from a config, and plan loads it again in "
+                "another process: pass a config's name or path, and overrides"
+            )
+        name, typed = given[1], [*given[2:], *typed]
+    check_numbers(cores, price)
+    measured = input_rate.measure(name, typed, None) if measure_input else None
+    host = input_rate.Host(cores=cores, source=source, measured=measured)
+    return Planner(name, typed, gpu, devices, price, host, efficiency).plan()
 
 
-def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
-    """Compiles the step in a worker; returns ``{"failure": ...}`` if that fails.
+def check_numbers(cores: int | None, price: float | None) -> None:
+    """Checks two flags.
 
-    ``timed_out`` is true beside ``failure`` if only the time was too short. The other findings are
-    described in :func:`jaxtrain.planning.compilation.compile_step`.
+    Raises:
+        InputError: the number of cores or the price is out of range.
+    """
+    if cores is not None and cores < 1:
+        raise InputError(f"--cores {cores}: use at least 1")
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
+
+
+def compile_step(
+    name: str, settings: Sequence[str], gpu: str | None, gpus_per_node: int, timeout_s: float
+) -> compilation.CompiledStep:
+    """Compiles a config's step in a process of its own (:func:`compilation.compile_step`).
+
+    Args:
+        name: of the config.
+        settings: overrides.
+        gpu: short name of the card; None, or a missing GPU compiler, makes an estimate.
+        gpus_per_node: GPUs in each node.
+        timeout_s: time limit.
 
     Raises:
         InputError: the config cannot be built.
+        NotCompiled: the compiler failed; a :class:`TimedOut` if it took too long.
     """
     with tempfile.TemporaryDirectory() as dump:
-        estimate = request.gpu == CPU or not platform.has_cuda_plugin()
-        asked = dataclasses.asdict(request) | {"dump": dump, "estimate": estimate}
+        request = {
+            "config_name": name,
+            "overrides": [*settings],
+            "gpu": gpu if platform.has_cuda_plugin() else None,
+            "gpus_per_node": gpus_per_node,
+            "dump": dump,
+        }
         variables = environment(os.environ, Path(dump))
         try:
-            with SubprocessWorker(_FUNCTION, asked, variables, grace_s=0.0) as worker:
-                (findings,) = worker.messages(timeout_s)
+            with SubprocessWorker(_FUNCTION, request, variables, grace_s=0.0) as worker:
+                (found,) = worker.messages(timeout_s)
         except TimeoutError:
-            return {"failure": f"timed out after {timeout_s:.0f} s", "timed_out": True}
+            raise TimedOut(
+                f"{name} could not be compiled: timed out after {timeout_s:.0f} s: plan on a "
+                "faster or less busy machine"
+            ) from None
         except WorkerFailed as failed:
             lines = "".join(f"\n{line}" for line in failed.last_lines)
-            return {"failure": failed.error or f"the compiler {failed.how}{lines}"}
-        return findings
+            why = failed.error or f"the compiler {failed.how}{lines}"
+            raise NotCompiled(f"{name} could not be compiled: {why}") from failed
+    return compilation.CompiledStep.from_json(found)
 
 
 def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
     """Returns the worker's environment, which hides GPUs and requires none."""
+    flags = f"{outside.get('XLA_FLAGS', '')} {compilation.dump_flags(dump)}"
     return subprocess_worker.environment(
         outside,
         without=("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES"),
         CUDA_VISIBLE_DEVICES="-1",
         JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",  # the plugin would look for a driver
-        XLA_FLAGS=f"{outside.get('XLA_FLAGS', '')} {buffers.flags(dump)}".strip(),
+        XLA_FLAGS=flags.strip(),
     )
+
+
+def spread(run: config.Run, nodes: int, gpus: int) -> fit.Overrides:
+    """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fitted`)."""
+    changes = fitted(run, nodes, gpus, f"--gpus {nodes}x{gpus}")
+    return tuple(word for name, value in changes.items() for word in (f"--{name}", str(value)))
+
+
+def parse_devices(text: str) -> tuple[int, int]:
+    """Parses ``"2x8"`` as two nodes of eight GPUs, and ``"4"`` as one node of four.
+
+    Raises:
+        InputError: the text has another form.
+    """
+    nodes, _, gpus = text.rpartition("x")
+    try:
+        found = int(nodes or 1), int(gpus)
+    except ValueError:
+        found = (0, 0)
+    if min(found) < 1:
+        raise InputError(
+            f"--gpus {text}: use NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
+        )
+    return found

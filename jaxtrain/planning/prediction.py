@@ -1,17 +1,22 @@
-"""Predicts memory, time, and cost from what the compiler reported. Pure arithmetic.
+"""Predicts the memory, time, and cost of a run from its compiled step. Pure arithmetic.
 
 A step reaches a fraction of the card's roofline: a range that is assumed, or that around a measured
-one (:mod:`jaxtrain.planning.efficiency`).
-Communication that overlaps other work costs nothing in the best case, and its full time in the
-worst.
+one (:mod:`jaxtrain.planning.efficiency`). Communication that overlaps other work costs nothing in
+the best case, and its full time in the worst.
 """
 
 import dataclasses
-from typing import Any
 
+from jaxtrain import config
 from jaxtrain.planning.cards import Card
+from jaxtrain.planning.compilation import CompiledStep
+from jaxtrain.planning.input_rate import Input
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
+from jaxtrain.xla.step_cost import StepCost, Traffic
+
+Range = tuple[float, float]
+"""In the best and in the worst case."""
 
 EFFICIENCY = (0.4, 0.65)
 """The least and the largest fraction of the roofline without a measurement. On one H100, a GPT of
@@ -38,6 +43,26 @@ NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
 CUDNN = 0.5 * GIB
 """Convolution workspaces. cuDNN chooses its algorithms on the GPU when the program starts."""
 
+HOUR_S = 3600.0
+START_S = 60.0
+"""Assumed: imports, connecting the processes, opening indexed data, starting the workers. On two
+CPU cores, a run of ``demo`` took 9 s for it (benchmarks/RESULTS.md, "first step after")."""
+FORWARD = 1 / 3
+"""Work of a validation example as a fraction of a training example's: a forward pass without the
+backward pass, which is twice as much."""
+SAMPLE_S = {"image": 0.16e-6, "clip": 0.44e-6}
+"""Seconds per pixel to encode a sample: as PNG; or as MP4, and as GIF for TensorBoard. Process 0
+does it while the GPUs wait. Measured on one CPU core (benchmarks/RESULTS.md, "the samples of a
+validation")."""
+REPLAYED = 1.1
+"""Steps that a step of ``loop.replay_every`` takes in addition: the second computation, a copy of
+the state, and the comparison (benchmarks/RESULTS.md, "a replayed step"). Measured on a CPU."""
+SAVE_S = 0.1
+"""A save of a small state blocks the loop for 0.02 to 0.09 s (benchmarks/RESULTS.md, "a save
+blocks")."""
+SAVE_BYTES_PER_S = 1e9
+"""Assumed: rate at which a host copies its part of the state before training continues."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -47,6 +72,7 @@ class Memory:
         rows: purpose -> bytes needed.
         needed: their sum.
         capacity: bytes that a program can use.
+        spare: bytes left over; negative if the run does not fit.
         outside: user of memory outside XLA's pool -> bytes, assumed.
         total: the card's memory.
     """
@@ -54,18 +80,14 @@ class Memory:
     rows: dict[str, float]
     needed: float
     capacity: float
+    spare: float
     outside: dict[str, float]
     total: float
 
-    @property
-    def spare(self) -> float:
-        """Bytes left over; negative if the run does not fit."""
-        return self.capacity - self.needed
-
 
 @dataclasses.dataclass(frozen=True)
-class Time:
-    """Predicted seconds per step.
+class StepTime:
+    """Predicted seconds per step, without waiting for input.
 
     Attributes:
         arithmetic: all matmuls and convolutions at the card's matmul peak.
@@ -75,6 +97,7 @@ class Time:
         best: arithmetic or memory at the largest fraction of the peaks, while the hidden
             communication runs.
         worst: no communication is hidden and the rest reaches the least fraction.
+        bound: the slowest of arithmetic, memory, and communication.
         efficiency: the least and the largest fraction.
         measured: the fraction that was measured; None if the range is assumed.
     """
@@ -85,84 +108,162 @@ class Time:
     hidden: float
     best: float
     worst: float
+    bound: str
     efficiency: tuple[float, float]
     measured: float | None
 
-    @property
-    def bound(self) -> str:
-        """The slowest of arithmetic, memory, and communication."""
-        times = {
-            "arithmetic": self.arithmetic,
-            "memory": self.memory,
-            "communication": self.communication,
-        }
-        return max(times, key=lambda name: times[name])
 
+@dataclasses.dataclass(frozen=True)
+class RunTime:
+    """Predicted time and cost of a complete run, in the best and in the worst case.
 
-def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: int) -> Memory:
-    """Predicts the memory that a device needs and has.
-
-    Args:
-        findings: from :func:`jaxtrain.planning.compilation.compile_step`.
-        card: the card planned for.
-        devices: number of devices of the run.
-        gpus_per_node: GPUs in each node.
+    Attributes:
+        steps: length of the run; None if it depends on the data.
+        steps_per_second: with waiting for input; None in an estimate.
+        seconds: purpose -> seconds; None if a step's time or the length is unknown.
+        hours: their sum; likewise.
+        price: per GPU-hour, in any currency.
+        money: cost of all GPUs; None without a price or hours.
     """
-    names = ("parameters", "optimizer", "batch", "temporaries", "outputs", "program")
-    outputs = "second state" if findings["replayed"] else "outputs"
-    shown = {"outputs": outputs}
-    rows = {shown.get(name, name): float(findings[name]) for name in names}
-    rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0
+
+    steps: int | None
+    steps_per_second: Range | None
+    seconds: dict[str, Range] | None
+    hours: Range | None
+    price: float | None
+    money: Range | None
+
+
+def memory(step: CompiledStep, card: Card, gpus_per_node: int) -> Memory:
+    """Predicts the memory that a device needs and has."""
+    cost, devices = step.cost, step.cost.devices
+    rows = {
+        "parameters": float(step.parameters),
+        "optimizer": float(step.optimizer),
+        "batch": float(cost.arguments - step.parameters - step.optimizer),
+        "temporaries": float(cost.temporaries),
+        "outputs": float(cost.outputs),
+        "second state": float(step.second_state),
+        "program": float(cost.program),
+        "cuDNN workspaces": CUDNN if cost.convolutions else 0.0,
+    }
     where = "one device" if devices == 1 else "one node"
     nccl = NCCL["several nodes" if devices > gpus_per_node else where]
     outside = {"driver": DRIVER, "CUDA": CONTEXT, "NCCL": nccl}
     left = card.memory - sum(outside.values())
-    pool = min(MEMORY_FRACTION * (card.memory - DRIVER), left)
-    return Memory(rows, sum(rows.values()), pool, outside, float(card.memory))
+    capacity = min(MEMORY_FRACTION * (card.memory - DRIVER), left)
+    needed = sum(rows.values())
+    return Memory(rows, needed, capacity, capacity - needed, outside, float(card.memory))
 
 
-def arithmetic(findings: dict[str, Any], card: Card, devices: int, precision: str) -> float:
+def arithmetic(cost: StepCost, card: Card, precision: str) -> float:
     """Predicts the seconds that a step's matmuls and convolutions take at the matmul peak.
 
-    Args:
-        findings: from :func:`jaxtrain.planning.compilation.compile_step`.
-        card: the card planned for.
-        devices: number of devices of the run.
-        precision: of the computation; float32 matmuls run as TF32, at half the rate [D].
+    Float32 matmuls run as TF32, at half the rate [D].
     """
-    rate = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
-    return float(findings["flops"] / devices / rate)
+    return cost.flops / cost.devices / (card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5))
 
 
-def time(
-    findings: dict[str, Any],
-    card: Card,
-    devices: int,
-    precision: str,
-    efficiency: float | None = None,
-) -> Time:
-    """Predicts the time of a step; the first arguments are those of :func:`arithmetic`.
-
-    The findings must include the communication, so they must not be an estimate.
+def step_time(
+    cost: StepCost, card: Card, precision: str, efficiency: float | None = None
+) -> StepTime:
+    """Predicts the time of a step; the cost must not be that of an estimate.
 
     Args:
+        cost: of the step; without communication if it was not read.
+        card: the card planned for.
+        precision: of the computation.
         efficiency: measured on this card; None assumes :data:`EFFICIENCY`.
     """
-    computing = arithmetic(findings, card, devices, precision)
-    moving = findings["moved_bytes"] / card.memory_rate
-    communication = sum(row["seconds"] for row in findings["traffic"])
-    hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
-    roofline = max(computing, moving)
+    times = {
+        "arithmetic": arithmetic(cost, card, precision),
+        "memory": cost.moved_bytes / card.memory_rate,
+        "communication": sum(seconds(row, card) for row in cost.traffic or ()),
+    }
+    hidden = sum(row.overlapped * seconds(row, card) for row in cost.traffic or ())
+    roofline = max(times["arithmetic"], times["memory"])
     least, most = EFFICIENCY
     if efficiency is not None:
         least, most = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
-    return Time(
-        computing,
-        moving,
-        communication,
-        hidden,
-        best=max(roofline / most, hidden) + communication - hidden,
-        worst=roofline / least + communication,
+    return StepTime(
+        **times,
+        hidden=hidden,
+        best=max(roofline / most, hidden) + times["communication"] - hidden,
+        worst=roofline / least + times["communication"],
+        bound=max(times, key=lambda name: times[name]),
         efficiency=(least, most),
         measured=efficiency,
+    )
+
+
+def seconds(row: Traffic, card: Card) -> float:
+    """Predicts the seconds of collectives at the rate of the slower of a GPU's links.
+
+    If a group across nodes has several GPUs in a node, their adapters share the traffic between
+    nodes: NCCL builds as many rings.
+    """
+    rate = card.link_rate
+    if row.crosses_nodes:
+        rate = min(rate, card.node_rate * row.gpus_of_node)
+    return row.wire_bytes / rate
+
+
+def run_time(
+    run: config.Run,
+    step: CompiledStep,
+    time: StepTime | None,
+    given: Input,
+    *,
+    nodes: int,
+    price: float | None,
+) -> RunTime:
+    """Predicts how long a complete run takes, by what it spends the time on, and what it costs.
+
+    Args:
+        run: the config.
+        step: of the config.
+        time: of a step without waiting for input; None in an estimate.
+        given: the input of a host.
+        nodes: number of hosts; each saves its part of the state.
+        price: per GPU-hour, in any currency; None omits the cost.
+    """
+    if time is None:
+        return RunTime(step.total, None, None, None, price, None)
+    own = (time.best, time.worst)
+    paced = tuple(max(pair) for pair in zip(own, given.seconds, strict=True))
+    rates = (1 / paced[0], 1 / paced[1])
+    if step.total is None:
+        return RunTime(None, rates, None, None, price, None)
+    steps, every = step.total, run.loop.replay_every
+    replays = -(-steps // every) if every else 0  # and the last step
+    validations = steps // run.loop.eval_every if run.loop.eval_every else 0
+    batches = run.loop.eval_examples / run.data.batch_size
+    samples_s = validations * sum(SAMPLE_S[kind] * pixels for kind, pixels in step.samples.items())
+    saves_s = (steps // run.checkpoint.every + 1) * (
+        SAVE_S + step.checkpoint / nodes / SAVE_BYTES_PER_S
+    )
+
+    def case(end: int) -> dict[str, float]:
+        # Validation examples are loaded once, and then stay in the host's memory.
+        loading_s = given.seconds[end] if validations else 0.0
+        return {
+            "start": START_S,
+            "compilation": step.compile_s,
+            "steps": steps * own[end],
+            "replayed steps": replays * REPLAYED * own[end],
+            "waiting for input": steps * (paced[end] - own[end]),
+            "validation": batches * (validations * FORWARD * own[end] + loading_s) + samples_s,
+            "saves": saves_s,
+        }
+
+    best, worst = case(0), case(1)
+    hours = (sum(best.values()) / HOUR_S, sum(worst.values()) / HOUR_S)
+    devices = run.mesh.devices
+    return RunTime(
+        steps,
+        rates,
+        {name: (best[name], worst[name]) for name in best},
+        hours,
+        price,
+        None if price is None else (hours[0] * devices * price, hours[1] * devices * price),
     )

@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.telemetry import images
 from jaxtrain.telemetry.labels import NO_LABELS, Labels
+
+if TYPE_CHECKING:
+    from jaxtrain.xla.step_cost import StepCost
 
 _METRIC_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
 _SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
@@ -202,20 +205,15 @@ class StepCompiled:
 
     Attributes:
         step: completed steps.
-        planned_bytes: device memory it needs according to the compiler; None if unknown.
+        cost: what it costs.
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
-        flops_per_step: FLOPs that the model needs for a step, over all devices.
-        moved_bytes: bytes that the instructions of a step read and write, per device; None on
-            devices whose memory bandwidth is unknown.
     """
 
     step: int
-    planned_bytes: int | None
+    cost: "StepCost"
     state_bytes: float
     params: int
-    flops_per_step: float
-    moved_bytes: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

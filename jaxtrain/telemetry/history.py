@@ -106,13 +106,12 @@ def _start(event: Started) -> dict[str, Any]:
 
 def _compiled(event: StepCompiled) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
-    planned = event.planned_bytes
     return {
-        "planned_gib": planned and planned / hardware.GIB,
+        "planned_gib": event.cost.planned_bytes / hardware.GIB,
         "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
-        "flops_per_step": event.flops_per_step,
-        "moved_bytes": event.moved_bytes,
+        "flops_per_step": event.cost.model_flops,
+        "moved_bytes": event.cost.moved_bytes,
         "peak_flops": hardware.peak_bf16_flops(kind),
         "bandwidth": hardware.memory_bytes_per_second(kind),
     }

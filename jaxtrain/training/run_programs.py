@@ -4,12 +4,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
-from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import StepCompiled
 from jaxtrain.training import (
     debugging,
@@ -26,7 +23,6 @@ from jaxtrain.training.save_policy import (
 )
 from jaxtrain.training.state import (
     bytes_per_device,
-    model_flops,
     parameter_count,
 )
 from jaxtrain.training.step import (
@@ -34,7 +30,6 @@ from jaxtrain.training.step import (
     build_gradients,
 )
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import operations
 
 Say = Callable[[str], None]
 
@@ -50,23 +45,15 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
         log: of the run.
     """
     began = time.perf_counter()
-    compiled = setup.compile_step(donate=not flags.debug, profiled=flags.profile is not None)
+    traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
+    compiled = traced.lower().compile()
     log.say(f"compiled in {time.perf_counter() - began:.1f} s")
-    memory = compiled.memory_analysis()
     log.emit(
         StepCompiled(
             step=log.phases.now.step or 0,
-            planned_bytes=memory
-            and (
-                memory.argument_size_in_bytes
-                + memory.output_size_in_bytes
-                - memory.alias_size_in_bytes
-                + memory.temp_size_in_bytes
-            ),
+            cost=setup.cost(traced, compiled),
             state_bytes=bytes_per_device(setup.target),
             params=parameter_count(setup.definition.params),
-            flops_per_step=model_flops(setup.run.model) * setup.run.data.batch_size,
-            moved_bytes=_moved_bytes(compiled),
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
@@ -116,11 +103,3 @@ def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
         receive=run.received,
     )
     return FindNan(gradients, setup.rule.mesh, say, begun)
-
-
-def _moved_bytes(step: jax.stages.Compiled) -> float | None:
-    """Returns the bytes that a step moves; None if the rate of this memory is unknown."""
-    text = step.as_text()
-    if text is None or hardware.memory_bytes_per_second(jax.devices()[0].device_kind) is None:
-        return None
-    return operations.moved_bytes(text)

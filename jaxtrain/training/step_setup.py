@@ -21,10 +21,12 @@ from jaxtrain.training.state import (
     State,
     abstract_state,
     jit_init,
+    model_flops,
     parameter_count,
     saved_part,
 )
 from jaxtrain.training.step import build_train_step, jit_train_step
+from jaxtrain.xla.step_cost import StepCost
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
@@ -71,6 +73,28 @@ class StepSetup:
     def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
         return self.trace_step(donate=donate, profiled=profiled).lower().compile()
+
+    def cost(
+        self,
+        traced: jax.stages.Traced,
+        compiled: jax.stages.Compiled,
+        gpus_per_node: int | None = None,
+    ) -> StepCost:
+        """Returns what the step costs.
+
+        Args:
+            traced: from :meth:`trace_step`.
+            compiled: from it.
+            gpus_per_node: see :meth:`jaxtrain.xla.step_cost.StepCost.of`.
+        """
+        needed = model_flops(self.run.model) * self.run.data.batch_size
+        return StepCost.of(
+            traced.jaxpr,
+            compiled,
+            self.rule.mesh,
+            model_flops=needed,
+            gpus_per_node=gpus_per_node,
+        )
 
     def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
         """Traces the training step, without lowering it to a platform.

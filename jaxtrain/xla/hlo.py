@@ -17,6 +17,10 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+KERNELS = (
+    *("attention_forward", "attention_backward", "convolutions", "other_convolutions"),
+    *("matmuls", "other_matmuls", "transposes"),
+)
 _BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{", re.ASCII)
@@ -36,7 +40,6 @@ _MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
 )
-_ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha\w+)"')
 TARGET = re.compile(r'custom_call_target="([^"]+)"')
 # The library or the code generator of a fusion, such as "__triton_nested_gemm_fusion".
 _KIND = re.compile(r'"fusion_backend_config":\{"kind":"(__[\w$]+)"')
@@ -161,20 +164,6 @@ def executions(text: str) -> dict[str, int]:
     return times
 
 
-def attention_calls(text: str) -> dict[str, int]:
-    """Counts the calls of cuDNN's attention per step: ``forward`` and ``backward``.
-
-    Args:
-        text: ``compiled.as_text()``.
-    """
-    lines = computations(text)
-    found = {"forward": 0, "backward": 0}
-    for name, count in executions(text).items():
-        for target in _ATTENTION.findall("\n".join(lines.get(name, ()))):
-            found["backward" if target.endswith("Backward") else "forward"] += count
-    return found
-
-
 def kernels(text: str) -> dict[str, int]:
     """Counts how the expensive operations of a step are computed, per step and device.
 
@@ -182,14 +171,14 @@ def kernels(text: str) -> dict[str, int]:
         text: ``compiled.as_text()``.
 
     Returns:
+        ``attention_forward`` and ``attention_backward``: calls of cuDNN's fused attention.
         ``convolutions``: cuDNN's. ``other_convolutions``: by the compiler's own code, which may be
         30 times as slow. ``matmuls``: of a library, or of code generated for tensor cores.
         ``other_matmuls``: in loops, for small or narrow arrays. ``transposes``: instructions that
         write at least 1 MiB in another order of dimensions than they read.
     """
     lines_of = computations(text)
-    names = ("convolutions", "other_convolutions", "matmuls", "other_matmuls", "transposes")
-    found = dict.fromkeys(names, 0)
+    found = dict.fromkeys(KERNELS, 0)
     for name, count in executions(text).items():
         for line in lines_of.get(name, ()):
             kernel = _kernel(line, lines_of)
@@ -203,6 +192,8 @@ def _kernel(line: str, lines_of: dict[str, list[str]]) -> str | None:
     opcode = opcode_of(line)
     target, kind = TARGET.search(line), _KIND.search(line)
     if target is not None:
+        if target[1].startswith("__cudnn$fmha"):
+            return f"attention_{'backward' if target[1].endswith('Backward') else 'forward'}"
         if target[1].startswith("__cudnn$conv"):
             return "convolutions"
         return "matmuls" if target[1].startswith("__cublas") else None

@@ -1,14 +1,15 @@
 """Tests the rates of steps that wait for their batches."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
+from step_findings import COST
 
 from jaxtrain.bench import ceilings, measurement
 from jaxtrain.planning import cards
@@ -32,8 +33,14 @@ class Bursts:
 
 def test_the_rate_of_bursts_includes_the_pauses() -> None:
     built: Any = SimpleNamespace(run=SimpleNamespace(precision="float32"))
+    state: Any = jnp.zeros(())
     session = measurement._Session(
-        built, lambda state, _: (state, jnp.zeros(())), jnp.zeros(()), None, seconds=8 * PAUSE_S
+        built,
+        lambda state, _: (state, jnp.zeros(())),
+        COST,
+        state,
+        None,
+        seconds=8 * PAUSE_S,
     )
     batches: Any = Bursts()
     waits: list[float] = []
@@ -51,15 +58,9 @@ def test_the_efficiency_is_the_time_at_the_peaks_of_the_measured_one(
     h100 = cards.CARDS["h100"]
     monkeypatch.setattr(cards, "of_device", lambda kind: h100)
     monkeypatch.setattr(ceilings, "measure", lambda: ceilings.Ceilings(1e12, 2e12, 3e12))
-    x = jnp.zeros((256, 256), jnp.bfloat16)
-    traced = jax.jit(jnp.matmul).trace(x, x)
-    built = SimpleNamespace(
-        trace_step=lambda: traced,
-        rule=SimpleNamespace(mesh=SimpleNamespace(size=1)),
-        run=SimpleNamespace(precision="bfloat16"),
-    )
-    text = "ENTRY %main (x: f32[1]) -> f32[1] {\n}\n"  # moves nothing
-    session: Any = SimpleNamespace(built=built, step=SimpleNamespace(as_text=lambda: text))
+    cost = dataclasses.replace(COST, devices=1, flops=2 * 256**3, moved_bytes=0.0)
+    built = SimpleNamespace(run=SimpleNamespace(precision="bfloat16"))
+    session: Any = SimpleNamespace(built=built, cost=cost)
     at_peak = 2 * 256**3 / h100.bf16_flops
     rows = {"synthetic/step": {"median_s": 2 * at_peak}}
     rows = measurement._shares(session, rows | {"synthetic/flops_per_second_per_device": 0.25e12})

@@ -3,16 +3,20 @@
 tests/gpu_programs tests planning with that compiler, which requires the cuda12 extra.
 """
 
+import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from program import TINY_MLM
-from step_findings import findings
+from step_findings import compiled
 
 from jaxtrain import main
 from jaxtrain.cli import plan
 from jaxtrain.planning import planner
+from jaxtrain.planning.compilation import CompiledStep
 from jaxtrain.xla import platform
 
 TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--gpus", "2x2"]
@@ -36,14 +40,14 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     assert "unknown whether it fits: parameters, optimizer, and batch take" in printed
     assert "time and cost need the GPU compiler" in printed
     found = json.loads(output.read_text())
-    compiled = found["compiled"]
-    assert (found["devices"], found["nodes"]) == (4, 2)
+    step = found["step"]
+    assert (step["cost"]["devices"], found["nodes"]) == (4, 2)
     # Arrays are sharded four ways, except those whose sizes four does not divide.
-    assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
-    assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
+    assert step["elements"] <= step["parameters"] < 1.1 * step["elements"]
+    assert step["optimizer"] == pytest.approx(2 * step["parameters"], rel=0.01)
     # Float32 parameters, AdamW's two moments, and a few counters, of all devices together.
-    assert compiled["checkpoint"] == pytest.approx(3 * 4 * compiled["elements"], rel=0.01)
-    assert compiled["temporaries"] > 0
+    assert step["checkpoint"] == pytest.approx(3 * 4 * step["elements"], rel=0.01)
+    assert step["cost"]["temporaries"] > 0
     assert found["run"]["steps"] == 50
 
 
@@ -101,29 +105,33 @@ def test_wrong_use_is_one_line(
     assert printed.count("\n") == 1
 
 
-def test_a_step_that_cannot_be_compiled_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", lambda *_: {"failure": "too odd"})
-    assert main.main(["plan", "--config", "demo"]) == 2
-    assert "demo could not be compiled: too odd" in capsys.readouterr().err
+Compile = Callable[[Sequence[str]], CompiledStep]
 
 
-def test_a_batch_is_checked_for_the_requested_devices(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def compiles(monkeypatch: pytest.MonkeyPatch, compile_step: Compile) -> None:
+    """Replaces the compiling process."""
+    monkeypatch.setattr(
+        "jaxtrain.planning.planner.compile_step", lambda _, settings, *rest: compile_step(settings)
+    )
+
+
+def fails(error: Exception) -> NoReturn:
+    raise error
+
+
+def test_a_batch_is_checked_for_the_requested_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 devices divide 120; the config's own 16 do not."""
-    requests: list[planner.PlanRequest] = []
+    requests: list[Sequence[str]] = []
 
-    def refuse(one: planner.PlanRequest, _: float) -> dict[str, str]:
-        requests.append(one)
-        return {"failure": "enough"}
+    def refuse(settings: Sequence[str]) -> CompiledStep:
+        requests.append(settings)
+        fails(planner.NotCompiled("enough"))
 
-    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", refuse)
+    compiles(monkeypatch, refuse)
     at = ["--config", "h100_16", "--gpus", "3x8", "--data.batch_size", "120"]
     assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
-    assert requests[0].overrides.count("--mesh.fsdp") == 1
-    assert requests[0].overrides[requests[0].overrides.index("--mesh.fsdp") + 1] == "24"
+    assert requests[0].count("--mesh.fsdp") == 1
+    assert requests[0][requests[0].index("--mesh.fsdp") + 1] == "24"
 
 
 def test_a_config_that_does_not_fit_has_its_own_exit_code(
@@ -131,18 +139,20 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
 ) -> None:
     """The alternatives that fit are listed, each with complete overrides."""
 
-    def compile_step(one: planner.PlanRequest, _: float) -> dict[str, object]:
-        parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
-        return findings(4e11 / parts)
+    def compile_step(settings: Sequence[str]) -> CompiledStep:
+        parts = int(dict(itertools.pairwise(settings))["--optim.accumulate"])
+        return compiled(temporaries=int(4e11 / parts))
 
-    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", compile_step)
+    compiles(monkeypatch, compile_step)
     output = tmp_path / "plan.json"
     at = ["--config", "h100_16", "--gpus", "4", "--json", str(output)]
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
     printed = capsys.readouterr().out
     assert "does not fit" in printed
     assert "the fastest alternatives that fit" in printed
-    found = json.loads(output.read_text())["fit"]["tried"][0]
+    written = json.loads(output.read_text())
+    assert not written["fits"]
+    found = written["fit"]["tried"][0]
     assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
     assert found["overrides"].count("--optim.accumulate") == 1
     assert found["fits"]
@@ -151,11 +161,11 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
 def test_an_alternative_without_time_to_compile_is_skipped_not_impossible(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter([findings(4e11), {"failure": "timed out after 3 s", "timed_out": True}])
-    monkeypatch.setattr(
-        "jaxtrain.planning.planner.compile_step",
-        lambda *_: next(answers, {"failure": "too odd"}),
+    answers = iter(
+        [lambda: compiled(temporaries=4 * 10**11), lambda: fails(planner.TimedOut("after 3 s"))]
     )
+    odd = planner.NotCompiled("h100_16 could not be compiled: too odd")
+    compiles(monkeypatch, lambda _: next(answers, lambda: fails(odd))())
     assert main.main(["plan", "--config", "h100_16"]) == plan.DOES_NOT_FIT
     printed = capsys.readouterr().out
     assert printed.count(": skipped: no time was left to compile it") == 1
@@ -165,9 +175,7 @@ def test_an_alternative_without_time_to_compile_is_skipped_not_impossible(
 def test_without_a_gpu_compiler_it_is_unknown_whether_alternatives_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "jaxtrain.planning.planner.compile_step", lambda *_: findings(3e11, estimate=True)
-    )
+    compiles(monkeypatch, lambda _: compiled(temporaries=3 * 10**11, estimate=True))
     output = tmp_path / "plan.json"
     assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
     printed = capsys.readouterr().out

@@ -13,12 +13,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import communication_formula
+import jax
 import programs
 import pytest
 
 from jaxtrain import config
 from jaxtrain.planning.planner import Planner
+from jaxtrain.sharding import AXES
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.training import step_setup
 from jaxtrain.xla import platform
 
 # Takes half the time to compile; the plans of h100_16 and gpt_h100_8 are the same with and without.
@@ -73,27 +77,41 @@ COLLECTIVE = ("kind", "dtype", "axis", "crosses_nodes", "count", "wire_bytes")
 
 def summary(name: str) -> dict[str, Any]:
     """Returns the parts of a plan that must not change unnoticed."""
-    plan = Planner(name, [*CONFIGS[name].overrides], None, None, None).compiled(())
-    compiled = plan["compiled"]
+    plan = Planner(name, CONFIGS[name].overrides).plan()
+    step, cost = plan.step, plan.step.cost
+    memory = {row: plan.memory.rows[row] for row in MEMORY if row != "gradients"}
+    kernels = dict(cost.kernels or {})
+    attention = {way: kernels.pop(f"attention_{way}") for way in ("forward", "backward")}
     return {
         "config": name,
-        "shard": plan["mesh"]["shard"],
-        "elements": compiled["elements"],
-        "constants": compiled["constants"],
-        "needed_gib": plan["memory"]["needed"] / GIB,
-        "jax": compiled["versions"]["jax"],
-        "estimate": compiled["estimate"],
-        "memory": {row: compiled[row] for row in MEMORY},
-        "traffic": [{field: row[field] for field in COLLECTIVE} for row in compiled["traffic"]],
-        "formula_bytes": compiled["formula_bytes"],
-        "attention": compiled["attention"],
-        "kernels": compiled["kernels"],
+        "shard": plan.mesh.shard,
+        "elements": step.elements,
+        "constants": step.constants,
+        "needed_gib": plan.memory.needed / GIB,
+        "jax": step.jax,
+        "estimate": step.estimate,
+        "memory": {row: int(size) for row, size in memory.items()} | {"gradients": step.gradients},
+        "traffic": [
+            {field: getattr(row, field) for field in COLLECTIVE} for row in cost.traffic or ()
+        ],
+        "formula_bytes": _formula_bytes(name),
+        "attention": attention,
+        "kernels": kernels,
         # Without the lines, so that an edit above them leaves the file as it is.
         "largest": [
-            [re.sub(r":\d+", "", made_by) for made_by in one["made_by"]]
-            for one in compiled["largest"]
+            [re.sub(r":\d+", "", made_by) for made_by in slot.made_by]
+            for slot in step.largest or ()
         ],
     }
+
+
+def _formula_bytes(name: str) -> float:
+    """Returns the bytes that a device must send per step, by the formula of the sharding."""
+    run = config.load(name, CONFIGS[name].overrides)
+    mesh = jax.sharding.AbstractMesh(
+        (run.mesh.data, run.mesh.fsdp), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    return communication_formula.of_step(step_setup.build_without_data(run, mesh))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -183,7 +201,7 @@ def test_the_guide_has_the_memory_of_the_plan(
 @pytest.mark.parametrize("name", REMAT)
 def test_the_rematerialization_is_the_fastest_that_fits(name: str) -> None:
     run = config.named(name)
-    plans = programs.by_remat(Planner(name, [], None, None, None), run)
+    plans = programs.by_remat(Planner(name, []), run)
     assert programs.fastest(plans) == run.model.remat
 
 

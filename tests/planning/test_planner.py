@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 from program import TINY_MLM
 
+from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.planning import buffers, cards, input_rate, planner, prediction
+from jaxtrain.planning import cards, compilation, input_rate, planner, prediction
 from jaxtrain.xla import platform, subprocess_worker
 
+RUN = config.load("h100_16", ["--model.remat", "ends"])
 
-def asked(config: str = "demo", **more: object) -> planner.PlanRequest:
-    fields = {"config": config, "overrides": (), "gpu": "h100", "gpus_per_node": 8}
-    return planner.PlanRequest(**(fields | more))  # type: ignore[arg-type]
+
+def compiled(*typed: str, name: str = "demo", timeout_s: float = 60.0) -> compilation.CompiledStep:
+    return planner.compile_step(name, typed, "h100", 8, timeout_s)
 
 
 def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path: Path) -> None:
@@ -20,7 +22,7 @@ def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path
     found = planner.environment(outside, tmp_path)
     assert found["CUDA_VISIBLE_DEVICES"] == "-1"
     assert "JAX_PLATFORMS" not in found
-    assert found["XLA_FLAGS"].endswith(buffers.flags(tmp_path))  # the last one wins
+    assert found["XLA_FLAGS"].endswith(compilation.dump_flags(tmp_path))  # the last one wins
     assert found["PYTHONPATH"].endswith("/x")
 
 
@@ -35,27 +37,42 @@ def test_prepared_clips_are_planned_as_they_are_sent() -> None:
 
 
 def test_a_worker_that_takes_too_long_is_stopped() -> None:
-    found = planner.compile_step(asked(), timeout_s=0.2)
-    assert found == {"failure": "timed out after 0 s", "timed_out": True}
+    with pytest.raises(planner.TimedOut, match="demo could not be compiled: timed out after 0 s"):
+        compiled(timeout_s=0.2)
 
 
 def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     with pytest.raises(InputError, match="did you mean"):
-        planner.compile_step(asked(overrides=("--optim.peak_lrr", "1")), timeout_s=120)
+        compiled("--optim.peak_lrr", "1", timeout_s=120)
 
 
 def test_a_worker_that_exits_reports_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_worker.sys, "executable", "/bin/false")
-    found = planner.compile_step(asked(), timeout_s=60)
-    assert found == {"failure": "the compiler ended with exit code 1"}
+    with pytest.raises(planner.NotCompiled, match=r": the compiler ended with exit code 1$"):
+        compiled()
 
 
 def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_FUNCTION", "worker_functions:kill_itself")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    failure = planner.compile_step(asked(), timeout_s=60)["failure"]
-    assert failure == "the compiler was ended by SIGKILL (out of host memory?)"
+    with pytest.raises(planner.NotCompiled) as caught:
+        compiled()
+    assert str(caught.value).endswith("the compiler was ended by SIGKILL (out of host memory?)")
+
+
+def test_other_devices_are_fitted() -> None:
+    """tests/test_sharding.py tests the function that a run uses, too."""
+    changes = ("--mesh.data", "1", "--mesh.fsdp", "4", "--optim.accumulate", "4")
+    assert planner.spread(RUN, 1, 4) == changes
+    with pytest.raises(InputError, match=r"over 24 devices \(--gpus 3x8\): use"):
+        planner.spread(RUN, 3, 8)
+
+
+@pytest.mark.parametrize("text", ["", "x", "2x", "0x8", "2x-1", "two", "2x8x1"])
+def test_invalid_devices_are_rejected(text: str) -> None:
+    with pytest.raises(InputError, match="NODESxGPUS"):
+        planner.parse_devices(text)
 
 
 @pytest.mark.slow
@@ -64,9 +81,8 @@ def test_a_step_that_is_computed_twice_needs_a_second_state(
 ) -> None:
     monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     typed = (*TINY_MLM[2:], "--loop.steps", "9", "--loop.replay_every", "120")
-    found = planner.compile_step(asked("demo_mlm", overrides=typed), 300)
-    rows = prediction.memory(found, cards.card("h100"), 1, 8).rows
-    assert "outputs" not in rows
+    found = compiled(*typed, name="demo_mlm", timeout_s=300)
+    rows = prediction.memory(found, cards.card("h100"), 8).rows
     assert rows["second state"] >= rows["parameters"] + rows["optimizer"]
 
 
@@ -75,6 +91,6 @@ def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """jax reads a setting with a value that it does not have."""
     monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "exact")
-    found = planner.compile_step(asked(), timeout_s=120)
-    assert "Error: " in found["failure"]
-    assert "\n" not in found["failure"]
+    with pytest.raises(planner.NotCompiled, match="Error: ") as caught:
+        compiled(timeout_s=120)
+    assert "\n" not in str(caught.value)

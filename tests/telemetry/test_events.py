@@ -14,6 +14,7 @@ import full_disk
 import numpy as np
 import pytest
 from PIL import Image
+from step_findings import COST
 from tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
@@ -559,7 +560,7 @@ def test_a_foreign_file_ends_no_run_that_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = event_log.attached(tmp_path, 0, 1)
-    log.emit(StepCompiled(0, None, 1.0, 1, 1.0))
+    log.emit(StepCompiled(0, COST, 1.0, 1))
     (tmp_path / "metrics.jsonl").write_text("hello\n")
     log.emit(Rewound(0, 0))
     log.emit(Metrics(1, {"train/loss": 1.0}))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from step_findings import COST
 
 import jaxtrain
 from jaxtrain import versions
@@ -117,7 +118,7 @@ class Run:
         sinks = file_sinks(directory, 0, 1, ("mlflow",), self.log.say)
         self.log.attach(sinks, directory)
         self.log.emit(Started(0, 0, 9, None, {"name": "demo", "optim": {"b1": 0.5}}, ["--debug"]))
-        self.log.emit(StepCompiled(0, None, 1.0, 1, 1.0))
+        self.log.emit(StepCompiled(0, COST, 1.0, 1))
 
     def end(self, code: int = 0) -> None:
         """Ends the run as a real one does."""

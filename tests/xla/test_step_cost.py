@@ -1,4 +1,4 @@
-"""Tests the communication volume of a step, compiled and by formula."""
+"""Tests what a step costs: its communication, compiled and by formula, FLOPs, and memory."""
 
 import dataclasses
 from typing import Any
@@ -7,15 +7,19 @@ import jax
 import numpy as np
 import pytest
 import toy
+from communication_formula import formula_bytes
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
 from jaxtrain.optim import build
-from jaxtrain.planning import cards, communication
+from jaxtrain.planning import cards, prediction
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training.state import ModelDefinition, abstract_state
 from jaxtrain.xla.hlo import Array, Collective
+from jaxtrain.xla.step_cost import StepCost, axis_of, traffic
 
 HYBRID = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
+AXES = {"data": 2, "fsdp": 4}
 
 
 def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collective:
@@ -33,7 +37,7 @@ def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collect
     ],
 )
 def test_groups_map_to_mesh_axes(groups: Any, axis: str) -> None:
-    assert communication.axis_of(groups, HYBRID) == axis
+    assert axis_of(groups, AXES) == axis
 
 
 def test_rows_sum_collectives_of_the_same_kind() -> None:
@@ -44,16 +48,16 @@ def test_rows_sum_collectives_of_the_same_kind() -> None:
         collective("all-reduce", across),
     ]
     h100 = cards.card("h100")
-    gather, reduce = communication.rows(found, HYBRID, h100, gpus_per_node=4)
+    gather, reduce = traffic(found, AXES, gpus_per_node=4)
     assert (gather.kind, gather.axis, gather.crosses_nodes, gather.count) == (
         *("all-gather", "fsdp", False),
         4,
     )
     assert gather.wire_bytes == 4 * 2000 * 3 / 4
     assert gather.overlapped == 3 / 4
-    assert gather.seconds == gather.wire_bytes / h100.link_rate
+    assert prediction.seconds(gather, h100) == gather.wire_bytes / h100.link_rate
     assert (reduce.axis, reduce.crosses_nodes) == ("data", True)
-    assert reduce.seconds == 2 * 2000 / 2 / h100.node_rate
+    assert prediction.seconds(reduce, h100) == 2 * 2000 / 2 / h100.node_rate
 
 
 @pytest.mark.parametrize(("shard", "gathers"), [("params", 4), ("optimizer", 1)])
@@ -72,9 +76,7 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
     sharded = sum(size for name, size in sizes.items() if name not in whole)
     rest = sum(size for name, size in sizes.items() if name in whole)
     expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert communication.formula_bytes(
-        target.params, {}, rule, settings, accumulate=2
-    ) == pytest.approx(expected)
+    assert formula_bytes(target.params, {}, rule, settings, accumulate=2) == pytest.approx(expected)
     assert jax.device_count() == 8
 
 
@@ -86,15 +88,41 @@ def test_formula_counts_a_gather_of_constants_in_each_microbatch(shard: Any, tim
         "teacher.kernel": jax.ShapeDtypeStruct((64, 32), np.float32),
         "teacher.bias": jax.ShapeDtypeStruct((32,), np.float32),  # too small for shards
     }
-    found = communication.formula_bytes({}, constants, rule, settings, accumulate=2)
+    found = formula_bytes({}, constants, rule, settings, accumulate=2)
     assert found == times * 2 * 64 * 32 * 3 / 4
 
 
 def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
-    h100, everyone = cards.card("h100"), (tuple(range(16)),)
-    mesh = config.Mesh(data=1, fsdp=16, shard="params")
-    (row,) = communication.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=8)
-    assert row.crosses_nodes
-    assert row.seconds == row.wire_bytes / min(8 * h100.node_rate, h100.link_rate)
-    (row,) = communication.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=2)
-    assert row.seconds == row.wire_bytes / (2 * h100.node_rate)
+    h100, found = cards.card("h100"), [collective("all-gather", (tuple(range(16)),))]
+    (row,) = traffic(found, {"data": 1, "fsdp": 16}, gpus_per_node=8)
+    assert (row.axis, row.crosses_nodes) == ("fsdp", True)
+    fastest = min(8 * h100.node_rate, h100.link_rate)
+    assert prediction.seconds(row, h100) == row.wire_bytes / fastest
+    (row,) = traffic(found, {"data": 1, "fsdp": 16}, gpus_per_node=2)
+    assert prediction.seconds(row, h100) == row.wire_bytes / (2 * h100.node_rate)
+
+
+def test_the_cost_of_a_real_step_on_eight_devices() -> None:
+    """Each device multiplies its rows by a replicated matrix, and the sums are all-reduced."""
+    mesh = toy.mesh_of(1, 8)
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), ()))
+    step = jax.jit(
+        lambda x, y: (x @ y).sum(axis=0), in_shardings=(rows, whole), out_shardings=whole
+    )
+    traced = step.trace(
+        jax.ShapeDtypeStruct((16, 32), np.float32), jax.ShapeDtypeStruct((32, 64), np.float32)
+    )
+    compiled = traced.lower().compile()
+    cost = StepCost.of(traced.jaxpr, compiled, mesh, model_flops=1.0, gpus_per_node=4)
+    assert (cost.devices, cost.flops, cost.convolutions) == (8, 2 * 16 * 32 * 64, False)
+    assert cost.arguments == 4 * (2 * 32 + 32 * 64)
+    assert cost.outputs == 4 * 64
+    assert cost.planned_bytes == cost.arguments + cost.temporaries + cost.outputs
+    assert cost.moved_bytes > cost.arguments
+    assert cost.traffic is not None
+    (row,) = cost.traffic
+    assert (row.kind, row.axis, row.crosses_nodes) == ("all-reduce", "fsdp", True)
+    assert (row.gpus_of_node, row.count) == (4, 1)
+    assert cost.sent_bytes == 2 * 4 * 64 * 7 / 8
+    unread = StepCost.of(traced.jaxpr, compiled, mesh, model_flops=1.0)
+    assert (unread.traffic, unread.kernels, unread.sent_bytes) == (None, None, 0)

@@ -1,8 +1,12 @@
-"""Tests parsing the compiler's buffer assignment dump together with its program."""
+"""Tests what the compiling process reports: temporaries, and a step as JSON."""
 
+import dataclasses
+import json
 from pathlib import Path
 
-from jaxtrain.planning import buffers
+from step_findings import compiled, traffic
+
+from jaxtrain.planning import compilation
 
 PROGRAM = """\
 HloModule jit_train_step
@@ -49,7 +53,7 @@ allocation 2: size 8888, output shape is |f32[2222]|, maybe-live-out:
 
 
 def test_slots_are_sorted_by_size_and_list_the_lines_that_fill_them() -> None:
-    found = buffers.parse(DUMP, PROGRAM)
+    found = compilation.temporaries(DUMP, PROGRAM)
     assert [one.size for one in found] == [256, 64, 40, 32]
     shared, unknown, again, norm = found
     assert shared.shape == "bf16[8,4]"
@@ -63,10 +67,17 @@ def test_slots_are_sorted_by_size_and_list_the_lines_that_fill_them() -> None:
 def test_dumps_of_newer_compilers_are_parsed() -> None:
     newer = DUMP.replace(": size 1000, pre", ": size 1000, page 0, pre")
     assert newer != DUMP
-    assert buffers.parse(newer, PROGRAM) == buffers.parse(DUMP, PROGRAM)
+    assert compilation.temporaries(newer, PROGRAM) == compilation.temporaries(DUMP, PROGRAM)
 
 
 def test_a_missing_dump_yields_no_temporaries(tmp_path: Path) -> None:
-    assert buffers.largest(tmp_path, PROGRAM, 5) == []
+    assert compilation.largest(tmp_path, PROGRAM, 5) == ()
     (tmp_path / "module_1.after_optimizations-buffer-assignment.txt").write_text(DUMP)
-    assert len(buffers.largest(tmp_path, PROGRAM, 3)) == 3
+    assert len(compilation.largest(tmp_path, PROGRAM, 3)) == 3
+
+
+def test_a_compiled_step_survives_json() -> None:
+    slot = compilation.Temporary(256, "f32[64]", ("models/mlm.py:166 (forward)",), 1)
+    for step in (compiled(largest=(slot,), traffic=(traffic(),)), compiled(estimate=True)):
+        values = json.loads(json.dumps(dataclasses.asdict(step)))
+        assert compilation.CompiledStep.from_json(values) == step
