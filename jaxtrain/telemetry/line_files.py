@@ -217,23 +217,46 @@ def list_files(directory: Path, process: int, process_count: int) -> list[ListFi
     return [ListFile(directory, kind, process, process_count) for kind in _LISTS]
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records of a ``metrics.jsonl`` in order, with NaN/Inf restored.
+class Reader:
+    """Reads the records of a file as it grows, with NaN/Inf restored.
 
     Omits an incomplete last line, which an active or killed run may leave.
+
+    Args:
+        path: of the file, which need not exist yet.
     """
-    with path.open() as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield parse(line)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number: int | None = None  # of the inode: a rewind replaces the file
+        self._offset = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yields the records since the last call; of a file that was rewound, all."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self._number:
+                self._number, self._offset = number, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                record: dict[str, Any] = json.loads(line)
+                nonfinite = record.pop("nonfinite", {})
+                yield record | {name: float(text) for name, text in nonfinite.items()}
 
 
-def parse(line: str | bytes) -> dict[str, Any]:
-    """Returns the record of a line of ``metrics.jsonl``, with NaN/Inf restored."""
-    record: dict[str, Any] = json.loads(line)
-    nonfinite = record.pop("nonfinite", {})
-    return record | {name: float(text) for name, text in nonfinite.items()}
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the records of a file in order, with NaN/Inf restored.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    path.stat()
+    yield from Reader(path).new()
 
 
 def _rewind(path: Path, key: str, last: int) -> None:

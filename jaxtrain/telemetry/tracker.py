@@ -1,38 +1,44 @@
 """Records a run with the trackers of ``--track``: W&B, Trackio, MLflow.
 
-Each tracker has a process of its own (:mod:`jaxtrain.telemetry.tracker_process`), which reads what
-the run writes to its directory: metrics, samples, config. The files are the queue. So the training
-thread does nothing per event, nothing is ever dropped, and a tracker that hangs, fails, prints or
-leaks memory does not affect the run. What a tracker has not received, it gets when it works again,
-or from the next start of the run.
+Each tracker has one thread, which reads ``metrics.jsonl`` as it grows and sends what is new. The
+file is the queue: the training thread does nothing per event, nothing is dropped, and a tracker
+that hangs or fails neither delays the run nor ends it. What a tracker has not received, it gets
+when it works again, or from the next start of the run.
+
+A tracker receives one row per step, with the values of training and validation, in order. Steps
+that are repeated after a kill or a rollback are not sent again. ``trackers/NAME.json`` in the run
+directory has the id of the tracker's run and the last step that was sent (:class:`Sent`).
 
 To add a tracker NAME, where NAME is also the package that it imports: write
-``telemetry/tracker_NAME.py``, with a class that is made from an ``Info`` and has the methods of
-``Recorder`` (both in :mod:`jaxtrain.telemetry.tracker_process`; ``tracker_trackio.py`` is the
-shortest example). Then add NAME to :data:`TRACKERS`, a case to ``tracker_process.open_recorder``,
-an extra NAME to pyproject.toml, and NAME to the help of ``--track`` in cli/train.py.
+``telemetry/tracker_NAME.py``, with a class that is made from an :class:`Info` and has the methods
+of :class:`Recorder`; ``tracker_trackio.py`` is the shortest example. Then add NAME to
+:data:`TRACKERS`, a case to :func:`open_recorder`, an extra NAME to pyproject.toml, and NAME to the
+help of ``--track`` in cli/train.py.
 """
 
-import contextlib
 import importlib.util
 import itertools
-import os
-import subprocess
-import sys
+import json
+import secrets
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-import jaxtrain
 from jaxtrain import versions
 from jaxtrain.config.overrides import did_you_mean
-from jaxtrain.errors import DONE, shown
-from jaxtrain.storage.atomic import open_own
+from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, first_line, shown
+from jaxtrain.storage.atomic import read_json, write_whole
+from jaxtrain.telemetry import line_files, samples
 from jaxtrain.telemetry.events import Ended, StepCompiled
 
 TRACKERS = ("wandb", "trackio", "mlflow")
 """Their names, which are also those of their packages and extras."""
+
+PROJECT = "jaxtrain"
+"""The project or experiment, unless the tracker's own environment variable names another."""
 
 FOLDER = "trackers"
 
@@ -40,11 +46,11 @@ FOLDER = "trackers"
 # has failed, where a scheduler may be about to kill the process.
 END_S = 60.0
 STOPPED_S = 10.0
-# Before a process that has failed is started again.
+# Before a tracker that has failed is opened again.
 _RETRY_S = (10.0, 60.0, 300.0)
-
-WARNING = "warning: "
-"""Begins a line of the process that is a warning."""
+_POLL_S = 1.0
+_HARDWARE = ("host", "processes", "devices", "device_kind", "platform", "driver")
+_THREAD = "tracker"
 
 
 def names(typed: Iterable[str]) -> tuple[str, ...]:
@@ -77,17 +83,99 @@ def _installed(name: str) -> bool:
     return found is not None and found.origin is not None
 
 
+def still_sending() -> bool:
+    """Returns whether a tracker hangs. What its package does at exit may hang, too."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
+
+
+class Row(NamedTuple):
+    """What a run has measured at a step.
+
+    Attributes:
+        step: completed steps.
+        time: seconds since 1970.
+        values: metrics by full name.
+        samples: files of the samples of a validation, by name.
+    """
+
+    step: int
+    time: float
+    values: dict[str, float]
+    samples: dict[str, Path]
+
+
+class Info(NamedTuple):
+    """What a tracker shows about a run.
+
+    Attributes:
+        id: eight hexadecimal digits, always the same for a run directory.
+        name: the name of the config and of the run directory.
+        directory: the run directory.
+        config: all fields of the config by section; versions; hardware; the command line.
+        sent: the last step that an earlier start has sent; -1 for none.
+    """
+
+    id: str
+    name: str
+    directory: Path
+    config: Mapping[str, Any]
+    sent: int
+
+
+class Recorder(Protocol):
+    """An open run of a tracker. Any method may raise any error, or hang.
+
+    Attributes:
+        where: the URL or folder of the run, for the user.
+        last: the last step that the tracker has; -1 for none.
+        keeps: whether it has a row once :meth:`record` has returned, even if the process is killed;
+            otherwise once :meth:`close` has.
+    """
+
+    where: str
+    last: int
+    keeps: bool
+
+    def record(self, row: Row) -> None:
+        """Sends a row."""
+
+    def close(self, code: int) -> None:
+        """Sends all that is pending, and ends the run.
+
+        Args:
+            code: exit code of the run.
+        """
+
+
+def open_recorder(name: str, info: Info) -> Recorder:
+    """Opens the run of a tracker."""
+    match name:
+        case "wandb":
+            from jaxtrain.telemetry.tracker_wandb import WandB
+
+            return WandB(info)
+        case "trackio":
+            from jaxtrain.telemetry.tracker_trackio import Trackio
+
+            return Trackio(info)
+        case "mlflow":
+            from jaxtrain.telemetry.tracker_mlflow import MLflow
+
+            return MLflow(info)
+    raise ValueError(f"unknown tracker {name}")
+
+
 class Tracker:
-    """Starts the process of a tracker, and ends it; process 0 only.
+    """Starts the thread of a tracker, and tells it the end of the run; process 0 only.
 
     It starts once the step is compiled, so that a run with wrong input leaves no trace; a run that
-    has nothing left to train sends what an earlier start did not. A process that fails is started
+    has nothing left to train sends what an earlier start did not. A tracker that fails is opened
     again, after a while and at the end of the run.
 
     Args:
         name: one of :data:`TRACKERS`.
         directory: the run directory.
-        say: prints and logs a line of the process.
+        say: prints and logs a line; from any thread.
     """
 
     takes = (StepCompiled, Ended)
@@ -97,109 +185,77 @@ class Tracker:
         self._directory = directory
         self._say = say
         self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # of the process and its stdin
         self._over = threading.Event()
         self._code = 1
         self._until = 0.0
         self._warned: set[tuple[str, bool]] = set()
 
     def handle(self, event: StepCompiled | Ended) -> None:
-        """Starts the process, or tells it the end of the run; waits for nothing."""
+        """Starts the thread, or tells it the end of the run; waits for nothing."""
         if isinstance(event, Ended):
             self._end(event.code)
         if self._thread is None and (isinstance(event, StepCompiled) or event.code == DONE):
-            self._thread = threading.Thread(target=self._supervise, daemon=True)
+            self._thread = threading.Thread(target=self._supervise, name=_THREAD, daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Waits for the process until its deadline, and then kills it."""
-        thread = self._thread
-        if thread is None:
+        """Waits for the thread until its deadline, and then abandons it."""
+        if self._thread is None:
             return
         if not self._over.is_set():  # the end of the run was not logged
             self._end(1)
-        thread.join(max(0.0, self._until - time.monotonic()))
-        if thread.is_alive():
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        if self._thread.is_alive():
             self._say(
-                f"warning: {self.name} has not finished in time and is stopped: to send what is "
+                f"warning: {self.name} has not finished in time and is abandoned: to send what is "
                 "missing, run the same command with --resume latest"
             )
-            self._thread = None  # it starts no other process, and what it says is too late
-            with self._lock:
-                if self._process is not None:
-                    self._process.kill()
-            thread.join(1.0)
+            self._say = lambda _: None  # what it says is too late
 
     def _end(self, code: int) -> None:
         self._code = code
         self._until = time.monotonic() + (END_S if code == DONE else STOPPED_S)
         self._over.set()
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tells the process the exit code of the run, once that is known."""
-        with self._lock:
-            if self._over.is_set() and self._process is not None:
-                assert self._process.stdin is not None
-                # It may have ended. A pipe is closed only once.
-                with contextlib.suppress(OSError, ValueError), self._process.stdin as pipe:
-                    pipe.write(str(self._code).encode())
 
     def _supervise(self) -> None:
-        """Starts the process until it has recorded the complete run."""
+        """Opens the tracker until it has recorded the complete run."""
         for wait_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
-            last = self._over.is_set()
+            over = self._over.is_set()
             try:
-                done = self._run()
-            except OSError as error:  # no memory for a process, or a full disk
-                done = self._warn(f"cannot be started ({error.strerror})")
-            if done or last or self._thread is None:
+                self._follow()
+            except BaseException as error:  # a package may also call sys.exit
+                self._warn(f"{type(error).__name__}: {first_line(error)}")
+                if over:
+                    return
+                self._over.wait(wait_s)
+            else:
                 return
-            self._over.wait(wait_s)
 
-    def _run(self) -> bool:
-        """Starts the process, prints its lines, and returns whether it recorded the run."""
-        folder = self._directory / FOLDER
-        folder.mkdir(exist_ok=True)
-        output = open_own(folder / f"{self.name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        package = str(Path(jaxtrain.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        module = "jaxtrain.telemetry.tracker_process"
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, self.name, str(self._directory)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C in a terminal is for the run only
-            )
-        finally:
-            os.close(output)
-        with self._lock:
-            self._process = process
-        self._tell()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                text = line.decode(errors="replace").rstrip()
-                if text.startswith(WARNING):
-                    self._warn(text.removeprefix(WARNING))
-                elif self._thread is not None:
-                    self._say(f"{self.name}: {text}")
-        code = process.wait()
-        with self._lock, contextlib.suppress(OSError):
-            process.stdin.close()
-        if code not in (0, 1):  # for 1, it has said why
-            self._warn(f"ended with {code}; see {FOLDER}/{self.name}.log")
-        return code == 0
+    def _follow(self) -> None:
+        """Sends the rows that the tracker does not have, until the end of the run."""
+        sent = Sent(self._directory / FOLDER / f"{self.name}.json")
+        recorder = open_recorder(self.name, _info(self._directory, sent))
+        self._say(f"{self.name}: {recorder.where}")
+        rows, last = _Rows(self._directory), recorder.last
+        while True:
+            over = self._over.is_set()  # before the file is read
+            # The resume of a run that was stopped may add a validation to its last step.
+            for row in rows.new(complete=over and self._code not in (RUN_AGAIN, INTERRUPTED)):
+                if row.step > last:
+                    recorder.record(row)
+                    last = row.step
+            if recorder.keeps:
+                sent.note(last)
+            if over:
+                recorder.close(self._code)
+                sent.note(last)
+                return
+            self._over.wait(_POLL_S)
 
-    def _warn(self, text: str) -> bool:
-        """Prints a warning, if it is a new one; returns False."""
+    def _warn(self, text: str) -> None:
+        """Prints a warning, if it is a new one."""
         over = self._over.is_set()  # then what is missing stays missing: say so once more
-        if (text, over) not in self._warned and self._thread is not None:
+        if (text, over) not in self._warned:
             self._warned.add((text, over))
             then = (
                 "to send what is missing, run the same command with --resume latest"
@@ -207,4 +263,84 @@ class Tracker:
                 else "training continues, and what is missing is sent later"
             )
             self._say(f"warning: {self.name}: {text}: {then}")
-        return False
+
+
+class Sent:
+    """What a tracker was sent: ``trackers/NAME.json``.
+
+    Args:
+        path: the file, which is created.
+
+    Attributes:
+        id: of the tracker's run.
+        step: the last one that was sent; -1 for none.
+
+    Raises:
+        OSError, ValueError, LookupError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if path.exists():
+            content = read_json(path)
+            self.id, self.step = str(content["run"]), int(content["step"])
+        else:
+            path.parent.mkdir(exist_ok=True)
+            self.id, self.step = secrets.token_hex(4), -2  # as of no file
+            self.note(-1)
+
+    def note(self, step: int) -> None:
+        """Writes the last step, if it is another."""
+        if step != self.step:
+            write_whole(self._path, json.dumps({"run": self.id, "step": step}) + "\n")
+            self.step = step
+
+
+class _Rows:
+    """Reads the rows of a run as they are complete: a later step follows, or the run has ended.
+
+    Args:
+        directory: the run directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._reader = line_files.Reader(directory / line_files.METRICS)
+        self._samples = directory / samples.FOLDER
+        self._row: Row | None = None
+
+    def new(self, *, complete: bool) -> Iterator[Row]:
+        """Yields the rows since the last call; after a rollback, all of them again.
+
+        Args:
+            complete: whether nothing is added to the last step.
+        """
+        for values in self._reader.new():
+            step, when = int(values.pop("step")), float(values.pop("time"))
+            if self._row is not None and self._row.step == step:
+                values = self._row.values | values
+            elif self._row is not None and self._row.step < step:  # greater: rolled back
+                yield self._row
+            self._row = Row(step, when, values, self._samples_of(step, values))
+        if complete and self._row is not None:
+            yield self._row
+
+    def _samples_of(self, step: int, values: dict[str, float]) -> dict[str, Path]:
+        if not any(name.startswith("val/") for name in values):
+            return {}
+        found = sorted(self._samples.glob(f"*_{step}.*"))
+        return {p.stem.rpartition("_")[0]: p for p in found if samples.step_of(p) == step}
+
+
+def _info(directory: Path, sent: Sent) -> Info:
+    """Reads what the run has recorded about itself, which has no credentials."""
+    starts = (r for r in line_files.read(directory / "history.jsonl") if r["event"] == "start")
+    *_, start = starts
+    config = dict(start["config"])
+    config["versions"] = start["versions"]
+    config["hardware"] = {name: start[name] for name in _HARDWARE}
+    config["run"] = {
+        "directory": str(directory),
+        "arguments": shlex.join(start["arguments"]),
+        "resumed_from": start["from"] or "",
+    }
+    return Info(sent.id, f"{config['name']}/{directory.name}", directory, config, sent.step)

@@ -1,18 +1,15 @@
-"""Records a run with Trackio: metrics, config, and samples.
-
-Trackio keeps all rows; a repeated step is in a later row.
-"""
+"""Records a run with Trackio: metrics, config, and samples."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trackio
-from trackio.sqlite_storage import SQLiteStorage
+import trackio.run
+import trackio.utils
 
 from jaxtrain import config
-from jaxtrain.telemetry.tracker_process import PROJECT, Info, Row
+from jaxtrain.telemetry.tracker import PROJECT, Info, Row
 
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
@@ -24,30 +21,36 @@ class Trackio:
         info: of the run.
     """
 
+    keeps = True  # at the latest half a second later; and Trackio knows its last step
+
     def __init__(self, info: Info) -> None:
+        for module in (trackio, trackio.run, trackio.utils):  # they would print between the lines of the run
+            vars(module)["print"] = lambda *_, **__: None
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         # The id, because Trackio identifies a run by its name.
         name = f"{info.name}-{info.id}"
         self._run = trackio.init(
-            project, name, resume="allow", config=config.flat(info.config), embed=False
+            project,
+            name,
+            resume="allow",
+            config=config.flat(info.config),
+            embed=False,
+            auto_log_gpu=False,  # the run's own metrics have them
+            auto_log_cpu=False,
         )
-        if any(map(os.environ.get, _REMOTE)):
-            # What it could not send, Trackio stores here, and sends it when it is opened again.
-            self.arrived = info.sent
-            self.where = f"run {name} of project {project}, sent to a server"
-        else:
-            self.arrived = len(SQLiteStorage.get_logs(project, name, run_id=self._run.id))
-            self.where = f"run {name}; show it with: trackio show --project {project}"
+        self.last = self._run._next_step - 1
+        remote = any(map(os.environ.get, _REMOTE))
+        then = "sent to a server" if remote else f"show it with: trackio show --project {project}"
+        self.where = f"run {name} of project {project}, {then}"
 
-    def record(self, first: int, rows: Sequence[Row]) -> None:
-        """Sends rows, each with the samples of its step."""
-        for row in rows:
-            media = {f"samples/{p.stem.rpartition('_')[0]}": _media(p) for p in row.samples}
-            self._run.log(row.values | media, step=row.step)
+    def record(self, row: Row) -> None:
+        """Sends a row."""
+        media = {f"samples/{name}": _media(path) for name, path in row.samples.items()}
+        self._run.log(row.values | media, step=row.step)
 
     def close(self, code: int) -> None:
         """Sends all that is pending, and ends the run."""
-        trackio.finish()
+        self._run.finish()
 
 
 def _media(path: Path) -> Any:

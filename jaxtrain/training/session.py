@@ -114,7 +114,7 @@ def _start(run: config.Run, flags: Flags, signals: StopSignals) -> tuple[int, Pa
             raise
         ends = signals.ends_process
         several = jax.process_count() > 1 and code != DONE
-        if ends and (options.still_compiling() or several):
+        if ends and (options.still_compiling() or tracker.still_sending() or several):
             process_group.end(code, heartbeat)
         return code, directory
 

@@ -15,24 +15,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import event_log
-import numpy as np
 import pytest
 from program import TINY_MLM, command, environment, write_corpus
-
-from jaxtrain.telemetry.events import Metrics, Sample, Started
-from jaxtrain.telemetry.tracker_wandb import rows
 
 # MLflow's own use of SQLAlchemy, in the process of the tests.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TRACKERS = ("wandb", "trackio", "mlflow")
-STEPS = 60
+STEPS = 120
+RUN = [*TINY_MLM, "--data.path", "corpus", "--loop.eval_every", "10"]
 KILLED = [
-    *TINY_MLM,
-    *["--data.path", "corpus", "--loop.steps", str(STEPS), "--loop.eval_every", "10"],
-    *["--checkpoint.every", "10", "--track", "wandb,trackio", "--track", "mlflow"],
+    *RUN,
+    *["--loop.steps", str(STEPS), "--checkpoint.every", "10"],
+    # About 0.1 s per step, so that a kill meets steps that are being sent.
+    *["--data.batch_size", "128", "--model.hidden", "64", "--model.layers", "4"],
+    *["--track", "wandb,trackio", "--track", "mlflow"],
 ]
+SHORT = [*RUN, "--loop.steps", "60"]
 # As in tests/training/test_bad_updates.py: six rollbacks.
 ROLLED_BACK = [
     *TINY_MLM,
@@ -88,15 +87,11 @@ class Place:
         return [Point(int(step), key, float(value)) for step, key, value in found]
 
     def _wandb(self, run: Path, id: str) -> Iterator[tuple[int, str, float]]:
-        numbers = []
-        for number, values in rows(run / "wandb", id):
-            numbers.append(number)
-            for key in values:
-                if key.startswith(("train/", "val/")):
-                    yield json.loads(values["step"]), key, json.loads(values[key])
-        # W&B drops a row whose number is not greater than that of the row before.
-        assert numbers == list(range(len(numbers)))
-        assert numbers, "W&B has stored the run"
+        for folder in sorted((run / "wandb").glob(f"*run-*-{id}")):
+            for values in rows(folder / f"run-{id}.wandb"):
+                for key in values:
+                    if key.startswith(("train/", "val/")):
+                        yield json.loads(values["_step"]), key, json.loads(values[key])
 
     def _trackio(self, run: Path, id: str) -> Iterator[tuple[int, str, float]]:
         sql = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
@@ -138,9 +133,44 @@ class Place:
 
 def ids(run: Path) -> dict[str, str]:
     return {
-        name: json.loads((run / f"trackers/{name}.jsonl").read_text().splitlines()[0])["run"]
-        for name in TRACKERS
+        name: json.loads((run / f"trackers/{name}.json").read_text())["run"] for name in TRACKERS
     }
+
+
+def rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the rows in a file of W&B: values by name, as JSON."""
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    for record in records(path.read_bytes()):
+        message = pb.Record.FromString(record)
+        if message.WhichOneof("record_type") == "history":
+            yield {
+                item.key or "/".join(item.nested_key): item.value_json
+                for item in message.history.item
+            }
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Yields the complete records of a file in LevelDB's log format.
+
+    Blocks of 32 KiB hold pieces of records: checksum (4 bytes), length (2), kind (1: complete, 2:
+    first, 3: middle, 4: last), data. See
+    https://github.com/google/leveldb/blob/main/doc/log_format.md. W&B's file begins with 7 bytes.
+    """
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        if 2**15 - position % 2**15 < 7:
+            position += 2**15 - position % 2**15
+            continue
+        length = int.from_bytes(content[position + 4 : position + 6], "little")
+        kind = content[position + 6]
+        piece = content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if len(piece) < length or kind not in (1, 2, 3, 4):
+            return
+        parts = piece if kind in (1, 2) else parts + piece
+        if kind in (1, 4):
+            yield parts
 
 
 def recorded(run: Path) -> list[Point]:
@@ -169,22 +199,15 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> b
     return True
 
 
-def processes_of(run: Path) -> set[int]:
-    """Returns the processes of the trackers of a run, and those of W&B."""
-    parents, found = {}, set()
+def children_of(process: int) -> set[int]:
+    """Returns the processes that a process has started, such as W&B's, and theirs."""
+    parents, found = {}, {process}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            words = (path / "cmdline").read_bytes().decode().split("\0")
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if "jaxtrain.telemetry.tracker_process" in words and str(run) in words:
-                found.add(int(path.name))
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return found
-
-
-def last(points: list[Point]) -> dict[tuple[int, str], float]:
-    return {(point.step, point.name): point.value for point in points}
+    return found - {process}
 
 
 @pytest.fixture(scope="module")
@@ -194,120 +217,111 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def killed(place: Place) -> Path:
-    """A run that is killed twice: once with its trackers, as by a host that fails, once without."""
+    """A run that is killed twice while it sends: once alone, once with W&B's own processes."""
     run = place.folder / "killed"
     arguments = [*KILLED, "--output-dir", run, "--resume", "latest"]
-    for count, with_trackers in ((27, True), (49, False)):
+
+    def sent(step: int) -> bool:
+        """Whether all trackers are open, and one that reports so has rows up to a step."""
+        paths = [run / f"trackers/{name}.json" for name in TRACKERS]
+        if not all(path.exists() for path in paths) or not list((run / "wandb").glob("*run-*")):
+            return False
+        return all(json.loads(path.read_text())["step"] >= step for path in paths[1:])
+
+    for step, with_others in ((25, False), (75, True)):
         process = place.start(*arguments)
         try:
-            assert wait_for(lambda: lines(run / "metrics.jsonl") >= count, process)  # noqa: B023
-            # It is stopped until the trackers have caught up: its steps take milliseconds.
-            process.send_signal(signal.SIGSTOP)
-            sent = min(count, lines(run / "metrics.jsonl"))
-            wait_for(
-                lambda: all(lines(run / f"trackers/{name}.jsonl") > sent for name in TRACKERS),  # noqa: B023
-                process,
-            )
-            if with_trackers:
-                for pid in processes_of(run):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            assert wait_for(lambda: sent(step), process), process.communicate()  # noqa: B023
+            others = children_of(process.pid) if with_others else set()
+            process.kill()
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         finally:
             process.kill()
             process.communicate()
-        assert 0 < lines(run / "metrics.jsonl") < STEPS + STEPS // 10
+        assert 0 < lines(run / "metrics.jsonl") < STEPS
     place.finish(*arguments)
-    assert not processes_of(run)
+    assert "resumed" in (run / "log.txt").read_text()
     return run
 
 
 @pytest.fixture(scope="module")
 def rolled_back(place: Place) -> Path:
-    """A run with rollbacks, whose trackers are never more than a few steps behind."""
+    """A run with rollbacks."""
     run = place.folder / "rolled_back"
-    process = place.start(*ROLLED_BACK, "--output-dir", run)
-    metrics = run / "metrics.jsonl"
-
-    def sent() -> bool:
-        known = metrics.read_text().splitlines()
-        wanted = {(record["step"], record["time"]) for record in map(json.loads, known)}
-        for name in TRACKERS:
-            path = run / f"trackers/{name}.jsonl"
-            if not path.exists():
-                return False
-            found = map(json.loads, path.read_text().splitlines()[1:])
-            if wanted - {(step, when) for step, when in found}:
-                return False
-        return True
-
-    seen = 0.0
-    try:
-        while wait_for(lambda: metrics.exists() and metrics.stat().st_mtime > seen, process):  # noqa: B023
-            process.send_signal(signal.SIGSTOP)
-            seen = metrics.stat().st_mtime
-            wait_for(sent, process)
-            process.send_signal(signal.SIGCONT)
-            if process.poll() is not None:
-                break
-            time.sleep(0.01)
-        output, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, output
-    finally:
-        process.kill()
-        process.communicate()
+    place.finish(*ROLLED_BACK, "--output-dir", run)
     assert "restoring checkpoint" in (run / "log.txt").read_text()
     return run
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_killed_run_is_one_run_without_gaps(place: Place, killed: Path, name: str) -> None:
+def test_a_killed_run_is_one_run_with_each_step_once(place: Place, killed: Path, name: str) -> None:
     found = place.stored(killed, name)
-    assert last(found) == last(recorded(killed))
-    losses = [point for point in found if point.name == "train/loss"]
-    assert {point.step for point in losses} == set(range(1, STEPS + 1))
-    assert len(losses) > STEPS, "steps after a checkpoint were repeated"
+    values = {(point.step, point.name): point.value for point in found}
+    assert len(values) == len(found), "no value is there twice"
+    expected = {(point.step, point.name): point.value for point in recorded(killed)}
+    assert values.keys() == expected.keys()
+    losses = {key: value for key, value in values.items() if key[1].endswith("/loss")}
     # A step that is repeated after a kill has the same loss.
-    assert len({(point.step, point.value) for point in losses}) == STEPS
-    assert {point.step for point in found if point.name == "val/loss"} == set(range(10, 61, 10))
-    print(f"{name}: {len(losses)} losses of {STEPS} steps")
+    assert losses == {key: expected[key] for key in losses}
+    assert {step for step, name in losses if name == "train/loss"} == set(range(1, STEPS + 1))
+    assert {step for step, name in losses if name == "val/loss"} == set(range(10, STEPS + 1, 10))
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_after_a_rollback_the_last_value_counts(place: Place, rolled_back: Path, name: str) -> None:
-    found = place.stored(rolled_back, name)
-    assert last(found) == last(recorded(rolled_back))
-    losses = [point for point in found if point.name == "train/loss"]
-    steps = {point.step for point in losses}
-    assert steps == set(range(1, max(steps) + 1))
-    values = {(point.step, point.value) for point in losses}
-    assert len(values) > len(steps), "steps after a rollback have new values"
-    print(f"{name}: {len(losses)} losses of {len(steps)} steps, {len(values)} of them different")
+def test_after_rollbacks_each_step_is_there_once(
+    place: Place, rolled_back: Path, name: str
+) -> None:
+    found = [point for point in place.stored(rolled_back, name) if point.name == "train/loss"]
+    steps = [point.step for point in recorded(rolled_back) if point.name == "train/loss"]
+    assert sorted(point.step for point in found) == steps
+
+
+SAMPLES = """
+import sys
+from pathlib import Path
+import numpy as np
+from jaxtrain.telemetry.events import Ended, EventLog, Metrics, Sample, Started, file_sinks
+
+class Printed:
+    name, takes = "console", ()
+    def handle(self, event): ...
+    def close(self): ...
+    def show(self, text): print(text)
+
+run = Path(sys.argv[1])
+log = EventLog(Printed())
+log.attach(file_sinks(run, 0, 1, ("wandb", "trackio", "mlflow"), print), run)
+log.emit(Started(0, 0, 1, None, {"name": "demo", "optim": {"peak_lr": 0.5}}, []))
+log.emit(Sample(1, "image", np.zeros((16, 16, 3), np.uint8)))
+log.emit(Sample(1, "clip", np.zeros((4, 16, 16, 3), np.uint8)))
+log.emit(Sample(1, "text", "some <words>"))
+log.emit(Metrics(1, {"val/loss": 0.5}))
+log.emit(Ended(1, 0, "done"))
+log.close()
+"""
 
 
 def test_samples_and_config_are_stored(place: Place) -> None:
     run = place.folder / "samples"
     run.mkdir()
-    log = event_log.attached(run)
-    log.emit(Started(0, 0, 1, None, {"name": "demo", "optim": {"peak_lr": 0.5}}, []))
-    log.emit(Sample(1, "image", np.zeros((16, 16, 3), np.uint8)))
-    log.emit(Sample(1, "clip", np.zeros((4, 16, 16, 3), np.uint8)))
-    log.emit(Sample(1, "text", "some <words>"))
-    log.emit(Metrics(1, {"val/loss": 0.5}))
-    log.close()
-    for name in TRACKERS:
-        ended = subprocess.run(
-            [sys.executable, "-m", "jaxtrain.telemetry.tracker_process", name, str(run)],
-            cwd=place.folder,
-            env=environment(place.folder, **place.variables),
-            input="0",
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert "demo/samples" in ended.stdout or "recording offline" in ended.stdout
-    ((_, row),) = rows(run / "wandb", ids(run)["wandb"])
+    ended = subprocess.run(
+        [sys.executable, "-c", SAMPLES, str(run)],
+        cwd=place.folder,
+        env=environment(place.folder, **place.variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    said = ended.stdout.splitlines()
+    assert len(said) == len(TRACKERS), "the packages themselves print nothing"
+    assert sum("run demo/samples" in line for line in said) == 2, said
+    assert sum("recording offline" in line for line in said) == 1, said
+    id = ids(run)["wandb"]
+    (folder,) = (run / "wandb").glob(f"offline-run-*-{id}")
+    (row,) = rows(folder / f"run-{id}.wandb")
     kinds = {key: value for key, value in row.items() if "_type" in key or key.count("/") == 2}
     assert {json.loads(one) for one in kinds.values() if one.startswith('"')} >= {
         *("image-file", "video-file", "html-file"),
@@ -334,7 +348,7 @@ def test_wandb_without_a_login_records_offline(place: Place) -> None:
     """It neither prompts nor hangs, and says how to log in."""
     run = place.folder / "anonymous"
     process = subprocess.run(
-        command(*KILLED[:-4], "--track", "wandb", "--output-dir", run),
+        command(*SHORT, "--track", "wandb", "--output-dir", run),
         cwd=place.folder,
         env=environment(place.folder, HOME=str(place.folder), NETRC=str(place.folder / "none")),
         capture_output=True,
@@ -346,11 +360,8 @@ def test_wandb_without_a_login_records_offline(place: Place) -> None:
     (said,) = [line for line in process.stdout.splitlines() if line.startswith("wandb: ")]
     assert "not logged in (set WANDB_API_KEY, or run wandb login)" in said
     assert "upload with: wandb sync" in said
-    assert len(list(rows(run / "wandb", json.loads(first_line(run))["run"]))) == STEPS + 6
-
-
-def first_line(run: Path) -> str:
-    return (run / "trackers" / "wandb.jsonl").read_text().splitlines()[0]
+    (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    assert len(list(rows(path))) == 60
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
@@ -359,7 +370,7 @@ def test_a_server_that_is_down_does_not_affect_the_run(place: Place, name: str) 
     down = "http://127.0.0.1:9"  # nothing listens there
     began = time.monotonic()
     process = subprocess.run(
-        command(*KILLED[:-4], "--track", name, "--output-dir", run),
+        command(*SHORT, "--track", name, "--output-dir", run),
         cwd=place.folder,
         env=environment(
             place.folder,
@@ -376,7 +387,7 @@ def test_a_server_that_is_down_does_not_affect_the_run(place: Place, name: str) 
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    assert lines(run / "metrics.jsonl") == STEPS + 6
+    assert lines(run / "metrics.jsonl") == 60 + 6
     said = [line for line in process.stdout.splitlines() if line.startswith(f"warning: {name}")]
     assert said, process.stdout
     assert len(said) <= 2, said

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import program
 import pytest
 from step_findings import COST
 
@@ -27,7 +28,6 @@ from jaxtrain.telemetry.events import (
     StepCompiled,
     file_sinks,
 )
-from jaxtrain.telemetry.tracker_process import Ledger
 from jaxtrain.training import preflight
 
 # It stores requests in a file, and behaves as the file "mood" says.
@@ -49,11 +49,12 @@ def mood():
     path = FOLDER / "mood"
     words = path.read_text() if path.exists() else ""
     if words == "hang":
-        time.sleep(1000)
+        while path.exists():
+            time.sleep(0.02)
     if words == "fail":
         raise ConnectionError("no server at http://user:secret@host/")
-    if words == "crash":
-        os.kill(os.getpid(), 9)
+    if words == "exit":
+        raise SystemExit("3")
 
 def get_tracking_uri():
     return "fake"
@@ -75,7 +76,7 @@ class MlflowClient:
         pass
     def log_batch(self, run, metrics=(), params=(), tags=()):
         mood()
-        for key, value, when, step in metrics:
+        for key, value, when, step in metrics or ():
             store("metric", key, value, step)
         for key, value in params:
             store("param", key, value)
@@ -91,17 +92,25 @@ Metric = Param = RunTag = lambda *values: values
 """
 
 
+MODULES = ("mlflow", "mlflow.entities", "jaxtrain.telemetry.tracker_mlflow")
+
+
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a fake package ``mlflow``."""
     folder = tmp_path / "packages" / "mlflow"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(FAKE)
     (folder / "entities.py").write_text(ENTITIES)
-    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.setattr(tracker, "STOPPED_S", 20.0)
     monkeypatch.setattr(tracker, "_RETRY_S", (0.1,))
-    return folder
+    monkeypatch.setattr(tracker, "_POLL_S", 0.05)
+    yield folder
+    (folder / "mood").unlink(missing_ok=True)
+    wait_for(lambda: not tracker.still_sending())
+    for name in MODULES:
+        sys.modules.pop(name, None)
 
 
 class Run:
@@ -189,48 +198,51 @@ def test_a_run_is_sent_with_its_config_and_samples(tmp_path: Path, fake: Path) -
     assert not run.lines, "nothing is wrong"
 
 
-def test_a_link_among_the_samples_is_not_sent(tmp_path: Path, fake: Path) -> None:
-    """In a run directory from someone else, it could lead to any file."""
-    run = Run(tmp_path / "run")
-    (tmp_path / "key").write_text("secret")
-    (tmp_path / "run" / "samples").mkdir()
-    (tmp_path / "run" / "samples" / "key_1.txt").symlink_to(tmp_path / "key")
-    os.mkfifo(tmp_path / "run" / "samples" / "pipe_1.txt")
-    run.log.emit(Sample(1, "text", "words"))
-    run.log.emit(Metrics(1, {"val/loss": 1.0}))
-    run.end()
-    assert stored(fake, "file") == [["text_1.txt"]]
-
-
-def test_resumes_and_rollbacks_belong_to_one_run(tmp_path: Path, fake: Path) -> None:
+def test_resumes_and_rollbacks_belong_to_one_run_without_repeated_steps(
+    tmp_path: Path, fake: Path
+) -> None:
     run = Run(tmp_path / "run")
     for event in losses(1, 2, 3):
         run.log.emit(event)
-    wait_for(lambda: len(stored(fake)) == 3)
+    wait_for(lambda: len(stored(fake)) == 2)  # a validation may follow step 3
     run.log.emit(Rewound(1, 8))
-    for event in losses(2, 3, 4):
+    run.log.emit(Metrics(2, {"train/loss": 5.0}))
+    for event in losses(3, 4):
         run.log.emit(event)
     run.end(75)
-    assert [step for _, _, step in stored(fake)] == [1, 2, 3, 2, 3, 4]
+    assert [step for _, _, step in stored(fake)] == [1, 2, 3]
     again = Run(tmp_path / "run")
-    again.log.emit(Rewound(3, 24))
-    again.log.emit(losses(4)[0])
+    again.log.emit(Rewound(4, 32, validated=False))
+    again.log.emit(Metrics(4, {"val/loss": 0.5}))  # which the start before had no time for
+    again.log.emit(losses(5)[0])
     again.end()
-    assert [step for _, _, step in stored(fake)] == [1, 2, 3, 2, 3, 4, 4]
+    assert stored(fake) == [
+        ["train/loss", 1.0, 1],
+        ["train/loss", 0.5, 2],
+        ["train/loss", 1 / 3, 3],
+        ["train/loss", 0.25, 4],
+        ["val/loss", 0.5, 4],
+        ["train/loss", 0.2, 5],
+    ]
     assert stored(fake, "end") == [["KILLED"], ["FINISHED"]]
     assert len(stored(fake, "run")) == 1
+    sent = json.loads((tmp_path / "run" / "trackers" / "mlflow.json").read_text())
+    assert sent == {"run": stored(fake, "run")[0][0], "step": 5}
 
 
-def test_what_the_tracker_has_lost_is_sent_again(tmp_path: Path, fake: Path) -> None:
+def test_what_was_not_sent_is_sent_by_the_next_start(tmp_path: Path, fake: Path) -> None:
+    log = EventLog(Printed([]))
+    (tmp_path / "run").mkdir()
+    log.attach(file_sinks(tmp_path / "run", 0, 1), tmp_path / "run")  # without --track
+    log.emit(losses(1)[0])
+    log.close()
     run = Run(tmp_path / "run")
-    run.log.emit(losses(1)[0])
-    run.end(75)
-    (fake / "stored.jsonl").unlink()
-    again = Run(tmp_path / "run")
-    again.log.emit(losses(2)[0])
-    again.end()
+    run.log.emit(losses(2)[0])
+    run.end()
     assert [step for _, _, step in stored(fake)] == [1, 2]
-    assert "1 lost record is sent again" in messages(tmp_path / "run")
+    (fake / "stored.jsonl").unlink()  # as of another server
+    Run(tmp_path / "run").end()
+    assert [step for _, _, step in stored(fake)] == [1, 2]
 
 
 def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(
@@ -239,7 +251,7 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(
     monkeypatch.setattr(tracker, "END_S", 3.0)
     (fake / "mood").write_text("hang")
     run = Run(tmp_path / "run")
-    wait_for((tmp_path / "run" / "trackers" / "mlflow.jsonl").exists)
+    wait_for((tmp_path / "run" / "trackers" / "mlflow.json").exists)
     slowest = 0.0
     for event in losses(*range(1, 200)):
         began = time.perf_counter()
@@ -249,15 +261,66 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_the_end(
     began = time.monotonic()
     run.end()
     assert 2.5 < time.monotonic() - began < 10
-    assert "mlflow has not finished in time and is stopped" in messages(tmp_path / "run")
+    assert "mlflow has not finished in time and is abandoned" in messages(tmp_path / "run")
+    assert tracker.still_sending()
     (fake / "mood").unlink()
+    wait_for(lambda: not tracker.still_sending())
     Run(tmp_path / "run").end()
-    assert len(stored(fake)) == 199
+    assert len({step for _, _, step in stored(fake)}) == 199
+
+
+# What W&B does at exit waits for its server.
+BLOCKS_AT_EXIT = """
+import atexit, threading, time
+atexit.register(time.sleep, 1000)
+"""
+WITH_SHORT_WAIT = """
+import sys
+from jaxtrain import main
+from jaxtrain.telemetry import tracker
+tracker.END_S = 2.0
+main.console()
+"""
+
+
+@pytest.mark.parametrize("mood", ["hang", "fail"])
+def test_a_process_with_a_tracker_that_does_not_work_ends_in_time(
+    tmp_path: Path, fake: Path, mood: str
+) -> None:
+    """Here also in what its package does at exit."""
+    program.write_corpus(tmp_path)
+    (fake / "mood").write_text(mood)
+    if mood == "hang":
+        (fake / "__init__.py").write_text(BLOCKS_AT_EXIT + FAKE)
+    run = tmp_path / "run"
+    arguments = [
+        *program.TINY_MLM,
+        "--data.path",
+        "corpus",
+        "--loop.steps",
+        "30",
+        "--track",
+        "mlflow",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", WITH_SHORT_WAIT, *arguments, "--output-dir", str(run)],
+        cwd=tmp_path,
+        env=program.environment(tmp_path, PYTHONPATH=f"{fake.parent}:{os.getcwd()}"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len((run / "metrics.jsonl").read_text().splitlines()) >= 30
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert [one["code"] for one in history if one["event"] == "end"] == [0]
+    assert "to send what is missing, run the same command with --resume latest" in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("mood", "said"),
-    [("fail", "ConnectionError: no server at http://***@host/"), ("crash", "ended with -9")],
+    [("fail", "ConnectionError: no server at http://***@host/"), ("exit", "SystemExit: 3")],
 )
 def test_a_tracker_that_fails_is_reported_once_and_retried(
     tmp_path: Path, fake: Path, mood: str, said: str
@@ -266,9 +329,9 @@ def test_a_tracker_that_fails_is_reported_once_and_retried(
     run = Run(tmp_path / "run")
     run.log.emit(losses(1)[0])
     wait_for(lambda: said in messages(tmp_path / "run"))
-    time.sleep(2)  # it fails again
+    time.sleep(1)  # it fails again
     (fake / "mood").unlink()
-    wait_for(lambda: stored(fake))
+    wait_for(lambda: stored(fake, "param"))
     run.end()
     assert stored(fake) == [["train/loss", 1.0, 1]]
     written = messages(tmp_path / "run")
@@ -285,47 +348,6 @@ def test_a_tracker_that_fails_at_the_end_says_how_to_send_the_rest(
     run.log.emit(losses(1)[0])
     run.end()
     assert messages(tmp_path / "run").rstrip().endswith("with --resume latest")
-
-
-def test_the_process_ends_after_a_run_that_was_killed(tmp_path: Path, fake: Path) -> None:
-    first = Run(tmp_path / "run")
-    first.end(75)
-    for event in losses(1, 2):
-        first.log = EventLog(Printed([]))
-        first.log.attach(file_sinks(tmp_path / "run", 0, 1), tmp_path / "run")
-        first.log.emit(event)
-        first.log.close()
-    command = [sys.executable, "-m", "jaxtrain.telemetry.tracker_process", "mlflow"]
-    alone = subprocess.run(
-        [*command, str(tmp_path / "run")], stdin=subprocess.DEVNULL, timeout=60, check=False
-    )
-    assert alone.returncode == 0
-    assert [step for _, _, step in stored(fake)] == [1, 2]
-    assert stored(fake, "end") == [["KILLED"], ["FAILED"]]
-
-
-def test_a_ledger_is_used_by_one_process(tmp_path: Path) -> None:
-    first = Ledger(tmp_path / "wandb.jsonl")
-    with pytest.raises(BlockingIOError):
-        Ledger(tmp_path / "wandb.jsonl")
-    first.add([(1, 0.5), (2, 0.25), (3, 0.125)])
-    first.keep(2)
-    first.keep(3)  # more have arrived than were noted
-    first.add([(4, 2.0)])
-    first.close()
-    second = Ledger(tmp_path / "wandb.jsonl")
-    assert second.sent == [(1, 0.5), (2, 0.25), (-1, 0.0), (4, 2.0)]
-    assert second.id == first.id
-    second.close()
-
-
-@pytest.mark.parametrize(
-    "line", ['{"run": "../x"}', '{"run": 3}', "no", '{"run": "01234567"}\n[1]']
-)
-def test_a_ledger_that_is_not_ours_is_refused(tmp_path: Path, line: str) -> None:
-    (tmp_path / "wandb.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match="move it away"):
-        Ledger(tmp_path / "wandb.jsonl")
 
 
 def test_only_process_zero_tracks(tmp_path: Path) -> None:
