@@ -24,7 +24,8 @@ class Trackio:
     keeps = True  # at the latest half a second later; and Trackio knows its last step
 
     def __init__(self, info: Info) -> None:
-        for module in (trackio, trackio.run, trackio.utils):  # they would print between the lines of the run
+        for module in (trackio, trackio.run, trackio.utils):
+            # They would print between the lines of the run.
             vars(module)["print"] = lambda *_, **__: None
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         # The id, because Trackio identifies a run by its name.

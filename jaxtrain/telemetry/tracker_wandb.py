@@ -31,6 +31,7 @@ class WandB:
 
     def __init__(self, info: Info) -> None:
         advice = ""
+        wandb.setup(wandb.Settings(silent=True))  # prompts for no login
         for folder in (info.directory / "wandb").glob(f"offline-run-*-{info.id}"):
             if not (folder / _COMPLETE).exists():
                 shutil.rmtree(folder)

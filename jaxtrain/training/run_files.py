@@ -46,7 +46,7 @@ FILES = {
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
-    "trackers/": "with `--track`, for each tracker: the id of its run and the last step that was sent",
+    "trackers/": "with `--track`, for each tracker: the id of its run, and the last step sent",
     "wandb/": "with `--track wandb`, W&B's own files",
     "profile/": "with `--profile 10:15`, about these steps: `summary.txt` (the slowest operations, "
     "by line of model code), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and "
