@@ -1,5 +1,6 @@
 """Functions that tests run in a separate process (jaxtrain.xla.subprocess_worker)."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -37,8 +38,10 @@ def kill_itself(request: dict[str, Any], send: Send) -> None:
 
 def break_off(request: dict[str, Any], send: Send) -> None:
     """Exits in the middle of a message."""
-    pipe = int(sys.argv[2])
-    os.write(pipe, b'["message", {"half": ')
+    send({"half": 1})
+    for descriptor in range(3, 10):  # one of them is the pipe
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b'["message", {"half": ')
     os._exit(4)
 
 
@@ -53,6 +56,8 @@ def sleep(request: dict[str, Any], send: Send) -> None:
     """Sleeps, and cleans up if it has the time."""
     try:
         send({"pid": os.getpid(), "ignores": signal.getsignal(signal.SIGINT) == signal.SIG_IGN})
+        if request["stuck"]:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
     finally:
         Path(request["tidied"]).touch()

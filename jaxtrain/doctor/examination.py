@@ -146,12 +146,10 @@ def _worker(
             "connect": connect,
             "temporary": temporary,
         }
-        worker = SubprocessWorker(_FUNCTION, asked, environment())
         try:
-            with worker:
+            with SubprocessWorker(_FUNCTION, asked, environment()) as worker:
                 yield worker
         finally:
-            scratch += [message["scratch"] for message in worker.unread() if "scratch" in message]
             for folder in scratch:
                 _remove(folder)
 

@@ -1,4 +1,4 @@
-"""Runs a function of the package in a separate Python process.
+"""Runs a function of the package in a separate Python process, with JSON in and out.
 
 plan, bench and doctor use it for functions that may hang, crash or run out of memory, or that need
 other environment variables for jax and XLA, or a cold start::
@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import json
 import os
-import queue
+import select
 import signal
 import subprocess
 import sys
@@ -36,7 +36,7 @@ _STARTED_AT = time.time()
 _KILL_S = 5.0
 _LONGEST = 300  # characters of an error, and of a line of output
 _LAST_LINES = 5
-_TAIL_BYTES = 2**16
+_BLOCK = 2**16
 
 Message = dict[str, Any]
 Send = Callable[[Message], None]
@@ -73,8 +73,7 @@ class SubprocessWorker:
         request: a JSON object. The function also receives ``"start"`` in it: the seconds in which
             the interpreter started (``"interpreter"``) and its module was imported (``"imports"``).
         variables: the environment of the process, from :func:`environment`.
-        grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit); with
-            0 it is killed at once.
+        grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit).
     """
 
     def __init__(
@@ -84,23 +83,16 @@ class SubprocessWorker:
         variables: Mapping[str, str],
         grace_s: float = 5.0,
     ) -> None:
-        self._grace_s = grace_s
-        self._returned = False
-        self._lines: queue.Queue[tuple[str, Any] | None] = queue.Queue()
+        self._grace_s, self._received = grace_s, b""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-        reading, writing = os.pipe()
         asked = json.dumps({"launched_at": time.time(), "request": request})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, function, str(writing), str(os.getpid())],
+            [sys.executable, "-m", __name__, function, str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
             env=variables,
-            pass_fds=(writing,),
         )
-        os.close(writing)
-        self._thread = threading.Thread(target=self._listen, args=(reading,), daemon=True)
-        self._thread.start()
         assert self._process.stdin is not None
         # The process may have ended already.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
@@ -110,15 +102,15 @@ class SubprocessWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._output:
-            ended = self._returned and self._ends_within(self._grace_s)
-            if not ended and self._grace_s:
-                self._process.terminate()
-            if not self._ends_within(self._grace_s):
-                self._process.kill()
-                if not self._ends_within(_KILL_S):
-                    return  # it waits for a disk in the kernel; its pipe stays open
-            self._thread.join(_KILL_S)
+        assert self._process.stdout is not None
+        with self._output, self._process.stdout:
+            for end, limit_s in (
+                (self._process.terminate, self._grace_s),
+                (self._process.kill, _KILL_S),  # unless it waits for a disk in the kernel
+            ):
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(limit_s)
 
     @property
     def pid(self) -> int:
@@ -150,52 +142,34 @@ class SubprocessWorker:
             RunAgain: likewise.
             WorkerFailed: the process ended otherwise.
         """
-        try:
-            line = self._lines.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            raise TimeoutError(f"no message within {timeout_s:.0f} s") from None
-        died: tuple[str, Any] = ("died", "")
-        kind, content = line or died
-        if kind == "message":
-            message: Message = content
-            return message
-        if kind == "returned":
-            self._returned = True
-            return None
+        assert self._process.stdout is not None
+        pipe, deadline = self._process.stdout.fileno(), time.monotonic() + timeout_s
+        while b"\n" not in self._received:
+            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"no message within {timeout_s:.0f} s")
+            block = os.read(pipe, _BLOCK)
+            if not block:
+                raise self._failed("")
+            self._received += block
+        line, _, self._received = self._received.partition(b"\n")
+        kind, content = json.loads(line)
         if kind == "wrong":
             raise InputError(*content)
         if kind == "again":
             raise RunAgain(content)
+        if kind == "failed":
+            raise self._failed(content)
+        message: Message | None = content  # None from a function that has returned
+        return message
+
+    def _failed(self, error: str) -> WorkerFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_S)
         code = self._process.returncode
-        raise WorkerFailed(content, 1 if code is None else code, self._last_lines())
-
-    def unread(self) -> list[Message]:
-        """Returns the messages not yet received; complete after the context."""
-        lines = [self._lines.get() for _ in range(self._lines.qsize())]
-        return [line[1] for line in lines if line is not None and line[0] == "message"]
-
-    def _listen(self, reading: int) -> None:
-        with open(reading, encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):  # otherwise it was killed while writing
-                    kind, content = json.loads(line)
-                    self._lines.put((kind, content))
-        self._lines.put(None)
-
-    def _last_lines(self) -> list[str]:
         output = self._output.fileno()  # no seek: the process writes at the same offset
-        begin = max(0, os.fstat(output).st_size - _TAIL_BYTES)
-        text = os.pread(output, _TAIL_BYTES, begin).decode(errors="replace")
-        return text.strip().splitlines()[-_LAST_LINES:]
-
-    def _ends_within(self, seconds: float) -> bool:
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        begin = max(0, os.fstat(output).st_size - _BLOCK)
+        lines = os.pread(output, _BLOCK, begin).decode(errors="replace").strip().splitlines()
+        return WorkerFailed(error, 1 if code is None else code, lines[-_LAST_LINES:])
 
 
 def environment(
@@ -244,36 +218,39 @@ def _exit(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def main(function: str, pipe: str, parent: str) -> int:
-    """Reads the request from standard input and calls the function, in the worker process."""
+def main(function: str, parent: str) -> int:
+    """Reads the request from standard input and calls the function, in the worker process.
+
+    Messages go to the standard output of before; what the function prints goes to standard error.
+    """
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     own_signals()
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    os.set_inheritable(int(pipe), False)
     asked = json.load(sys.stdin)
-    with open(int(pipe), "w", encoding="utf-8") as lines:
 
-        def write(kind: str, content: Any = None) -> None:
-            lines.write(json.dumps([kind, content]) + "\n")
-            lines.flush()
+    def write(kind: str, content: Any = None) -> None:
+        messages.write(json.dumps([kind, content]) + "\n")
+        messages.flush()
 
-        try:
-            began = time.perf_counter()
-            call = _named(function)
-            start = {
-                "interpreter": _STARTED_AT - asked["launched_at"],
-                "imports": time.perf_counter() - began,
-            }
-            call(asked["request"] | {"start": start}, lambda message: write("message", message))
-        except InputError as error:
-            write("wrong", list(map(str, error.messages)))
-        except RunAgain as error:
-            write("again", str(error))
-        except Exception as error:
-            traceback.print_exc()
-            write("failed", f"{type(error).__name__}: {first_line(error)[:_LONGEST]}")
-            return 1
-        else:
-            write("returned")
+    try:
+        began = time.perf_counter()
+        call = _named(function)
+        start = {
+            "interpreter": _STARTED_AT - asked["launched_at"],
+            "imports": time.perf_counter() - began,
+        }
+        call(asked["request"] | {"start": start}, lambda message: write("message", message))
+    except InputError as error:
+        write("wrong", list(map(str, error.messages)))
+    except RunAgain as error:
+        write("again", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        write("failed", f"{type(error).__name__}: {first_line(error)[:_LONGEST]}")
+        return 1
+    else:
+        write("returned")
     return 0
 
 

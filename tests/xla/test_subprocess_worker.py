@@ -79,27 +79,19 @@ def test_an_interpreter_that_does_not_start_is_described(monkeypatch: pytest.Mon
         running.receive(60)
 
 
-@pytest.mark.parametrize("grace_s", [30.0, 0.0])
-def test_a_slow_worker_is_terminated(grace_s: float, tmp_path: Path) -> None:
-    """It has time to clean up, or is killed at once."""
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_slow_worker_is_terminated(stuck: bool, tmp_path: Path) -> None:
+    """It has time to clean up, and is killed if it does not end."""
     tidied = tmp_path / "tidied"
-    with worker("sleep", grace_s=grace_s, tidied=str(tidied)) as running:
+    grace_s = 0.5 if stuck else 30.0
+    with worker("sleep", grace_s=grace_s, tidied=str(tidied), stuck=stuck) as running:
         assert running.receive(60) == {"pid": running.pid, "ignores": True}
         with pytest.raises(TimeoutError):
             running.receive(0.1)
         began = time.monotonic()
     assert time.monotonic() - began < 20
     assert not alive(running.pid)
-    assert tidied.exists() is (grace_s > 0)
-
-
-def test_unread_messages_can_be_read_afterwards() -> None:
-    with worker("count", to=3) as running:
-        running.receive(60)
-        deadline = time.monotonic() + 60
-        while alive(running.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert [one["number"] for one in running.unread()] == [1, 2]
+    assert tidied.exists() is not stuck
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
@@ -107,7 +99,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     starter = (
         "import time\n"
         "from xla.test_subprocess_worker import worker\n"
-        f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r})\n"
+        f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r}, stuck=False)\n"
         "print(running.receive(60)['pid'], flush=True)\n"
         "time.sleep(60)\n"
     )
