@@ -18,7 +18,7 @@ from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import one_line
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file
-from jaxtrain.storage import addresses, atomic
+from jaxtrain.storage import addresses, atomic, json_lines
 from jaxtrain.telemetry import line_files
 
 _TASKS = {"ForCausalLM": "text-generation", "ForMaskedLM": "fill-mask"}
@@ -179,7 +179,7 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     if meta and records.is_file():
         # A damaged file says nothing.
         with contextlib.suppress(AttributeError, OSError, RecursionError, TypeError, ValueError):
-            for record in line_files.read(records):
+            for record in json_lines.read(records):
                 if record.get("step") == meta["step"]:
                     found |= {name: x for name, x in record.items() if _is_metric(name, x)}
     if not found:

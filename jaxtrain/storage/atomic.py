@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -203,8 +203,8 @@ _MAX_WAITING_BYTES = 2**24
 class Appended:
     """An append-only file. Each piece is written to the operating system at once, or not at all.
 
-    The file is opened for the first piece, and again after a failure. Pieces that could not be
-    written are kept in memory and written before the next one.
+    The file is opened for the first piece, and again after a failure. What could not be written is
+    kept in memory and written before the next piece.
 
     Args:
         path: the file; its folder is created for the first piece.
@@ -213,7 +213,7 @@ class Appended:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._waiting = b""
+        self._waiting: list[bytes | Callable[[], None]] = []
         self._made = False
 
     def append(self, piece: bytes) -> None:
@@ -223,12 +223,42 @@ class Appended:
             OSError: nothing of the piece is in the file. It is written again with the next one;
                 beyond 16 MiB of such pieces, the newest are lost.
         """
-        whole, self._waiting = self._waiting + piece, b""
-        try:
-            self._write(whole)
-        except OSError:
-            self._waiting = whole if len(whole) <= _MAX_WAITING_BYTES else whole[: -len(piece)]
-            raise
+        self._waiting.append(piece)
+        self._settle()
+
+    def change(self, action: Callable[[], None]) -> None:
+        """Changes the file once all earlier pieces are written.
+
+        Args:
+            action: changes the file, which is closed; must be repeatable after an OSError.
+
+        Raises:
+            OSError: the file could not be changed; this is retried before the next piece.
+        """
+        self._waiting.append(action)
+        self._settle()
+
+    def close(self) -> None:
+        """Closes the file, after a last attempt to write what is kept; a later piece reopens it."""
+        with contextlib.suppress(OSError, InputError):
+            self._settle()
+        self._close()
+
+    def _settle(self) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                if isinstance(first, bytes):
+                    self._write(first)
+                else:
+                    self._close()
+                    first()
+            except OSError:
+                pieces = [piece for piece in self._waiting if isinstance(piece, bytes)]
+                if sum(map(len, pieces)) > _MAX_WAITING_BYTES:
+                    self._waiting.remove(pieces[-1])
+                raise
+            self._waiting.pop(0)
 
     def _write(self, content: bytes) -> None:
         if self._descriptor is None:
@@ -245,13 +275,6 @@ class Appended:
                 os.ftruncate(self._descriptor, size)
             self._close()
             raise
-
-    def close(self) -> None:
-        """Closes the file, after a last attempt to write kept pieces; a later piece reopens it."""
-        if self._waiting:
-            with contextlib.suppress(OSError):
-                self.append(b"")
-        self._close()
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

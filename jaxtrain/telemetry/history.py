@@ -16,7 +16,6 @@ time):
 """
 
 import dataclasses
-import json
 import socket
 import time
 from pathlib import Path
@@ -26,9 +25,9 @@ import jax
 
 from jaxtrain import versions
 from jaxtrain.storage import addresses
+from jaxtrain.storage.json_lines import JsonLines
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
-from jaxtrain.telemetry.line_files import LineFile
 from jaxtrain.telemetry.phases import TRAINING
 
 NAME = "history.jsonl"
@@ -44,7 +43,7 @@ class History:
     takes = (Started, StepCompiled, PhaseEnded, Ended)
 
     def __init__(self, directory: Path) -> None:
-        self._file = LineFile(directory / NAME)
+        self._file = JsonLines(directory / NAME)
         self._waiting: list[PhaseEnded] = []
         self._start: Started | None = None
 
@@ -54,32 +53,31 @@ class History:
             start = _line("start", time.time(), event.step, _start(event))
             waiting = [_phase(phase, event) for phase in self._waiting]
             self._start, self._waiting = event, []
-            self._file.append("".join([start, *waiting]))  # at once: a full disk may reject it
+            self._file.add(start, *waiting)
         elif isinstance(event, StepCompiled):
-            self._file.append(_line("compiled", time.time(), event.step, _compiled(event)))
+            self._file.add(_line("compiled", time.time(), event.step, _compiled(event)))
         elif isinstance(event, Ended):
             entry = {"code": event.code, "why": event.why}
-            self._file.append(_line("end", time.time(), event.step, entry))
+            self._file.add(_line("end", time.time(), event.step, entry))
         elif self._start is None:
             self._waiting.append(event)
         else:
-            self._file.append(_phase(event, self._start))
+            self._file.add(_phase(event, self._start))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
 
-def _phase(phase: PhaseEnded, start: Started) -> str:
+def _phase(phase: PhaseEnded, start: Started) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": phase.name, "seconds": phase.seconds}
     if phase.name == TRAINING:
         entry |= {"waited_s": phase.waited_s, "from_step": phase.from_step}
     return _line("phase", phase.ended, start.step if phase.step is None else phase.step, entry)
 
 
-def _line(event: str, when: float, step: int | None, entry: dict[str, Any]) -> str:
-    record = {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
-    return json.dumps(record) + "\n"
+def _line(event: str, when: float, step: int | None, entry: dict[str, Any]) -> dict[str, Any]:
+    return {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
 
 
 def _start(event: Started) -> dict[str, Any]:

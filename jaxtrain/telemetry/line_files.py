@@ -1,32 +1,22 @@
 """Writes the files of a run that grow by lines: its log, its metrics, its lists of examples.
 
-A line of ``metrics.jsonl`` is an object: ``step``, ``time`` (seconds since 1970) and the values
-under their full names, with every digit. JSON has no NaN or Inf: such a value is ``null``, and
-``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line has the value.
+A record of ``metrics.jsonl`` (:mod:`jaxtrain.storage.json_lines`) has ``step``, ``time`` (seconds
+since 1970) and the values under their full names, with every digit.
 """
 
-import contextlib
 import dataclasses
 import datetime
-import functools
-import json
-import math
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import Appended, drop_torn_line, open_own, write_whole
+from jaxtrain.storage.atomic import Appended
+from jaxtrain.storage.json_lines import JsonLines, Record
 from jaxtrain.telemetry.events import BadStep, Message, Metrics, Rewound, StepExamples
 
 LOG = "log.txt"  # of process 0
 METRICS = "metrics.jsonl"
-
-# Lines that wait for a change of their file to succeed, up to this size; then the newest is lost.
-_MAX_WAITING_BYTES = 2**24
 
 # Lists that each process writes for itself: file -> the event that adds a line, and the field that
 # locates the line in the run.
@@ -34,73 +24,6 @@ _LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
     "examples": (StepExamples, "step"),
     "bad_steps": (BadStep, "position"),
 }
-
-
-class LineFile:
-    """A file that grows by lines. Failed writes are kept and retried in order.
-
-    Args:
-        path: of the file. An incomplete last line, left by a killed process, is removed before the
-            first write.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = Appended(path)
-        self._behind = False  # the last line is pending inside self._file
-        self._waiting: list[bytes | Callable[[], None]] = []
-        if path.is_file():
-            self._waiting.append(lambda: drop_torn_line(path))
-
-    def append(self, line: str) -> None:
-        """Appends a line.
-
-        Raises:
-            OSError: it could not be written; it is kept in memory and retried before the next one.
-        """
-        self._waiting.append(line.encode())
-        self._settle()
-
-    def change(self, action: Callable[[], None]) -> None:
-        """Rewrites the file once all earlier lines are written.
-
-        Args:
-            action: rewrites the file; must be repeatable after an OSError.
-
-        Raises:
-            OSError: the file could not be rewritten; this is retried before the next line.
-            InputError: the file has a line that jaxtrain did not write.
-        """
-        self._waiting.append(action)
-        self._settle()
-
-    def close(self) -> None:
-        """Retries pending writes once and closes the file."""
-        with contextlib.suppress(OSError, InputError):
-            self._settle()
-        self._file.close()
-
-    def _settle(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
-            try:
-                if isinstance(first, bytes):
-                    self._behind = True  # Appended keeps a line that it cannot write
-                    self._waiting.pop(0)
-                    self._file.append(first)
-                    self._behind = False
-                else:
-                    if self._behind:
-                        self._file.append(b"")
-                        self._behind = False
-                    self._file.close()
-                    first()
-                    self._waiting.pop(0)
-            except OSError:
-                lines = [one for one in self._waiting if isinstance(one, bytes)]
-                if sum(map(len, lines)) > _MAX_WAITING_BYTES:
-                    self._waiting.remove(lines[-1])
-                raise
 
 
 def log_name(process: int) -> str:
@@ -129,13 +52,13 @@ class LogFile:
 
 
 class MetricsFile:
-    """Writes ``metrics.jsonl`` in process 0; :func:`read` reads it."""
+    """Writes ``metrics.jsonl`` in process 0."""
 
     name = METRICS
     takes = (Metrics, Rewound)
 
     def __init__(self, directory: Path) -> None:
-        self._file = LineFile(directory / METRICS)
+        self._file = JsonLines(directory / METRICS)
 
     def handle(self, event: Metrics | Rewound) -> None:
         """Appends a record, or removes the records after the step of a rewind.
@@ -145,17 +68,14 @@ class MetricsFile:
             InputError: a line is not a record.
         """
         if isinstance(event, Metrics):
-            self._file.append(_json_line(event.step, event.values))
-        else:
-            self._file.change(functools.partial(self._apply, event))
-
-    def _apply(self, event: Rewound) -> None:
-        path = self._file.path
-        if not path.is_file():
+            self._file.add({"step": event.step, "time": time.time(), **event.values})
             return
-        _rewind(path, "step", event.step)
-        if not event.validated:
-            _remove_validation(path, event.step)
+
+        def kept(record: Record) -> bool:
+            repeated = not event.validated and any(name.startswith("val/") for name in record)
+            return int(record["step"]) <= event.step - repeated
+
+        self._file.rewind(kept)
 
     def close(self) -> None:
         """Closes the file."""
@@ -179,7 +99,7 @@ class ListFile:
         self._kind = kind
         self._process, self._process_count = process, process_count
         suffix = ".jsonl" if process == 0 else f".{process}.jsonl"
-        self._file = LineFile(directory / f"{kind}{suffix}")
+        self._file = JsonLines(directory / f"{kind}{suffix}")
         self.name = self._file.path.name
 
     def handle(self, event: StepExamples | BadStep | Rewound) -> None:
@@ -189,15 +109,14 @@ class ListFile:
             OSError: the file could not be written; the next call retries.
             InputError: a line is not an entry.
         """
-        if isinstance(event, Rewound):
-            self._file.change(functools.partial(self._apply, event))
-        else:
-            self._file.append(json.dumps(dataclasses.asdict(event), allow_nan=False) + "\n")
-
-    def _apply(self, event: Rewound) -> None:
-        for path in (self._file.path, *self._lists_of_former_processes()):
-            if path.is_file():
-                _rewind(path, self._key, event.step if self._key == "step" else event.seen - 1)
+        if not isinstance(event, Rewound):
+            self._file.add(dataclasses.asdict(event))
+            return
+        last = event.step if self._key == "step" else event.seen - 1
+        self._file.rewind(
+            lambda entry: int(entry[self._key]) <= last,
+            (self._file.path, *self._lists_of_former_processes()),
+        )
 
     def close(self) -> None:
         """Closes the file."""
@@ -215,96 +134,3 @@ class ListFile:
 def list_files(directory: Path, process: int, process_count: int) -> list[ListFile]:
     """Returns all lists of a process."""
     return [ListFile(directory, kind, process, process_count) for kind in _LISTS]
-
-
-class Reader:
-    """Reads the records of a file as it grows, with NaN/Inf restored.
-
-    Omits an incomplete last line, which an active or killed run may leave.
-
-    Args:
-        path: of the file, which need not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._number: int | None = None  # of the inode: a rewind replaces the file
-        self._offset = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Yields the records since the last call; of a file that was rewound, all."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            number = os.fstat(file.fileno()).st_ino
-            if number != self._number:
-                self._number, self._offset = number, 0
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                record: dict[str, Any] = json.loads(line)
-                nonfinite = record.pop("nonfinite", {})
-                yield record | {name: float(text) for name, text in nonfinite.items()}
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records of a file in order, with NaN/Inf restored.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    path.stat()
-    yield from Reader(path).new()
-
-
-def _rewind(path: Path, key: str, last: int) -> None:
-    drop_torn_line(path)
-    lines = _lines(path)
-    kept = [line for line in lines if _number_of(line, key, path) <= last]
-    if len(kept) < len(lines):
-        write_whole(path, "".join(kept))
-
-
-def _remove_validation(path: Path, step: int) -> None:
-    """Removes the validation records of ``step``; its training record has other names."""
-    lines = _lines(path)
-    kept = [
-        line
-        for line in lines
-        if not (
-            json.loads(line)["step"] == step and any("val/" in name for name in json.loads(line))
-        )
-    ]
-    write_whole(path, "".join(kept))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
-            text = file.read()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 ({error.reason} at byte {error.start}): move the file away"
-        ) from error
-    return [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
-
-
-def _number_of(line: str, key: str, path: Path) -> int:
-    try:
-        return int(json.loads(line)[key])
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        raise InputError(
-            f"{path} contains a line that jaxtrain did not write ({line[:60].strip()!r}): fix the "
-            "line, or move the file away"
-        ) from None
-
-
-def _json_line(step: int, values: Mapping[str, float]) -> str:
-    record: dict[str, Any] = {"step": step, "time": time.time()}
-    record |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-    nonfinite = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
-    if nonfinite:
-        record["nonfinite"] = nonfinite
-    return json.dumps(record, allow_nan=False) + "\n"

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxtrain import versions
 from jaxtrain.config.overrides import did_you_mean
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, first_line, shown
+from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import read_json, write_whole
 from jaxtrain.telemetry import line_files, samples
 from jaxtrain.telemetry.events import Ended, StepCompiled
@@ -304,7 +305,7 @@ class _Rows:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._reader = line_files.Reader(directory / line_files.METRICS)
+        self._reader = json_lines.Reader(directory / line_files.METRICS)
         self._samples = directory / samples.FOLDER
         self._row: Row | None = None
 
@@ -333,7 +334,7 @@ class _Rows:
 
 def _info(directory: Path, sent: Sent) -> Info:
     """Reads what the run has recorded about itself, which has no credentials."""
-    starts = (r for r in line_files.read(directory / "history.jsonl") if r["event"] == "start")
+    starts = (r for r in json_lines.read(directory / "history.jsonl") if r["event"] == "start")
     *_, start = starts
     config = dict(start["config"])
     config["versions"] = start["versions"]

@@ -15,7 +15,7 @@ import written_run
 
 from jaxtrain import main
 from jaxtrain.reporting import page, run_files
-from jaxtrain.telemetry import line_files
+from jaxtrain.storage import json_lines
 
 ODD: tuple[Any, ...] = (
     *(None, True, "abc", "", [], [[1]], {}, {"a": {"b": 1}}, 0, -1, 0.5, 10**30, 1e300, 1e308),
@@ -224,4 +224,4 @@ def test_long_json_is_not_parsed(run: Path) -> None:
 def test_records_are_read_the_same_way_as_by_the_run(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "time": 1.0, "val/x": null, "nonfinite": {"val/x": "-inf"}}\n')
-    assert run_files.read(run, "a").records == list(line_files.read(run / "metrics.jsonl"))
+    assert run_files.read(run, "a").records == list(json_lines.read(run / "metrics.jsonl"))

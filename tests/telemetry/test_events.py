@@ -19,7 +19,8 @@ from tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import console, line_files, samples
+from jaxtrain.storage import json_lines
+from jaxtrain.telemetry import console, samples
 from jaxtrain.telemetry.console import Console, console_line, duration, fitted
 from jaxtrain.telemetry.events import (
     BadStep,
@@ -134,7 +135,7 @@ def test_nan_and_inf_are_strict_json_and_read_back(tmp_path: Path) -> None:
     strict = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert strict["train/loss"] is None
     assert strict["nonfinite"] == {"train/loss": "nan", "train/grad_norm": "inf"}
-    (record,) = line_files.read(tmp_path / "metrics.jsonl")
+    (record,) = json_lines.read(tmp_path / "metrics.jsonl")
     assert math.isnan(record["train/loss"])
     assert record["train/grad_norm"] == math.inf
     assert record["train/psnr"] == 1.0
@@ -155,7 +156,7 @@ def test_a_resumed_run_replaces_its_later_records(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "train/lo')  # the process was killed here
 
-    assert [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")] == [
+    assert [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")] == [
         10,
         20,
         30,
@@ -164,7 +165,7 @@ def test_a_resumed_run_replaces_its_later_records(tmp_path: Path) -> None:
     resumed.emit(Rewound(20, 160))
     resumed.emit(Metrics(30, {"train/loss": -1.0}))
     resumed.close()
-    records = list(line_files.read(tmp_path / "metrics.jsonl"))
+    records = list(json_lines.read(tmp_path / "metrics.jsonl"))
     assert [(record["step"], record["train/loss"]) for record in records] == [
         (10, 10.0),
         (20, 20.0),
@@ -246,7 +247,7 @@ def test_every_process_logs_and_only_the_first_prints(
         first, second = (tmp_path / name).read_text().splitlines()
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ one from {process}", first)
         assert second.endswith("Z two")
-    (record,) = line_files.read(tmp_path / "metrics.jsonl")
+    (record,) = json_lines.read(tmp_path / "metrics.jsonl")
     assert record["train/loss"] == 0.0
 
 
@@ -267,7 +268,7 @@ def test_a_full_disk_is_reported_once_and_stops_nothing(
 
     log.emit(Metrics(4, {"train/loss": 4.0}))
     log.close()
-    steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
+    steps = [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4]  # the failed writes were retried
     assert "metrics.jsonl" in capsys.readouterr().out
 
@@ -284,14 +285,14 @@ def test_a_rewind_that_a_full_disk_prevents_is_retried(
         log.emit(Metrics(step, {"train/loss": 1.0}))
         log.emit(BadStep(step, 8 * step, "nan", "nan", ids=[step]))
     with monkeypatch.context() as full:
-        full.setattr(line_files, "write_whole", no_space)
+        full.setattr(json_lines, "write_whole", no_space)
         log.emit(Rewound(1, 16))
         log.emit(Metrics(2, {"train/loss": 2.0}))  # must wait for the rewind
-    steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
+    steps = [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")]
     assert steps == [1, 2, 3]
     log.emit(Metrics(3, {"train/loss": 3.0}))
     log.close()  # retries lists that got no further event
-    records = list(line_files.read(tmp_path / "metrics.jsonl"))
+    records = list(json_lines.read(tmp_path / "metrics.jsonl"))
     assert [(record["step"], record["train/loss"]) for record in records] == [
         (1, 1.0),
         (2, 2.0),
@@ -315,7 +316,7 @@ def test_pending_lines_are_written_before_a_rewind(
         log.emit(Rewound(1, 16))
         log.emit(Metrics(2, {"train/loss": 2.0}))
     log.close()
-    records = list(line_files.read(tmp_path / "metrics.jsonl"))
+    records = list(json_lines.read(tmp_path / "metrics.jsonl"))
     assert [(record["step"], record["train/loss"]) for record in records] == [(1, 1.0), (2, 2.0)]
 
 
@@ -381,7 +382,7 @@ def test_a_validation_that_will_be_repeated_is_removed(tmp_path: Path) -> None:
         log.emit(Metrics(step, {"val/loss": 2.0}))
     for validated, kept in ((True, [4, 4, 8, 8]), (False, [4, 4, 8])):
         log.emit(Rewound(8, 64, validated=validated))
-        found = list(line_files.read(tmp_path / "metrics.jsonl"))
+        found = list(json_lines.read(tmp_path / "metrics.jsonl"))
         assert [record["step"] for record in found] == kept
     assert "train/loss" in found[-1]
     log.close()
@@ -402,7 +403,7 @@ def test_a_partly_written_line_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").stat().st_size == size
     log.emit(Metrics(3, {"train/loss": 3.0}))
     log.close()
-    assert [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
 class Clock:

@@ -23,7 +23,7 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import line_files
+from jaxtrain.storage import json_lines
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training import progress
@@ -125,7 +125,7 @@ class Story:
     def records(self) -> dict[int, dict[str, Any]]:
         """Returns step -> its record in the file."""
         path = self.directory / "metrics.jsonl"
-        return {record["step"]: record for record in line_files.read(path)} if path.exists() else {}
+        return {record["step"]: record for record in json_lines.read(path)} if path.exists() else {}
 
 
 @pytest.fixture
