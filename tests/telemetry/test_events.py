@@ -224,7 +224,7 @@ def test_texts(tmp_path: Path) -> None:
     assert path == tmp_path / "samples" / "text_40.txt"
     assert path.read_text() == "# one\n*two* größer\n"
     (value,) = events(tmp_path)[-1].summary.value
-    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text", "text")
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text/text_summary", "text")
     (shown,) = value.tensor.string_val  # as code, which Markdown does not change
     assert shown.decode() == "    # one\n    *two* größer\n    \n"
 
