@@ -63,10 +63,10 @@ def test_events_that_a_full_disk_prevents_are_written_later(tmp_path: Path) -> N
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
     try:
-        with pytest.raises(OSError, match="File too large|No space left"):
+        with pytest.raises(OSError, match=r"File too large|No space left"):
             board.handle(Metrics(2, {"train/loss": 2.0}))
         assert tensorboard_events.scalars(tmp_path) == [(1, "train/loss", 1.0)]
-        with pytest.raises(OSError, match="File too large|No space left"):
+        with pytest.raises(OSError, match=r"File too large|No space left"):
             board.handle(Rewound(1, 8))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
