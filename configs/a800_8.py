@@ -3,6 +3,9 @@
 Differs from `h100_8` in smaller microbatches, half the weight of the reconstruction loss, and 2000
 steps. As the only loss, its weight changes only gradient clipping.
 
+Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names, and train
+for longer: `--loop.steps 100000`.
+
     python -m jaxtrain.main --config a800_8 --data.path CLIPS
 """
 

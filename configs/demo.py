@@ -2,6 +2,9 @@
 
 Trains on moving scenes, rendered and encoded once; set `--data.path` to use your own videos.
 
+Guide: docs/tutorials/first-run.md, then docs/guides/video-autoencoder.md. A specialist would train
+for longer: `--loop.steps 640` reaches 30.5 dB.
+
     python -m jaxtrain.main --config demo
 """
 

@@ -2,6 +2,9 @@
 
 Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
 
+Guide: docs/tutorials/first-run.md, then docs/guides/gpt.md. A specialist would use more text and a
+larger `model.depth`.
+
     python -m jaxtrain.main --config demo_gpt
 """
 

@@ -2,6 +2,9 @@
 
 Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
 
+Guide: docs/tutorials/first-run.md, then docs/guides/masked-lm.md. A specialist would use more text,
+a larger model, and dropout for text that is seen more than once.
+
     python -m jaxtrain.main --config demo_mlm
 """
 

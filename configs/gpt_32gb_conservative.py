@@ -2,6 +2,10 @@
 
 Trains on 20 tokens per parameter, with Muon and AdamW.
 
+Guide: docs/guides/gpt.md. Rates and schedule are nanochat's (https://github.com/karpathy/nanochat),
+tuned for 524,288 tokens per step. A specialist would use as many: `--data.batch_size 336
+--optim.accumulate 42`.
+
     python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
 """
 

@@ -3,6 +3,9 @@
 Batches of 524,288 tokens, for which the learning rates were tuned; otherwise the same as
 `gpt_32gb_conservative`.
 
+Guide: docs/guides/gpt.md. Rates, batch, and schedule are nanochat's
+(https://github.com/karpathy/nanochat); a specialist would start from them as they are.
+
     python -m jaxtrain.main --config gpt_h100_8 --data.path TEXT
 """
 

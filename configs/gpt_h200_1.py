@@ -3,6 +3,10 @@
 Batches of 524,288 tokens, for which the learning rates were tuned; otherwise the same as
 `gpt_32gb_conservative`.
 
+Guide: docs/guides/gpt.md, and docs/tutorials/gpt-to-a-target.md, which trains it to a target.
+Rates, batch, and schedule are nanochat's (https://github.com/karpathy/nanochat); a specialist would
+start from them as they are.
+
     python -m jaxtrain.main --config gpt_h200_1 --data.path TEXT
 """
 

@@ -2,6 +2,9 @@
 
 Differs from `h100_8` in longer clips, and in 16 microbatches that make up for seven fewer GPUs.
 
+Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names: the loss,
+and the number of validation clips.
+
     python -m jaxtrain.main --config h100_1 --data.path CLIPS
 """
 

@@ -2,6 +2,8 @@
 
 Differs from `h100_8` in also sharding the parameters (ZeRO-3), and needs no gradient accumulation.
 
+Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names.
+
     python -m jaxtrain.main --config h100_16 --data.path CLIPS
 """
 

@@ -3,6 +3,9 @@
 Parameters are sharded within a node and replicated across nodes. Differs from `h100_48` in the
 mesh, a larger batch with a higher learning rate, and how often it logs and saves.
 
+Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names, and compare
+the learning rate, which grows with the batch, with one that grows with its square root (1.4e-4).
+
     python -m jaxtrain.main --config h100_64 --data.path CLIPS
 """
 

@@ -2,6 +2,10 @@
 
 The optimizer state is sharded over the eight GPUs; each GPU has a full copy of the parameters.
 
+Guide: docs/guides/video-autoencoder.md. A specialist would change the loss, which is only the
+squared error and blurs: add LPIPS and the adversary (its section "Losses" has the command). And
+more than 20 validation clips: they choose the best checkpoint.
+
     python -m jaxtrain.main --config h100_8 --data.path CLIPS
 """
 

@@ -2,6 +2,10 @@
 
 A smaller variant of `mlm_h200_8`; with so few parameters, sharding saves no memory.
 
+Guide: docs/guides/masked-lm.md. A specialist would change the learning rate, as for `mlm_h200_8`,
+and the width: heads of 2 channels are too narrow for fused attention, and one GPU is enough:
+`--model.hidden 128 --mesh.fsdp 1`.
+
     python -m jaxtrain.main --config mlm_h200_8_small --data.path TEXT
 """
 

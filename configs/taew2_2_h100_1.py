@@ -2,6 +2,9 @@
 
 Differs from `taew2_2_h100_8` in 16 microbatches that make up for seven fewer GPUs.
 
+Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would change what `taew2_2_h100_8`
+names.
+
     python -m jaxtrain.main --config taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
 """
 

@@ -4,6 +4,10 @@ The teacher runs inside the step, on the same random clips: the encoder learns i
 decoder learns to decode them. The weights have the shapes of TAEHV's `taew2_2`. Differs from
 `h100_8` in the model, and in keeping 10 checkpoints, which do not contain the teacher.
 
+Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would prepare the latents once
+(`prepare latents`): the teacher does 88% of the step's work, and no run has shown that random clips
+are better than prepared ones.
+
     python -m jaxtrain.main --config taew2_2_h100_8 --data.path CLIPS --model.teacher.weights VAE
 """
 

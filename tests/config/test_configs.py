@@ -1,6 +1,7 @@
 """The shipped configs: their values and help, and that jaxtrain reads every field."""
 
 import dataclasses
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,21 @@ def test_each_docstring_has_a_summary_and_the_command() -> None:
         text = files.docstring(name)
         assert f"--config {name}" in text, name
         assert text.partition("\n")[0].endswith("."), name
+
+
+def test_each_docstring_names_its_guide_and_what_a_specialist_would_change(
+    checkout: Path,
+) -> None:
+    for name in files.names():
+        text = " ".join(files.docstring(name).split())
+        guides = re.findall(r"docs/[\w/.-]+\.md", text)
+        assert guides, name
+        assert all((checkout / guide).is_file() for guide in guides), name
+        assert "specialist would" in text, name
+        for named in re.findall(r"what `(\w+)` names", text):
+            assert "specialist would" in files.docstring(named), name
+        for changes in re.findall(r"`(--[\w.]+ [^`]+)`", text):
+            config.load(name, changes.split())
 
 
 def test_a_derived_config_sets_only_the_differences(runs: dict[str, config.Run]) -> None:
