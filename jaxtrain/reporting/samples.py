@@ -3,19 +3,14 @@
 import base64
 import dataclasses
 import re
-import struct
 from collections.abc import Sequence
 from pathlib import Path
-
-from jaxtrain.storage import atomic
 
 # Total size of the samples of one page, over all its runs, and of those that only its slider shows.
 # Mail and browsers can handle that.
 MOST_BYTES = 16 * 2**20
 MOST_EARLIER_BYTES = 6 * 2**20
 _MOST_STEPS = 60  # on the slider
-MOST_PIXELS = 2**26
-_MOST_FILES = 1000
 _KINDS = {".png": "image/png", ".mp4": "video/mp4", ".txt": "text/plain"}
 _NAME = re.compile(r"(\w+)_(\d+)(\.png|\.mp4|\.txt)")
 
@@ -38,48 +33,13 @@ class Sample:
     path: Path
     size: int
 
-    def content(self) -> bytes:
-        """Returns the bytes of an image or a clip.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is too large, or its content does not match its extension.
-        """
-        content = atomic.read_regular(self.path, MOST_BYTES, follow_links=False)
-        if self.kind == "image/png":
-            _check_png(content)
-        elif content[4:8] != b"ftyp":
-            raise ValueError("it is not an MP4 video")
-        return content
-
     def data_uri(self) -> str:
-        """Returns an image or a clip as a ``data:`` URI; raises what :meth:`content` raises."""
-        return f"data:{self.kind};base64,{base64.b64encode(self.content()).decode()}"
-
-    def text(self) -> str:
-        """Returns the text.
+        """Returns an image or a clip as a ``data:`` URI.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is not a regular file, or too large.
         """
-        return atomic.read_regular(self.path, MOST_BYTES, follow_links=False).decode(
-            errors="replace"
-        )
-
-
-def _check_png(content: bytes) -> None:
-    """Checks that a browser can show an image.
-
-    Raises:
-        ValueError: it is not a PNG image, or too large; the message is the reason.
-    """
-    # Signature, then the first chunk: length, name, width, height (PNG specification, 5.2, 11.2.2).
-    if content[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or len(content) < 33:
-        raise ValueError("it is not a PNG image")
-    width, height = struct.unpack(">II", content[16:24])
-    if not 0 < width * height <= MOST_PIXELS:
-        raise ValueError(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
+        return f"data:{self.kind};base64,{base64.b64encode(self.path.read_bytes()).decode()}"
 
 
 def found(directory: Path) -> list[list[Sample]]:
@@ -89,11 +49,9 @@ def found(directory: Path) -> list[list[Sample]]:
         A list for each name, ordered by step; none is empty.
     """
     every: dict[tuple[str, str], list[Sample]] = {}
-    folder = directory / "samples"
-    # A run makes no links, and a link could put any file of the reader's into the page.
-    for path in () if folder.is_symlink() else folder.glob("*"):
+    for path in (directory / "samples").glob("*"):
         match = _NAME.fullmatch(path.name)
-        if match and path.is_file() and not path.is_symlink():
+        if match and path.is_file():
             name, step, extension = match[1], int(match[2]), match[3]
             sample = Sample(
                 name=name,
@@ -112,7 +70,7 @@ def fitting(samples: Sequence[Sample], most: int = MOST_BYTES) -> list[Sample]:
     """Returns the samples that fit into the page, smallest first."""
     kept: list[Sample] = []
     total = 0
-    for sample in sorted(samples, key=lambda one: one.size)[:_MOST_FILES]:
+    for sample in sorted(samples, key=lambda one: one.size):
         total += sample.size
         if total <= most:
             kept.append(sample)

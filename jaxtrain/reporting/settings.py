@@ -20,7 +20,6 @@ from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_si
 
 _MAX_ROWS = 10
 _MAX_CHARACTERS = 20_000
-_MAX_STARTS = 1000
 
 _ROWS = (
     "Rows of a reconstruction: original, reconstruction, error (black = 0, white = 25% of the "
@@ -100,7 +99,7 @@ def _content(sample: Sample, *, hidden: bool) -> Html:
     attributes: dict[str, Any] = {"data_step": sample.step, "hidden": hidden}
     try:
         if sample.kind == "text/plain":
-            text = sample.text()
+            text = sample.path.read_text(encoding="utf-8", errors="replace")
             shown = text[:_MAX_CHARACTERS]
             if len(text) > len(shown):
                 shown += f"\n… {len(text) - len(shown):,} more characters"
@@ -108,9 +107,6 @@ def _content(sample: Sample, *, hidden: bool) -> Html:
         address = sample.data_uri()
     except OSError as error:
         reason = f"{sample.path.name} cannot be read ({error.strerror})."
-        return element("p", reason, class_="none", **attributes)
-    except ValueError as error:
-        reason = f"{sample.path.name} is omitted: {error}."
         return element("p", reason, class_="none", **attributes)
     described = f"{sample.name} after step {sample.step:,}"
     if sample.kind == "video/mp4":
@@ -220,7 +216,7 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
         if not found:
             continue
         rows = []
-        for number, attempt in list(enumerate(found))[-_MAX_STARTS:]:
+        for number, attempt in enumerate(found):
             before = found[number - 1].start if number else None
             start = attempt.start
             source = start.get("from")
@@ -235,8 +231,6 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
                     joined([*(element("div", line) for line in _changes(before, start))]),
                 ]
             )
-        if len(found) > _MAX_STARTS:
-            parts.append(element("p", f"Newest {_MAX_STARTS:,} of {len(found):,} starts:"))
         head = ["", "started", "from", "steps", "duration", "end", "changes"]
         parts += [element("h3", named(runs, index)) if len(runs) > 1 else ""]
         parts.append(table(head, rows, class_="words"))

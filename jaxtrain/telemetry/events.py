@@ -187,6 +187,9 @@ class Started:
         arguments: the command line.
         began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
         added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
+        usage: the command that uses the trained model, see
+            :attr:`jaxtrain.models.contract.ModelConfig.usage`.
+        exports: whether its weights can be exported.
     """
 
     step: int
@@ -197,6 +200,8 @@ class Started:
     arguments: Sequence[str]
     began: float = dataclasses.field(default_factory=time.time)
     added_metrics: Mapping[str, metrics.Metric] = dataclasses.field(default_factory=dict)
+    usage: str = ""
+    exports: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,6 +96,8 @@ def _start(event: Started) -> dict[str, Any]:
         "versions": versions.versions(),
         "config": event.config,
         "arguments": list(event.arguments),
+        "usage": event.usage,
+        "exports": event.exports,
         "metrics": {
             name: dataclasses.asdict(metric) for name, metric in event.added_metrics.items()
         },

@@ -105,6 +105,8 @@ class RunLog(events.EventLog):
                 arguments=arguments,
                 began=IMPORTED_AT if arguments else self._entered,
                 added_metrics=metrics.added_by(run.model),
+                usage=run.model.usage,
+                exports=run.model.has_weights,
             )
 
         self._start = start
