@@ -164,7 +164,7 @@ def plan(
     overrides: Mapping[str, Any] | None = None,
     cores: int | None = None,
     source: "Source | None" = None,
-    measure_input: bool = False,
+    rate_per_core: float | None = None,
     efficiency: "str | Path | None" = None,
 ) -> "Plan":
     """Predicts memory, time, input, and cost of a run on GPUs, without any.
@@ -178,7 +178,7 @@ def plan(
         cores: CPU cores of each node, which load the data; None assumes 12 per GPU.
         source: ``"clips"`` for the output of ``prepare clips``, ``"videos"`` for others; None looks
             at ``data.path``, or assumes ``"videos"``.
-        measure_input: measure on this machine how fast a core loads the data.
+        rate_per_core: examples/s that a core loads, as measured; None takes recorded rates.
         efficiency: a file that ``jaxtrain bench --efficiency`` wrote on the same kind of GPU; None
             assumes a range.
 
@@ -197,7 +197,7 @@ def plan(
         overrides=(overrides, _Changes),
         cores=(cores, int | None),
         source=(source, Source | None),
-        measure_input=(measure_input, bool),
+        rate_per_core=(rate_per_core, float | None),
         efficiency=(efficiency, str | None),
     )
     with invocation.from_python():
@@ -209,6 +209,6 @@ def plan(
             changes=overrides or {},
             cores=cores,
             source=source,
-            measure_input=measure_input,
+            rate_per_core=rate_per_core,
             efficiency=None if efficiency is None else Path(efficiency),
         )

@@ -36,24 +36,21 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
         )
-    check_numbers(flags.cores, flags.price_per_gpu_hour)
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags, typed)
 
 
 def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
-    measured = None
-    if flags.measure_input is not None:
-        terminal.out("measuring how fast this machine loads the data ...")
-        measured = input_rate.measure(flags.config, typed, flags.measure_input or None)
+    host = input_rate.Host(cores=flags.cores, source=flags.source, per_core=flags.rate_per_core)
+    check_numbers(host, flags.price_per_gpu_hour)
     planner = Planner(
         flags.config,
         typed,
         flags.gpu,
         flags.gpus,
         flags.price_per_gpu_hour,
-        input_rate.Host(cores=flags.cores, source=flags.source, measured=measured),
+        host,
         flags.efficiency,
     )
     for line in planner.said:
@@ -153,12 +150,11 @@ def _parser() -> argparse.ArgumentParser:
         "data.path if it is on this machine, else videos)",
     )
     add(
-        "--measure-input",
-        metavar="DATA",
-        nargs="?",
-        const="",
-        help="measure on this machine how fast a core loads DATA (default: data.path), instead of "
-        "using recorded rates",
+        "--rate-per-core",
+        metavar="R",
+        type=float,
+        help="examples/s that a core loads, such as the rate of the loader that doctor measures, "
+        "divided by its workers (default: recorded rates)",
     )
     add(
         "--efficiency",

@@ -57,7 +57,7 @@ def from_python() -> Iterator[None]:
 # Flags of commands whose functions have the argument, and fields of a config.
 _ARGUMENTS = (
     *("config", "output-dir", "resume", "simulate-devices", "track", "gpu", "gpus"),
-    *("price-per-gpu-hour", "cores", "source", "measure-input", "efficiency", "seed"),
+    *("price-per-gpu-hour", "cores", "source", "rate-per-core", "efficiency", "seed"),
     *("precision", "deterministic", "name"),
 )
 _FLAG = re.compile(rf"(?<![\w-])--({'|'.join(_ARGUMENTS)}|\w+(?:\.\w+)+)(?![\w.-]*[\w-])")

@@ -1,6 +1,6 @@
 """Measures how many examples per second the real pipeline delivers on this machine.
 
-``doctor`` compares the rate with the step's; ``plan --measure-input`` predicts a run from it.
+``doctor`` compares the rate with the step's.
 """
 
 import contextlib

@@ -1,23 +1,17 @@
 """Predicts how many examples per second a host can load: cores x rate per core.
 
 The rates were measured (benchmarks/LOG.md, "Input" and "Text input"), on two machines where two are
-given; ``plan --measure-input`` measures them again, on this machine and its data.
+given; ``plan --rate-per-core`` replaces them, for example by what ``doctor`` measured.
 """
 
 import dataclasses
 import math
-import os
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxtrain import config
 from jaxtrain.data import worker_count
 from jaxtrain.errors import InputError
-from jaxtrain.storage import addresses
-from jaxtrain.xla import subprocess_worker
-from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed
 
 Source = Literal["videos", "clips"]
 
@@ -26,10 +20,6 @@ CORES_PER_GPU = 12
 ND96isr_H200_v5, the fewest of the large clouds. A core is what the cloud calls a vCPU."""
 
 _FRAMES, _HEIGHT, _WIDTH = 12, 480, 720  # the clips of the measurements
-
-_FUNCTION = "jaxtrain.planning.input_rate:measure_here"
-_TIMEOUT_S = 24 * 3600.0  # indexing a large data set for the first time takes long
-_SECONDS, _LONGEST_S = 10.0, 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +68,6 @@ KINDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderRate:
-    """The measured rate of the real loader on this machine.
-
-    Attributes:
-        per_core: examples/s per core at work.
-        path: the data.
-    """
-
-    per_core: float
-    path: str
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
     """What is known about the hosts that will load the data.
@@ -99,12 +76,12 @@ class Host:
         cores: CPU cores of a host; None assumes :data:`CORES_PER_GPU`.
         source: ``clips`` for the output of ``prepare clips``, ``videos`` for others; None looks at
             the data, or assumes ``videos``.
-        measured: replaces the table.
+        per_core: examples/s of a core, measured; replaces the table.
     """
 
     cores: int | None = None
     source: Source | None = None
-    measured: LoaderRate | None = None
+    per_core: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +97,7 @@ class Input:
         workers: worker processes.
         rate: least and most examples/s of the host.
         seconds: least and most seconds to load the host's part of a batch.
-        measured: whether the rate was measured on this machine.
+        measured: whether the rate was given instead of taken from the table.
         waits: whether steps wait for input; None if the time of a step is unknown.
         advice: what to do about it.
     """
@@ -155,9 +132,8 @@ def predict(
     """
     kind, how = _kind(run, host.source)
     what, per_core = f"{KINDS[kind].what} ({how})", KINDS[kind].per_core(run.model)
-    if host.measured is not None:
-        what = f"{host.measured.path}, measured on this machine"
-        per_core = (host.measured.per_core, host.measured.per_core)
+    if host.per_core is not None:
+        what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     cores = host.cores or CORES_PER_GPU * gpus
     rows = run.data.batch_size / nodes
     workers = run.data.workers
@@ -175,7 +151,7 @@ def predict(
         workers=workers,
         rate=(least, most),
         seconds=(rows / most, rows / least),
-        measured=host.measured is not None,
+        measured=host.per_core is not None,
     )
     if step is None:
         return predicted
@@ -227,73 +203,3 @@ def _advice(run: config.Run, predicted: Input, rows: float, step: tuple[float, f
         span = f"{least} to {most}" if least < most else str(most)
         lines.append(f"hosts with cores for {span} workers, instead of {used}")
     return lines
-
-
-def measure(name: str, typed: Sequence[str], path: str | None) -> LoaderRate:
-    """Measures the loader of a config with its data, or other data, on this machine.
-
-    It runs in a separate process, whose jax uses the CPU and leaves the GPUs alone.
-
-    Args:
-        name: the config's name or path.
-        typed: overrides.
-        path: replaces ``data.path``; None keeps it.
-
-    Raises:
-        InputError: the data cannot be opened, or almost no batches arrived in time.
-    """
-    given = [*typed, *(() if path is None else ("--data.path", path))]
-    run = config.load(name, given)
-    if problems := run.data.problems(run.model):
-        raise InputError(*problems)
-    variables = subprocess_worker.environment(os.environ, JAX_PLATFORMS="cpu")
-    with SubprocessWorker(_FUNCTION, {"config": name, "overrides": given}, variables) as worker:
-        try:
-            (found,) = worker.messages(_TIMEOUT_S)
-        except WorkerFailed as failed:
-            raise InputError(f"--measure-input: {failed}") from failed
-    return LoaderRate(**found)
-
-
-def measure_here(request: dict[str, Any], send: Send) -> None:
-    """Measures in this process, and sends the attributes of a :class:`LoaderRate`.
-
-    Raises:
-        InputError: see :func:`measure`.
-    """
-    import jax
-
-    from jaxtrain.data import loader_rate
-    from jaxtrain.data.quarantine import Quarantine
-    from jaxtrain.sharding import make_mesh
-
-    run = config.load(request["config"], request["overrides"])
-    sources = run.data.open(run.model, seed=run.seed, say=lambda line: None)
-    cores = worker_count.cores()
-    workers = cores if run.data.workers is None else run.data.workers
-    alone = config.Mesh(data=1, fsdp=1, shard="none")
-    with tempfile.TemporaryDirectory() as folder:
-        rate = loader_rate.measure(
-            sources.train,
-            make_mesh(alone, jax.local_devices()[:1]),
-            run.batch_spec,
-            rows=run.data.batch_size,
-            workers=workers,
-            prefetch=run.data.prefetch,
-            seed=run.seed,
-            quarantine=Quarantine.open(Path(folder), 0),
-            seconds=_SECONDS,
-            longest_s=_LONGEST_S,
-        )
-    if rate.examples_per_second is None:
-        raise InputError(
-            f"--measure-input: almost no batches arrived in {_LONGEST_S:.0f} s with {workers} "
-            f"workers on {cores} cores; one core loads {rate.of_a_core:.2g} examples/s: use a "
-            "machine with more cores, or smaller data"
-        )
-    send(
-        {
-            "per_core": rate.examples_per_second / max(1, min(workers, cores)),
-            "path": addresses.public(run.data.path) if run.data.path else "demo data",
-        }
-    )

@@ -330,7 +330,7 @@ def predict(
     changes: Mapping[str, Any],
     cores: int | None = None,
     source: input_rate.Source | None = None,
-    measure_input: bool = False,
+    rate_per_core: float | None = None,
     efficiency: Path | None = None,
 ) -> Plan:
     """Compiles the step for the GPUs and predicts the run; see :func:`jaxtrain.plan`."""
@@ -347,20 +347,21 @@ def predict(
                 "another process: pass a config's name or path, and overrides"
             )
         name, typed = given[1], [*given[2:], *typed]
-    check_numbers(cores, price)
-    measured = input_rate.measure(name, typed, None) if measure_input else None
-    host = input_rate.Host(cores=cores, source=source, measured=measured)
+    host = input_rate.Host(cores=cores, source=source, per_core=rate_per_core)
+    check_numbers(host, price)
     return Planner(name, typed, gpu, devices, price, host, efficiency).plan()
 
 
-def check_numbers(cores: int | None, price: float | None) -> None:
-    """Checks two flags.
+def check_numbers(host: input_rate.Host, price: float | None) -> None:
+    """Checks the numbers of a host and the price per GPU-hour.
 
     Raises:
-        InputError: the number of cores or the price is out of range.
+        InputError: one of them is out of range.
     """
-    if cores is not None and cores < 1:
-        raise InputError(f"--cores {cores}: use at least 1")
+    if host.cores is not None and host.cores < 1:
+        raise InputError(f"--cores {host.cores}: use at least 1")
+    if host.per_core is not None and not 0 < host.per_core < math.inf:
+        raise InputError(f"--rate-per-core {host.per_core:g}: use more than 0")
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
 

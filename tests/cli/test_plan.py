@@ -91,7 +91,7 @@ def test_alternatives_are_compiled_and_ranked(
         (["--config", "demo", "--json", "/tmp"], "is a folder"),
         (["--config", "demo", "--cores", "0"], "--cores 0"),
         (["--config", "demo", "--source", "clip"], "--source"),
-        (["--config", "h100_16", "--measure-input", "/nowhere"], "/nowhere"),
+        (["--config", "h100_16", "--rate-per-core", "0"], "--rate-per-core 0: use more than 0"),
         (["--config", "h100_16", "--efficiency", "/nowhere"], "/nowhere does not exist"),
         (["--config", "h100_16", "--efficiency", __file__], "as an efficiency file"),
     ],

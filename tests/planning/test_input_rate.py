@@ -8,7 +8,7 @@ import pytest
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.planning import input_rate
-from jaxtrain.planning.input_rate import Host, LoaderRate
+from jaxtrain.planning.input_rate import Host
 
 RUN = config.load("h100_8")  # 128 clips of 12x480x720
 STEP = (0.17, 0.42)
@@ -80,10 +80,10 @@ def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
 
 
 def test_measured_rates_replace_the_table() -> None:
-    found = predicted(cores=26, measured=LoaderRate(4.5, "my videos"))
+    found = predicted(cores=26, per_core=4.5)
     assert found.per_core == (4.5, 4.5)
     assert found.rate == (24 * 4.5, 24 * 4.5)
-    assert found.what == "my videos, measured on this machine"
+    assert found.measured
     assert "times the clips/s" not in advised(found)  # of prepared clips nothing was measured
 
 
