@@ -118,7 +118,9 @@ class Run:
                 self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
             damage = self.copy.fetch(kind, step, self.directory)
             if not damage:
-                self._fetched.add(self.copy.store.data(kind, step))
+                data = self.copy.store.data(kind, step)
+                self._fetched.add(data)
+                self._verdicts[data] = ""
         return damage
 
     def set_aside(self, damaged: Damage) -> None:
@@ -201,10 +203,10 @@ class Run:
         return self._verdicts[found.data]
 
     def _is_behind(self, copy: RemoteRun) -> bool:
-        given = remote.noted(self.directory, copy.bucket.url)
         for step in reversed(copy.store.steps()):
             if data := copy.store.data(CHECKPOINTS, step):
-                return data not in given
+                # Read last: an upload may complete at this moment, which notes it before.
+                return data not in remote.noted(self.directory, copy.bucket.url)
         return False
 
 

@@ -108,7 +108,7 @@ def progress_of(
     criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
     if not resumed:
         return RunProgress(directory, criterion)
-    progress = RunProgress.read(directory, criterion, position)
+    progress = RunProgress.read(directory, criterion, position, say)
     while (best := progress.best) and not process_group.process_zero_decides(
         lambda: "yes" if has_best(best.validated.done) else ""
     ):

@@ -245,8 +245,9 @@ class Mirror:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
-            InputError, RunAgain: the bucket cannot be read.
+            InputError, RunAgain: the bucket cannot be read, or belongs to another run.
         """
+        self.check()
         run = resume.Run(directory, say or self._say, self._remote, on_disk=not self.own_disk)
         if run.behind and not self._staged and not remote.noted(directory, self.url):
             self._refuse_two_runs(directory)

@@ -9,12 +9,13 @@ file may be newer than the checkpoint.
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
+from jaxtrain import terminal
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.storage.atomic import read_json, write_whole
@@ -104,7 +105,13 @@ class RunProgress:
         self.evaluation_due = False
 
     @classmethod
-    def read(cls, directory: Path, criterion: Criterion, position: Position) -> Self:
+    def read(
+        cls,
+        directory: Path,
+        criterion: Criterion,
+        position: Position,
+        say: Callable[[str], None] = terminal.out,
+    ) -> Self:
         """Reads what a run had recorded up to a position, in process 0 for all processes.
 
         Other hosts may see an outdated file on a network disk, and early stopping must be the same
@@ -114,6 +121,7 @@ class RunProgress:
             directory: of the run that is resumed.
             criterion: of this start.
             position: from which it continues.
+            say: receives a line if the file is damaged.
 
         Raises:
             InputError, RunAgain: in all processes, if the disk does not respond.
@@ -124,7 +132,11 @@ class RunProgress:
                 return json.dumps(read_json(directory / NAME))
             except FileNotFoundError:
                 return "{}"
-            except ValueError:  # the best one is unknown: the next validation is compared with none
+            except ValueError as why:
+                say(
+                    f"warning: {directory / NAME} is damaged ({why}): earlier validations do not "
+                    "count for the best checkpoint and the patience"
+                )
                 return "{}"
             except OSError as error:
                 raise disk_trouble(

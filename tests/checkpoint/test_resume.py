@@ -381,6 +381,23 @@ def test_what_is_suspect_on_the_disk_does_not_return_from_the_bucket(places: Pla
     assert places.latest() == older
 
 
+def test_an_upload_of_this_machine_is_not_that_of_another(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It completes while a rollback looks at the bucket."""
+    places.save(4, "disk", "bucket")
+    copy = RemoteRun(places.copy.bucket, quiet)
+    steps = copy.store.steps
+
+    def uploaded(kind: str = "checkpoints") -> list[int]:
+        if kind == "checkpoints":
+            places.save(8, "disk", "bucket")
+        return steps(kind)
+
+    monkeypatch.setattr(copy.store, "steps", uploaded)
+    assert not resume.Run(places.directory, quiet, copy).behind
+
+
 def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:
     """The run was resumed from 4, and has saved 8 again, which was not uploaded yet."""
     older = places.save(4, "disk", "bucket")

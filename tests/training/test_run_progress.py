@@ -92,7 +92,9 @@ def test_the_last_agreed_step_is_not_after_the_position(tmp_path: Path) -> None:
 def test_a_missing_or_damaged_file_means_that_nothing_is_known(tmp_path: Path) -> None:
     assert RunProgress.read(tmp_path, PSNR, at(10)).best is None
     (tmp_path / run_progress.NAME).write_text("{")
-    assert RunProgress.read(tmp_path, PSNR, at(10)).best is None
+    said: list[str] = []
+    assert RunProgress.read(tmp_path, PSNR, at(10), said.append).best is None
+    assert "progress.json is damaged (it is not JSON)" in said[0]
     (tmp_path / run_progress.NAME).unlink()
     (tmp_path / run_progress.NAME).mkdir()
     with pytest.raises((InputError, RunAgain), match=r"progress\.json cannot be read"):
