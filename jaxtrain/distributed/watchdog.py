@@ -18,7 +18,6 @@ from typing import Self, TextIO
 from jaxtrain import terminal
 from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Heartbeat
 from jaxtrain.errors import RUN_AGAIN
-from jaxtrain.storage import atomic
 
 # Compiling, saving or restoring may be slow, but an hour is a hang. The first preparation of data
 # may take even longer, and has no limit.
@@ -188,8 +187,7 @@ class Watchdog:
             path = self._directory / f"hang-{self._heartbeat.process}.txt"
             where = f"stacks of all threads in {path}"
             try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with open(atomic.open_own(path, flags), "w") as file:
+                with path.open("w") as file:
                     _dump(head, file)
             except OSError as error:
                 where = f"no stacks: {path} could not be written ({error.strerror})"

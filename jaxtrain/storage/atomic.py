@@ -1,4 +1,4 @@
-"""Writes files atomically, appends lines, and safely reads files from untrusted sources."""
+"""Writes files atomically, appends lines, and reads files from untrusted sources."""
 
 import contextlib
 import errno
@@ -151,38 +151,6 @@ def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alon
                     path.unlink()
 
 
-def open_own(path: Path, flags: int) -> int:
-    """Opens a file that only jaxtrain creates, in a run directory.
-
-    A run directory from someone else may contain anything under the file's name: a link to one of
-    your files, which would be overwritten or truncated, or a pipe or device, which never ends.
-
-    Args:
-        path: the file. Symbolic links in the path of its folder are followed.
-        flags: for :func:`os.open`.
-
-    Returns:
-        The file descriptor.
-
-    Raises:
-        OSError: the file cannot be opened, is a symbolic link, or is not a regular file.
-    """
-    # Without O_NONBLOCK, opening a pipe would block; for a regular file it has no effect.
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, "it is not a regular file", str(path))
-    return descriptor
-
-
 def sync(path: str | Path) -> None:
     """Flushes a file or folder to disk.
 
@@ -265,7 +233,8 @@ class Appended:
             if not self._made:  # only once: if the disk is gone, the folder must not be recreated
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._made = True
-            self._descriptor = open_own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            self._descriptor = os.open(self.path, flags, 0o666)
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, content) < len(content):
@@ -290,22 +259,16 @@ _JSON_DEPTH = 100
 
 
 @contextlib.contextmanager
-def open_regular(path: Path, *, follow_links: bool = True) -> Iterator[BufferedReader]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Opens an untrusted regular file to read bytes.
 
     Rejects a pipe or device without blocking.
 
-    Args:
-        path: the file.
-        follow_links: whether it may be a symbolic link. If its content is shown to others, a link
-            could expose any file of the reader.
-
     Raises:
-        OSError: the file cannot be opened, is a folder (IsADirectoryError), or a link.
+        OSError: the file cannot be opened, or is a folder (IsADirectoryError).
         ValueError: the file is not a regular file.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags) if follow_links else open_own(path, flags)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # raises for a folder
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is not a regular file")
@@ -326,19 +289,18 @@ def expanded(path: str | Path) -> Path:
         ) from None
 
 
-def read_regular(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
+def read_regular(path: Path, limit_bytes: int) -> bytes:
     """Reads an untrusted regular file completely (:func:`open_regular`).
 
     Args:
         path: the file.
         limit_bytes: reject larger files.
-        follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: the file cannot be read, is a folder (IsADirectoryError), or a link.
+        OSError: the file cannot be read, or is a folder (IsADirectoryError).
         ValueError: the file is not a regular file, or too large; the message is a short reason.
     """
-    with open_regular(path, follow_links=follow_links) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(limit_bytes + 1) if size <= limit_bytes else b""
         size = max(size, len(content))
@@ -347,22 +309,19 @@ def read_regular(path: Path, limit_bytes: int, *, follow_links: bool = True) -> 
         return content
 
 
-def read_json(
-    path: Path, limit_bytes: int = JSON_BYTES, *, follow_links: bool = True
-) -> dict[str, Any]:
+def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
     """Reads a JSON object from an untrusted regular file.
 
     Args:
         path: the file.
         limit_bytes: reject larger files.
-        follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: the file cannot be read, is a folder (IsADirectoryError), or a link.
+        OSError: the file cannot be read, or is a folder (IsADirectoryError).
         ValueError: the file is not a regular file, too large, not JSON, nested too deeply, or not a
             JSON object; the message is a short reason, such as "it is not JSON".
     """
-    content = parse_json(read_regular(path, limit_bytes, follow_links=follow_links))
+    content = parse_json(read_regular(path, limit_bytes))
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content
@@ -412,9 +371,9 @@ def drop_torn_line(path: Path) -> None:
     """Drops an unfinished last line, left by a killed process.
 
     Raises:
-        OSError: the file cannot be written, is a symbolic link, or is not a regular file.
+        OSError: the file cannot be written.
     """
-    with open(open_own(path, os.O_RDWR), "rb+") as file:
+    with open(path, "rb+") as file:
         content = file.read()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import Appended, drop_torn_line, open_own, write_whole
+from jaxtrain.storage.atomic import Appended, drop_torn_line, write_whole
 
 Record = dict[str, Any]
 
@@ -127,7 +127,7 @@ def _rewind(path: Path, kept: Callable[[Record], bool]) -> None:
         return
     drop_torn_line(path)
     try:
-        with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             lines = file.readlines()
     except UnicodeDecodeError as error:
         raise InputError(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain.errors import RunAgain
-from jaxtrain.storage import atomic
 
 NAME = ".lock"
 
@@ -41,7 +40,7 @@ def hold(directory: Path, say: Callable[[str], None]) -> bool:
     try:
         if directory in _held and os.path.samestat(os.fstat(_held[directory]), path.stat()):
             return True
-        descriptor = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
         return False  # writing to the directory will report the error
     try:
@@ -136,7 +135,7 @@ def holder(directory: Path) -> str:
     # struct flock of Linux: type, whence, start, length (0: all), process.
     question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        descriptor = atomic.open_own(directory / NAME, os.O_RDONLY)
+        descriptor = os.open(directory / NAME, os.O_RDONLY)
     except OSError:
         return ""
     try:

@@ -75,8 +75,7 @@ class SampleFiles:
 
 
 def _remove_after(folder: Path, last: int) -> None:
-    # In a run directory from someone else, a link could lead to a folder of yours.
-    if folder.is_symlink() or not folder.is_dir():
+    if not folder.is_dir():
         return
     for path in folder.iterdir():
         step = step_of(path)

@@ -683,7 +683,7 @@ class Mirror:
         """
         for path in self._files_of_run():
             name = path.relative_to(self.directory).as_posix()
-            if not self._is_mine(name) or path.is_symlink() or not path.is_file():
+            if not self._is_mine(name) or not path.is_file():
                 continue
             try:
                 self._files.upload(name)

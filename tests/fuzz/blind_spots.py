@@ -6,19 +6,12 @@ Every function takes a random generator and the valid input, which it changes in
 import json
 import os
 import random
-import shutil
 import struct
 from pathlib import Path
 
 _LONG = 100_000  # characters
 _UNITS = ("a", "a.", ":", "a:", "://", "a://b:", "[", "/", "a=b&", "{", "{0..1}", "(a+)+", "\u00e9")
 _STARTS = ("", "https://", "https://h?", "s3://b/", "file:/", "../")
-
-
-def linked_samples(rng: random.Random, top: Path) -> None:
-    """Replaces the samples folder of a run with a link."""
-    shutil.rmtree(top / "samples")
-    (top / "samples").symlink_to(rng.choice(("/etc", "/proc/self", "/nowhere", "..", "samples")))
 
 
 def pipes(rng: random.Random, top: Path) -> None:

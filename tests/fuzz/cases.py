@@ -253,7 +253,6 @@ def _blind_spots() -> tuple[Seed, ...]:
     folders = [one for one in _videos("video.mp4") if one.change == "folder"]
     latents = [one for one in _safetensors() if one.files[0] == "latents.safetensors"]
     found: tuple[tuple[Sequence[Seed], Callable[[random.Random, Path], None]], ...] = (
-        (_reports(), blind_spots.linked_samples),
         ((*_folder_of_texts(), *folders), blind_spots.pipes),
         ((*_lists(), *_texts("text.jsonl")), blind_spots.long_string),
         (latents, blind_spots.large_numbers),

@@ -128,9 +128,6 @@ def test_a_seed_determines_the_case(corpus: Path, tmp_path: Path, kind: str) -> 
 
 def test_blind_spots_produce_their_inputs(tmp_path: Path) -> None:
     rng = random.Random(0)
-    (tmp_path / "samples").mkdir()
-    blind_spots.linked_samples(rng, tmp_path)
-    assert (tmp_path / "samples").is_symlink()
     (tmp_path / "data").mkdir()
     blind_spots.pipes(rng, tmp_path / "data")
     assert sum(path.is_fifo() for path in (tmp_path / "data").rglob("*")) == 4

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,40 +55,6 @@ def test_only_regular_files_are_read_without_blocking(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         atomic.read_json(tmp_path / "none")
     assert time.monotonic() - began < 5
-
-
-OPENERS: list[Callable[[Path], object]] = [
-    lambda path: atomic.Appended(path).append(b"one\n"),
-    atomic.drop_torn_line,
-    lambda path: atomic.open_own(path, os.O_RDONLY),
-]
-
-
-@pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
-def test_a_file_of_a_run_directory_is_not_opened_through_a_link(
-    opened: Callable[[Path], object], tmp_path: Path
-) -> None:
-    (tmp_path / "mine").write_text("first\nno line end")
-    (tmp_path / "log.txt").symlink_to("mine")
-    (tmp_path / "gone.txt").symlink_to("new")
-    for name in ("log.txt", "gone.txt"):
-        with pytest.raises(OSError, match="it is a symbolic link"):
-            opened(tmp_path / name)
-    assert (tmp_path / "mine").read_text() == "first\nno line end"
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
-def test_a_pipe_in_a_run_directory_does_not_block(
-    opened: Callable[[Path], object], tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "log.txt")
-    reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with pytest.raises(OSError, match="it is not a regular file"):
-            opened(tmp_path / "log.txt")
-    finally:
-        os.close(reader)
 
 
 def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:

@@ -95,14 +95,6 @@ def test_a_missing_directory_is_not_locked(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_symbolic_link_as_lock_file_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("kept")
-    (tmp_path / ".lock").symlink_to("mine")
-    lock.hold(tmp_path, print)
-    assert lock.holder(tmp_path) == ""
-    assert (tmp_path / "mine").read_text() == "kept"
-
-
 def test_a_command_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     flock = fcntl.flock

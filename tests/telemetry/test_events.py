@@ -363,18 +363,6 @@ def test_samples_of_abandoned_steps_are_removed(
     log.close()
 
 
-def test_a_linked_samples_folder_is_left_alone(tmp_path: Path) -> None:
-    """A run directory from someone else may link to a folder of yours."""
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "img_99.png").touch()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "samples").symlink_to(tmp_path / "photos")
-    log = event_log.attached(tmp_path / "run", 0, 1)
-    log.emit(Rewound(20, 160))
-    log.close()
-    assert (tmp_path / "photos" / "img_99.png").exists()
-
-
 def test_a_validation_that_will_be_repeated_is_removed(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
     for step in (4, 8):
