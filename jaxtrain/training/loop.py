@@ -20,10 +20,12 @@ def train(setup: TrainSetup) -> None:
     """
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
-    if saver.progress.evaluation_due and _validate(setup, state):
+    if saver.run_progress.evaluation_due and _validate(setup, state):
         with progress.interrupted("save"):
             saver.save(progress.position(), state, regular=False, best=True)
-    while not (stopping.decision or patience_over(run.loop, saver.progress) or progress.finished()):
+    while not (
+        stopping.decision or patience_over(run.loop, saver.run_progress) or progress.finished()
+    ):
         if progress.too_many_bad():
             state = _roll_back(setup, state)
         setup.before_step(progress.done, state)
@@ -41,7 +43,7 @@ def train(setup: TrainSetup) -> None:
         saves = is_due(progress.done, run.checkpoint.every, total)
         if (validates or saves) and progress.settled():
             best = bool(validates) and _validate(setup, state)
-            if (saves or best) and not saver.progress.evaluation_due:
+            if (saves or best) and not saver.run_progress.evaluation_due:
                 with progress.interrupted("save"):
                     saver.save(progress.position(), state, regular=saves, best=best)
         with progress.on_devices():
@@ -68,7 +70,7 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         setup.evaluator.compile(setup.stopping)
     with progress.interrupted("evaluation", allowance_s=0.0):  # for each batch
         validation = setup.evaluator(state, setup.stopping, setup.still_alive)
-        saver.progress.evaluation_due = validation is None
+        saver.run_progress.evaluation_due = validation is None
         if validation is None:
             return False
         progress.validated(progress.done, validation)

@@ -15,8 +15,7 @@ from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.disks import reason
-from jaxtrain.training import run_progress
-from jaxtrain.training.run_progress import Best, RunProgress
+from jaxtrain.training.run_progress import NAME, Best, RunProgress
 from jaxtrain.training.state import State, saved_part
 
 # A run stops after this many failed saves in a row, so that at most this many intervals of
@@ -69,13 +68,13 @@ class Saver:
         run: the config.
         checkpoints: writes the checkpoints.
         meta: their metadata.
-        progress: the validations of the run, which this updates.
+        run_progress: the validations of the run, which this updates.
         say: prints a line when a save fails.
         saved: called each time a checkpoint is complete.
         constants: extras that are not saved.
 
     Attributes:
-        progress: see above.
+        run_progress: see above.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Saver:
         run: config.Run,
         checkpoints: saver.Checkpoints,
         meta: RunMeta,
-        progress: RunProgress,
+        run_progress: RunProgress,
         say: Callable[[str], None] = terminal.out,
         saved: Callable[[], None] = lambda: None,
         constants: Collection[str] = (),
@@ -91,7 +90,7 @@ class Saver:
         self._metric = run.checkpoint.best_metric
         self._checkpoints = checkpoints
         self._meta = meta
-        self.progress = progress
+        self.run_progress = run_progress
         self._say = say
         self._saved = saved
         self._constants = constants
@@ -102,7 +101,7 @@ class Saver:
     def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; returns whether its state is the best."""
         value = None if self._metric is None else values[self._metric]
-        is_best = self.progress.add(position, value)
+        is_best = self.run_progress.add(position, value)
         self._write_progress()
         return is_best
 
@@ -120,7 +119,7 @@ class Saver:
         Raises:
             RunAgain: too many saves in a row have failed.
         """
-        judged = self.progress.best if best else None
+        judged = self.run_progress.best if best else None
         for part in (self.settle, lambda: self._start(position, state, judged, regular=regular)):
             failure = part()
             if failure and self._failures >= FAILURES_IN_A_ROW:
@@ -132,7 +131,7 @@ class Saver:
         Raises:
             RunAgain: the state cannot be saved.
         """
-        best = self.progress.best
+        best = self.run_progress.best
         # Not by step: after a rollback, another state may have the same step as the best one.
         if best is not None and best.validated.seen != position.seen:
             best = None
@@ -155,7 +154,7 @@ class Saver:
             return None
         self._best_started = best
         if best is not None:
-            self.progress.mark(best, kept=True)  # an earlier try may have failed
+            self.run_progress.mark(best, kept=True)  # an earlier try may have failed
         meta = self._meta.to_dict() | position.to_meta()
         try:
             self._checkpoints.save(saved_part(state, self._constants), meta, kinds)
@@ -180,7 +179,7 @@ class Saver:
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
         self._failures += 1
         if self._best_started is not None:  # the one before is still the best with a checkpoint
-            self.progress.mark(self._best_started, kept=False)
+            self.run_progress.mark(self._best_started, kept=False)
             self._best_started = None
             self._write_progress()
         if not failure.reported:
@@ -189,9 +188,9 @@ class Saver:
 
     def _write_progress(self) -> None:
         try:
-            self.progress.write()
+            self.run_progress.write()
         except OSError as error:  # the next validation writes it again
-            self._say(f"warning: {run_progress.NAME} cannot be written ({reason(error)})")
+            self._say(f"warning: {NAME} cannot be written ({reason(error)})")
 
 
 def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:

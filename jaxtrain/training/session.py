@@ -144,7 +144,7 @@ def _train(
 def _end(setup: TrainSetup, flags: Flags) -> int:
     """Reports why the run has ended and how to resume it; returns the exit code."""
     run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
-    stopped_early = patience_over(run.loop, setup.saver.progress)
+    stopped_early = patience_over(run.loop, setup.saver.run_progress)
     ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)

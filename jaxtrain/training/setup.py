@@ -177,12 +177,12 @@ class OpenedState:
     Attributes:
         state: the first state; None after it was taken.
         meta: the metadata of its checkpoints.
-        progress: its validations so far.
+        run_progress: its validations so far.
     """
 
     state: State | None
     meta: RunMeta
-    progress: RunProgress
+    run_progress: RunProgress
 
 
 def open_state(
@@ -219,7 +219,7 @@ def _is_over(
     still_alive: Callable[[], None],
 ) -> bool:
     """Whether nothing is left to train, which is reported."""
-    run, done, progress = built.run, directory.position.done, first.progress
+    run, done, progress = built.run, directory.position.done, first.run_progress
     nothing = run_summary.nothing_to_do(run, done, built.total, progress)
     if not nothing:
         return False
@@ -249,7 +249,7 @@ def open_step(
     """
     run, say, mirror, position = built.run, log.say, directory.mirror, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
-    log.emit(Rewound(position.done, position.seen, validated=not first.progress.evaluation_due))
+    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.evaluation_due))
     run_directory.write_config(directory.path, first.meta.config, say)
     workers = workers_here(run, directory.mesh)
     if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
@@ -262,7 +262,9 @@ def open_step(
     with log.phases.within("compile"):
         step = compile_in_all_processes(built, flags, log)
     checkpoints, saver = _open_saver(built, directory, data, first, log, stack)
-    replays = replayed(step, built, checkpoints, first.progress, position.done, saver, log, mirror)
+    replays = replayed(
+        step, built, checkpoints, first.run_progress, position.done, saver, log, mirror
+    )
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
     progress = Progress(
@@ -339,12 +341,12 @@ def _open_saver(
     )
     stack.callback(checkpoints.close)
     if mirror is not None:
-        _start_copy(mirror, built, directory, first.progress)
+        _start_copy(mirror, built, directory, first.run_progress)
     saver = Saver(
         run,
         checkpoints,
         first.meta,
-        first.progress,
+        first.run_progress,
         say,
         _after_save(link_latest, mirror),
         built.definition.constants,

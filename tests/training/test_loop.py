@@ -28,7 +28,7 @@ def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -
     setup.progress.interrupted = interrupted
     setup.progress.finished.return_value = True
     setup.stopping.decision = 0
-    setup.saver.progress = SimpleNamespace(evaluation_due=True, best=None)
+    setup.saver.run_progress = SimpleNamespace(evaluation_due=True, best=None)
     setup.saver.judge.return_value = True
     setup.saver.save = save
     setup.saver.finish = save

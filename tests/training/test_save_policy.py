@@ -102,7 +102,7 @@ def failing(
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     checkpoints, said = Checkpoints(at_once, later), list[str]()
     one = made(run, checkpoints, said)
-    return one, checkpoints, said, one.progress
+    return one, checkpoints, said, one.run_progress
 
 
 def saver_with(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
@@ -183,11 +183,11 @@ def test_patience_counts_validations_without_improvement() -> None:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
     one = made(run, Checkpoints(), [])
-    assert not save_policy.patience_over(loop, one.progress)
+    assert not save_policy.patience_over(loop, one.run_progress)
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):
         one.judge(at(step), {"val/psnr": value})
-        over.append(save_policy.patience_over(loop, one.progress))
+        over.append(save_policy.patience_over(loop, one.run_progress))
     assert over == [False, False, False, False, True]
 
 
@@ -275,7 +275,7 @@ def test_another_state_of_the_same_step_is_not_the_best() -> None:
     assert not one.judge(again, {"val/psnr": 20.0})
     one.finish(again, STATE)
     assert checkpoints.best == [20]
-    assert best_step(one.progress) == 20
-    assert one.progress.best is not None
-    assert one.progress.best.validated.value == 25.0
+    assert best_step(one.run_progress) == 20
+    assert one.run_progress.best is not None
+    assert one.run_progress.best.validated.value == 25.0
     assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7
