@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,6 +17,8 @@ from jaxtrain.sharding import ShardingRule
 from jaxtrain.training.state import ModelDefinition, State
 from jaxtrain.training.step import build_eval_step, jit_eval_step
 from jaxtrain.xla import options
+
+_LOOK_EVERY_S = 0.05  # for a stop, while validation is compiled
 
 
 class Validation(NamedTuple):
@@ -77,7 +80,7 @@ class Evaluator:
         self._decode = decode
         self._target = target
         self._jitted = {name: jitted(name) for name in ("evaluate", "samples")}
-        self._programs: options.BackgroundCompilation[dict[str, Any]] | None = None
+        self._programs: futures.Future[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
         """Returns the names of the metrics, without computing them."""
@@ -89,8 +92,9 @@ class Evaluator:
     def compile(self, stop: Stop) -> None:
         """Compiles on the first call; returns early if this process received a stop signal."""
         if self._programs is None:
-            self._programs = options.BackgroundCompilation(self._compile)
-        self._programs.ready(until=stop.wanted)
+            self._programs = options.in_background(self._compile)
+        while not self._programs.done() and not stop.wanted():
+            futures.wait([self._programs], _LOOK_EVERY_S)
 
     def __call__(
         self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None

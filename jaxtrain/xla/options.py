@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -16,41 +17,20 @@ Options = dict[str, str | bool]
 T = TypeVar("T")
 
 _THREAD = "compile"
-_LOOK_EVERY_S = 0.05
 
 
-class BackgroundCompilation(Generic[T]):
-    """Compiles in a thread. The compilation cannot be interrupted, but you need not wait for it.
+def in_background(compile: Callable[[], T]) -> Future[T]:
+    """Compiles in a thread. The compilation cannot be interrupted, but you need not wait for it."""
+    programs: Future[T] = Future()
 
-    Args:
-        compile: returns the compiled function.
-    """
-
-    def __init__(self, compile: Callable[[], T]) -> None:
-        self._compile = compile
-        self._found: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        self._thread.start()
-
-    def ready(self, until: Callable[[], bool]) -> bool:
-        """Waits until the compilation or ``until`` is done; returns whether the compilation is."""
-        while self._thread.is_alive() and not until():
-            self._thread.join(_LOOK_EVERY_S)
-        return not self._thread.is_alive()
-
-    def result(self) -> T:
-        """Waits for the compiled function and returns it; raises the compilation's error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._found.append(self._compile())
+            programs.set_result(compile())
         except BaseException as error:  # raised by result()
-            self._error = error
+            programs.set_exception(error)
+
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    return programs
 
 
 def still_compiling() -> bool:
