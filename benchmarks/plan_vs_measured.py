@@ -18,7 +18,7 @@ import common_start  # noqa: F401  # a spawned process imports this module befor
 import results
 import sizes
 
-from jaxtrain.bench.request import PARTS, BenchRequest
+from jaxtrain.bench import request
 from jaxtrain.planning import cards
 from jaxtrain.planning.planner import Plan, Planner
 from jaxtrain.telemetry.hardware import GIB
@@ -59,15 +59,9 @@ def main() -> None:
 def _measure(config: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """Returns what bench finds about a config, in a process of its own."""
     with tempfile.TemporaryDirectory() as compiled:
-        found = BenchRequest(
-            config=config[0],
-            overrides=config[1:],
-            simulate_devices=None,
-            parts=PARTS,
-            seconds=seconds,
-            compiled=compiled,
-            timeout_s=_TIMEOUT_S,
-        ).findings()
+        found = request.findings(
+            config[0], config[1:], compiled=compiled, seconds=seconds, timeout_s=_TIMEOUT_S
+        )
     if "failure" in found or found["notes"]:
         raise SystemExit(f"{shlex.join(config)}: {found.get('failure') or found['notes']}")
     return found

@@ -49,14 +49,19 @@ def measure(request: dict[str, Any], send: Send) -> None:
     """Measures startup, then each of ``request["parts"]``; a part that fails gets a note.
 
     Args:
-        request: a :class:`jaxtrain.bench.request.BenchRequest` as a dict.
+        request: the arguments of :func:`jaxtrain.bench.request.findings`.
         send: receives all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part ->
             why it was skipped or failed), ``failed`` (the parts that failed; the others were
             skipped, because of the config or the data).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
-    laps = _Laps(rows)
+    began = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal began
+        rows[name], began = time.perf_counter() - began, time.perf_counter()
+
     run = config.load(request["config"], request["overrides"])
     gpu_memory.reserve_memory(os.environ)
     if process_group.will_use_cpu(os.environ):
@@ -66,18 +71,18 @@ def measure(request: dict[str, Any], send: Send) -> None:
     options.use_cache({}, Path(request["compiled"]))
     run, _ = as_found(run)
     mesh = make_mesh(run.mesh)
-    laps.lap("start/config_and_devices")
+    lap("start/config_and_devices")
     built = step_setup.build_without_data(run, mesh)
     state = built.fresh_state()
-    laps.lap("start/state")
+    lap("start/state")
     traced = built.trace_step()
     step = traced.lower().compile()
-    laps.lap("start/compile")
+    lap("start/compile")
     batch = synthetic_batch(built)
-    laps.skip()
+    began = time.perf_counter()
     state, metrics = step(state, batch)
     jax.block_until_ready(metrics)
-    laps.lap("start/first_step")
+    lap("start/first_step")
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
 
     found: dict[str, Any] = {
@@ -123,21 +128,6 @@ def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
         return rng.integers(0, limits.get(name, 256), part.shape, part.dtype)
 
     return {name: jax.device_put(array(name, part), sharding) for name, part in built.spec.items()}
-
-
-class _Laps:
-    """Adds the time since the previous lap to the rows, under a name."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self.skip()
-
-    def skip(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        self._rows[name] = time.perf_counter() - self._last
-        self.skip()
 
 
 class _Session:

@@ -4,7 +4,7 @@ A measurement that fails keeps its findings so far. A point of a sweep that runs
 shown in the table and does not end the sweep.
 """
 
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtrain import config
@@ -12,6 +12,7 @@ from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
+_TIMEOUT_S = 3600.0
 _DOUBLINGS = (-2, -1, 0, 1, 2, 3)
 WORKER = "worker"  # the part that has failed if the worker ended before all parts
 _FUNCTION = "jaxtrain.bench.measurement:measure"
@@ -28,55 +29,58 @@ def batch_sizes(run: config.Run) -> dict[str, tuple[str, ...]]:
     return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """A measurement for a worker.
+def findings(
+    config_name: str,
+    overrides: Sequence[str],
+    *,
+    compiled: str,
+    parts: Sequence[str] = PARTS,
+    seconds: float = 20.0,
+    simulate_devices: int | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> dict[str, Any]:
+    """Measures a config in a worker; returns ``failure`` and ``detail`` instead of rows on failure.
 
-    Attributes:
-        config: a name or a path.
+    Args:
+        config_name: a name or a path.
         overrides: as typed.
-        simulate_devices: number of virtual CPU devices; None uses the real ones.
+        compiled: folder of compiled programs; an empty one makes a cold start.
         parts: a subset of :data:`PARTS`; () measures only startup.
         seconds: for the steps, and again for the pipeline.
-        compiled: folder of compiled programs; an empty one makes a cold start.
+        simulate_devices: number of virtual CPU devices; None uses the real ones.
         timeout_s: seconds after which the worker is stopped.
+
+    Raises:
+        InputError: the config is invalid.
+        RunAgain: a temporary failure.
     """
-
-    config: str
-    overrides: tuple[str, ...]
-    simulate_devices: int | None
-    parts: tuple[str, ...]
-    seconds: float
-    compiled: str
-    timeout_s: float
-
-    def findings(self) -> dict[str, Any]:
-        """Runs the worker; returns ``failure`` and ``detail`` instead of rows if it failed.
-
-        Raises:
-            InputError: the config is invalid.
-            RunAgain: a temporary failure.
-        """
-        findings: dict[str, Any] = {}
-        # The variable would override the folder of compiled programs.
-        variables = subprocess_worker.environment(without=("JAX_COMPILATION_CACHE_DIR",))
-        try:
-            with SubprocessWorker(_FUNCTION, dataclasses.asdict(self), variables) as worker:
-                for message in worker.messages(self.timeout_s):
-                    findings = message  # each includes the earlier ones
-        except TimeoutError:
-            failure = {
-                "failure": f"took longer than {self.timeout_s:.0f} s",
-                "detail": "measure fewer --seconds, or a smaller batch",
-            }
-        except WorkerFailed as failed:
-            failure = _failure(failed)
-        else:
-            return findings
-        if findings:  # what the worker sent before it failed
-            findings["notes"][WORKER] = failure["failure"]
-            findings["failed"].append(WORKER)
-        return findings or failure
+    request = {
+        "config": config_name,
+        "overrides": [*overrides],
+        "compiled": compiled,
+        "parts": [*parts],
+        "seconds": seconds,
+        "simulate_devices": simulate_devices,
+    }
+    found: dict[str, Any] = {}
+    # The variable would override the folder of compiled programs.
+    variables = subprocess_worker.environment(without=("JAX_COMPILATION_CACHE_DIR",))
+    try:
+        with SubprocessWorker(_FUNCTION, request, variables) as worker:
+            for message in worker.messages(timeout_s):
+                found = message  # each includes the earlier ones
+        return found
+    except TimeoutError:
+        failure = {
+            "failure": f"took longer than {timeout_s:.0f} s",
+            "detail": "measure fewer --seconds, or a smaller batch",
+        }
+    except WorkerFailed as failed:
+        failure = _failure(failed)
+    if found:  # what the worker sent before it failed
+        found["notes"][WORKER] = failure["failure"]
+        found["failed"].append(WORKER)
+    return found or failure
 
 
 def _failure(failed: WorkerFailed) -> dict[str, Any]:

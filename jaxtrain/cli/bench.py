@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, terminal
-from jaxtrain.bench import report
-from jaxtrain.bench.request import PARTS, BenchRequest, batch_sizes
+from jaxtrain.bench import report, request
+from jaxtrain.bench.request import PARTS
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import efficiency
 from jaxtrain.storage import addresses, atomic
 
-_TIMEOUT_S = 3600.0
 _LONGEST_S = 1200.0  # twice this, and what else is measured, ends within the time limit
 _CEILINGS_HELP = "Measures the matmul and memory-bandwidth peaks of the first device."
 
@@ -38,7 +37,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seconds {flags.seconds:g}: use more than 0, and at most {_LONGEST_S:g}"
         )
-    points = batch_sizes(run) if flags.sweep else {}
+    points = request.batch_sizes(run) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
     if flags.efficiency is not None:
         atomic.check_writable("--efficiency", flags.efficiency)
@@ -56,10 +55,10 @@ def main(arguments: list[str]) -> int:
 
     terminal.out("measuring a cold start, steps, pipeline, and saves ...")
     with tempfile.TemporaryDirectory() as compiled:
-        findings = keep(_request(flags, overrides, compiled, PARTS).findings() | {"sweep": {}})
+        findings = keep(_measured(flags, overrides, compiled, PARTS) | {"sweep": {}})
         if "failure" not in findings:
             terminal.out("measuring a warm start ...")
-            warm = _request(flags, overrides, compiled, ()).findings()
+            warm = _measured(flags, overrides, compiled, ())
             findings["rows"] |= {
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
@@ -130,24 +129,23 @@ def _write_efficiency(
     terminal.out(f"efficiency written to {flags.efficiency}")
 
 
-def _request(
+def _measured(
     flags: argparse.Namespace, overrides: list[str], compiled: str, parts: tuple[str, ...]
-) -> BenchRequest:
-    return BenchRequest(
-        config=flags.config,
-        overrides=tuple(overrides),
-        simulate_devices=flags.simulate_devices,
+) -> dict[str, Any]:
+    return request.findings(
+        flags.config,
+        overrides,
+        compiled=compiled,
         parts=parts,
         seconds=flags.seconds,
-        compiled=compiled,
-        timeout_s=_TIMEOUT_S,
+        simulate_devices=flags.simulate_devices,
     )
 
 
 def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as compiled:
         try:
-            return _request(flags, overrides, compiled, ("steps",)).findings()
+            return _measured(flags, overrides, compiled, ("steps",))
         except (InputError, RunAgain) as error:
             return {"failure": str(error), "detail": ""}
 

@@ -49,15 +49,6 @@ def test_a_worker_that_ends_early_has_failed(monkeypatch: pytest.MonkeyPatch) ->
             raise TimeoutError
 
     monkeypatch.setattr(request, "SubprocessWorker", Worker)
-    asked = request.BenchRequest(
-        config="demo",
-        overrides=(),
-        simulate_devices=1,
-        parts=(),
-        seconds=1.0,
-        compiled="",
-        timeout_s=7.0,
-    )
-    found = asked.findings()
+    found = request.findings("demo", (), compiled="", parts=(), timeout_s=7.0)
     assert found["notes"] == {"worker": "took longer than 7 s"}
     assert found["failed"] == ["worker"]

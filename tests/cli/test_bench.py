@@ -9,7 +9,7 @@ import pytest
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
-from jaxtrain.bench.request import BenchRequest
+from jaxtrain.bench import request
 from jaxtrain.planning import cards, efficiency
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
@@ -92,7 +92,7 @@ def test_a_part_that_fails_sets_the_exit_code(
         "failed": ["save"],
         "operations": [],
     }
-    monkeypatch.setattr(BenchRequest, "findings", lambda self: found)
+    monkeypatch.setattr(request, "findings", lambda *_, **__: found)
     assert main.main(["bench", *TINY_MLM]) == 1
     assert "save: failed: OSError: no space left on device" in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_the_efficiency_is_written_for_plan(
     }
     rows = {"synthetic/step_at_peaks": 0.07, "synthetic/efficiency": 0.49}
     found = {"rows": rows, "notes": {}, "failed": [], "operations": [], "device": device} | changes
-    monkeypatch.setattr(BenchRequest, "findings", lambda self: found)
+    monkeypatch.setattr(request, "findings", lambda *_, **__: found)
     code = main.main(["bench", *TINY_MLM, "--efficiency", str(path)])
     printed = capsys.readouterr()
     if expected is None:
