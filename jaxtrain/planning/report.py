@@ -186,7 +186,7 @@ def _input(plan: Plan) -> str:
             f"{waits.get(str(given.waits), 'the GPUs do not wait')}"
         )
     lines = [
-        f"input per host, predicted: {needs}",
+        _wrapped(f"input per host, predicted: {needs}"),
         f"  {_both(*given.rate)} {unit} by {given.workers} workers on {given.cores} cores{assumed}",
         _wrapped(f"  {_both(*given.per_core)} {unit} per core: {given.what}"),
     ]

@@ -36,12 +36,13 @@ def made(
     host: input_rate.Host = CLIPS,
     typed: Sequence[str] = (),
     efficiency: float | None = None,
+    name: str = "h100_16",
     **changes: Any,
 ) -> planner.Plan:
     return planner.make_plan(
         step(**changes),
         H100,
-        config.load("h100_16", typed),
+        config.load(name, typed),
         gpus_per_node=8,
         price=price,
         host=host,
@@ -252,21 +253,25 @@ def test_the_text_contains_every_section() -> None:
         assert words in said, words
 
 
-def test_a_plan_fits_on_one_screen() -> None:
+@pytest.mark.parametrize(("name", "cores"), [("h100_64", None), ("bert_large_h200_8", 96)])
+def test_a_plan_fits_on_one_screen(name: str, cores: int | None) -> None:
     """With everything that a shipped config prints, and more."""
-    name = "encoder.blocks.0.conv.kernel"
+    array = "encoder.blocks.0.conv.kernel"
     slot = Temporary(4 * GIB, "bf16[48,480,720,128]", ("models/video_ae/blocks.py:1 (a)",), 2)
     said = report.text(
         made(
+            name=name,
             price=2.5,
-            host=input_rate.Host(),
+            host=input_rate.Host(cores=cores),
             typed=["--loop.replay_every", "100"],
             convolutions=True,
             kernels={"attention_forward": 40, "attention_backward": 20},
             second_state=GIB,
             largest=(slot,) * 5,
-            traffic=(traffic(),) * 9,
-            unsharded={f"{name}{number}": (3, 3, 7, 7) for number in range(9)},
+            flops=1.5e14,
+            moved_bytes=1e9,
+            traffic=(traffic(wire_bytes=1e6),) * 9,
+            unsharded={f"{array}{number}": (3, 3, 7, 7) for number in range(9)},
             elements=10**9,
             frozen=10**8,
             batch_of="128 examples per step = 4 per device x 16 devices x 2 microbatches",
