@@ -149,7 +149,10 @@ class Checkpoints:
             if self._owner:
                 (self._run / DATA).mkdir(parents=True, exist_ok=True)
                 if resumed is not None and not own_disk:
-                    self._store.go_back_to(int(resumed.stem))
+                    step = int(resumed.stem)
+                    if resumed.parent.parent.name in pointer.ASIDES:
+                        self._store.commit((CHECKPOINTS,), step, resumed.read_bytes())
+                    self._store.go_back_to(step)
                 self._collect()
             self._newest = self._newest_step()
             if resumed is not None:

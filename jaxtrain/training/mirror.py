@@ -335,6 +335,19 @@ class Mirror:
             "resume with --resume latest"
         )
 
+    def fetch_file(self, name: str) -> None:
+        """Fetches a file of the run, if the bucket has it.
+
+        Raises:
+            InputError, RunAgain: the bucket or the disk is unavailable.
+        """
+        try:
+            self._files.fetch(lambda stored: stored == name)
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{self.directory / name} cannot be written", "make it writable"
+            ) from error
+
     def has_best(self, step: int) -> bool:
         """Whether the best checkpoint is of this step. Process 0.
 

@@ -20,11 +20,12 @@ from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lock
+from jaxtrain.storage import json_lines, lock
 from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history, line_files
 from jaxtrain.training import run_files
+from jaxtrain.training.mirror import Mirror
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
@@ -86,6 +87,41 @@ def start_from(
 
     chosen = process_group.process_zero_decides(decide)
     return _absolute(output_dir or "") / chosen if chosen else None
+
+
+def origin(output_dir: str | None, mirror: Mirror | None) -> str:
+    """Returns the checkpoint of another run that the last start in a directory resumed from.
+
+    A launcher restarts a run with ``--resume latest``, also one that was started from another run's
+    checkpoint and was killed before it saved its own. Process 0 looks for all processes.
+
+    Args:
+        output_dir: the flag's value.
+        mirror: of the run directory in a bucket, if any.
+
+    Returns:
+        A path or URL for ``--resume``; "" if there was no such start.
+
+    Raises:
+        InputError, RunAgain: in all processes; the bucket cannot be read.
+    """
+
+    def decide() -> str:
+        if output_dir is None:
+            return ""
+        directory = _absolute(output_dir)
+        path = directory / history.NAME
+        if mirror is not None and not path.exists():
+            mirror.fetch_file(history.NAME)
+        source = ""
+        with contextlib.suppress(OSError, ValueError):  # of no start, or damaged
+            for record in json_lines.read(path):
+                if record["event"] == "start":
+                    source = record["from"] or ""
+        shown = directory if mirror is None else mirror.shown
+        return "" if source.startswith(f"{shown}/") else source
+
+    return process_group.process_zero_decides(decide)
 
 
 def prepare(

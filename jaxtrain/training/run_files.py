@@ -24,7 +24,9 @@ FILES = {
     "as one in `checkpoints/`",
     "data/STEP-ID/": "the files of a checkpoint, which never change; deleted when nothing points "
     "to them",
-    "superseded/": "pointers that were replaced when the run resumed from an earlier step",
+    "superseded/": "pointers that were replaced when the run resumed from an earlier step. Delete "
+    "this folder, `damaged/`, or `suspect/` to free the disk: the next save deletes their files in "
+    "`data/`",
     "damaged/": "pointers of checkpoints that were found to be damaged when the run resumed, each "
     "with the reason in a text file",
     "suspect/": "pointers after the last step that `loop.replay_every` has computed twice with the "

@@ -70,15 +70,30 @@ def open_directory(
         own_disk = mirror is not None and mirror.own_disk
         # Before a resume writes its lock there.
         before = run_directory.before(run.name, output_dir)
-        resumed, shown_source = _on_disk(flags.resume, run, say)
-        start_from = run_directory.start_from(
-            run.name,
-            resumed,
-            output_dir,
-            say=log.log,  # already on the console
-            own_disk=own_disk,
-            opened=None if mirror is None else mirror.opened,
-        )
+
+        def choose(resumed: str | None) -> tuple[Path | None, str]:
+            on_disk, shown = _on_disk(resumed, run, say)
+            chosen = run_directory.start_from(
+                run.name,
+                on_disk,
+                output_dir,
+                say=log.log,  # already on the console
+                own_disk=own_disk,
+                opened=None if mirror is None else mirror.opened,
+            )
+            return chosen, shown
+
+        start_from, shown_source = choose(flags.resume)
+        if (
+            start_from is None
+            and flags.resume == "latest"
+            and (origin := run_directory.origin(output_dir, mirror))
+        ):
+            say(
+                f"--resume latest: no checkpoint yet: resuming from {origin}, from which this run "
+                "was started"
+            )
+            start_from, shown_source = choose(origin)
         path = run_directory.prepare(
             run.name, output_dir, flags.resume, start_from, own_disk=own_disk
         )

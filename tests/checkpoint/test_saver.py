@@ -235,6 +235,9 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/4.json"
     assert pointer.verify(run / "superseded/checkpoints/8.json") == ""
     assert pointer.verify(run / "superseded/best/9.json") == ""
+    again = run / "superseded/checkpoints/8.json"
+    Checkpoints(run, 3, lambda line: None, resumed=again).close()
+    assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/8.json"
 
 
 def test_files_of_the_data_are_saved_and_verified(run: Path) -> None:

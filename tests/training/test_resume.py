@@ -182,6 +182,20 @@ def test_a_run_that_cannot_be_resumed_is_rejected(place: Path) -> None:
     assert max(losses(place / "straight")) == 20
 
 
+def test_a_kill_before_the_first_save_keeps_the_checkpoint_of_another_run(place: Path) -> None:
+    """Launchers restart with --resume latest."""
+    flags = [*EIGHT, "--loop.steps", 12, "--output-dir", "other"]
+    train(place, *flags, "--resume", "eight", "--checkpoint.every", "12")
+    for name in ("checkpoints", "data"):
+        shutil.rmtree(place / "other" / name)
+    text = train(place, *flags, "--resume", "latest")
+    assert "no checkpoint yet: resuming from " in text
+    assert "eight/checkpoints/8: step 8 of 12" in text
+    straight, other = losses(place / "straight"), losses(place / "other")
+    assert other == {step: straight[step] for step in other}
+    assert sorted(other) == [9, 10, 11, 12]
+
+
 FRESH = ["--output-dir", "fresh", "--resume", "latest", "--profile", "1:2"]
 
 
