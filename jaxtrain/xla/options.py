@@ -19,13 +19,13 @@ T = TypeVar("T")
 _THREAD = "compile"
 
 
-def in_background(compile: Callable[[], T]) -> Future[T]:
+def in_background(make: Callable[[], T]) -> Future[T]:
     """Compiles in a thread. The compilation cannot be interrupted, but you need not wait for it."""
     programs: Future[T] = Future()
 
     def run() -> None:
         try:
-            programs.set_result(compile())
+            programs.set_result(make())
         except BaseException as error:  # raised by result()
             programs.set_exception(error)
 
