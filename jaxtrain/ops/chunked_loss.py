@@ -5,6 +5,7 @@ Shapes: B sequences, S tokens, D hidden width, V vocabulary, P tokens of a seque
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +66,10 @@ def predict(
     logits are computed once, and never all of them exist. Chunks are cut along S, not along B,
     which is split over the devices: each then computes its own part of every chunk.
 
+    With a gradient, logits are rounded to the dtype of `x_BSD`, as PyTorch's autocast does: they
+    are read and written four times, and the larger part of what the loss moves. Without one, they
+    are float32.
+
     Args:
         x_BSD: vectors after the last norm.
         unembedding_VD: the output layer, in the dtype of `x_BSD`.
@@ -90,7 +95,7 @@ def _predict(
 ) -> Predictions:
     def body(total: jax.Array, number: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         part = _chunk(number, size, x_BSD, targets_BS, weight_BS)
-        found = _of_chunk(cap, part[0], unembedding_VD, *part[1:])
+        found = _of_chunk(cap, einsum_float32, part[0], unembedding_VD, *part[1:])
         return total + found.total, (found.cost, found.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
@@ -112,7 +117,7 @@ def _predict_forward(
         x_BPD, targets_BP, weight_BP = _chunk(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
-            found = _of_chunk(cap, x, words, targets_BP, weight_BP)
+            found = _of_chunk(cap, jnp.einsum, x, words, targets_BP, weight_BP)
             return found.total, found
 
         _, pull, found = jax.vjp(total_of, x_BPD, unembedding_VD, has_aux=True)
@@ -151,12 +156,13 @@ def _joined(chunks: jax.Array) -> jax.Array:
 
 def _of_chunk(
     cap: float | None,
+    product: Callable[..., jax.Array],
     x_BPD: jax.Array,
     unembedding_VD: jax.Array,
     targets_BP: jax.Array,
     weight_BP: jax.Array,
 ) -> Predictions:
-    logits_BPV = einsum_float32("bpd,vd->bpv", x_BPD, unembedding_VD)
+    logits_BPV = product("bpd,vd->bpv", x_BPD, unembedding_VD)
     cost_BP, right_BP = cross_entropy(logits_BPV, targets_BP, cap)
     there = targets_BP != IGNORED
     cost_BP = jnp.where(there, cost_BP, 0.0)

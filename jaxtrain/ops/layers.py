@@ -358,7 +358,7 @@ def cross_entropy(
     149 of 386 GB of a step of a GPT of depth 12 with 65,536 tokens.
 
     Args:
-        logits: float32 [..., V], not capped.
+        logits: [..., V] of any dtype, not capped; they are computed with in float32.
         targets: int32 [...]; with a negative one, the cost is not used.
         cap: of :func:`capped`.
 
@@ -375,22 +375,25 @@ _LARGEST_SHIFT = 30.0
 def _cross_entropy_forward(
     logits: jax.Array, targets: jax.Array, cap: float | None
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    values, is_target = capped(logits, cap), _is_target(logits, targets)
-    on_target = jnp.where(is_target, values, 0)
-    on_others = jnp.where(is_target, -jnp.inf, values)
+    wide, is_target = logits.astype(jnp.float32), _is_target(logits, targets)
+    # The cap keeps the order, so it is applied to the results. XLA would store capped logits that
+    # are used several times.
+    on_target = jnp.where(is_target, wide, 0)
+    on_others = jnp.where(is_target, -jnp.inf, wide)
     if cap is not None and cap <= _LARGEST_SHIFT:
         # A bound, so that the largest need not be known, and one reduction, which reads once.
-        shift = jnp.full(targets.shape, cap, values.dtype)
+        shift = jnp.full(targets.shape, cap, wide.dtype)
         total, of_target, of_others = lax.reduce(
-            (jnp.exp(values - cap), on_target, on_others),
+            (jnp.exp(capped(wide, cap) - cap), on_target, on_others),
             (np.float32(0), np.float32(0), np.float32(-np.inf)),
             lambda one, other: (one[0] + other[0], one[1] + other[1], lax.max(one[2], other[2])),
             (logits.ndim - 1,),
         )
+        of_target, of_others = capped(of_target, cap), capped(of_others, cap)
     else:
-        of_target, of_others = on_target.sum(-1), on_others.max(-1)
+        of_target, of_others = capped(on_target.sum(-1), cap), capped(on_others.max(-1), cap)
         shift = jnp.maximum(jnp.where(targets < 0, -jnp.inf, of_target), of_others)
-        total = jnp.exp(values - shift[..., None]).sum(-1)
+        total = jnp.exp(capped(wide, cap) - shift[..., None]).sum(-1)
     cost = jnp.log(total) + shift - of_target
     return (cost, of_target > of_others), (logits, targets, shift, total)
 
@@ -399,12 +402,15 @@ def _cross_entropy_backward(
     cap: float | None, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, None]:
     logits, targets, shift, total = kept
-    values = capped(logits, cap)
+    if per_device.platform() != "cpu":
+        # Otherwise XLA stores the capped logits of the forward pass, in float32, for this one.
+        logits = lax.optimization_barrier(logits)
+    values = capped(logits.astype(jnp.float32), cap)
     chances = jnp.exp(values - shift[..., None]) / total[..., None]
     grad = grads[0][..., None] * (chances - _is_target(logits, targets))
     if cap is not None:
         grad = grad * (1 - jnp.square(values / cap))
-    return grad, None
+    return grad.astype(logits.dtype), None
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
