@@ -4,10 +4,11 @@ Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys an
 N), K width of a head, T keys, Q either S or 1 (the same for every query).
 """
 
+import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -178,6 +179,32 @@ def _attend_by_cudnn(
     # batch, and not a constant, which each device would have for the batch of all devices.
     queries_B = jnp.where(seen_B > 0, q_BSNK.shape[1], 0).astype(jnp.int32)
     return call(query_seq_lengths=queries_B, key_value_seq_lengths=seen_B)
+
+
+@contextlib.contextmanager
+def reproducible_gradients() -> Iterator[None]:
+    """Within it, cuDNN's attention is lowered with gradients that are summed in a fixed order.
+
+    XLA's option for that, `xla_gpu_deterministic_ops`, marks only the first of several equal layers
+    and then finds no kernel for the others: with jax 0.11.2 on an H100, the first step of every
+    model ended with `raw_hash_map<>::at` (https://github.com/openxla/xla/pull/46500). If jax marks
+    all of them, XLA has nothing to mark.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused  # no public function sets it
+
+    name = "create_dot_product_attention_backend_config_base"
+    of_jax = getattr(fused, name)
+
+    def marked(*arguments: Any, **named: Any) -> dict[str, Any]:
+        config: dict[str, Any] = of_jax(*arguments, **named)
+        config["cudnn_fmha_backend_config"]["force_deterministic"] = True
+        return config
+
+    setattr(fused, name, marked)
+    try:
+        yield
+    finally:
+        setattr(fused, name, of_jax)
 
 
 def _causal_attention(

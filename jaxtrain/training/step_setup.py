@@ -3,6 +3,7 @@
 Neither data nor devices are needed, so ``plan`` and ``bench`` use this, too.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -13,6 +14,7 @@ import optax
 from jaxtrain import config
 from jaxtrain.config import param_groups, run_length
 from jaxtrain.config.run_length import Position
+from jaxtrain.ops import attention
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import skip_step
@@ -72,7 +74,11 @@ class StepSetup:
 
     def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
-        return self.trace_step(donate=donate, profiled=profiled).lower().compile()
+        traced = self.trace_step(donate=donate, profiled=profiled)
+        # For several devices, attention is lowered while the program is compiled.
+        reproducible = attention.reproducible_gradients()
+        with reproducible if self.run.deterministic else contextlib.nullcontext():
+            return traced.lower().compile()
 
     def cost(
         self,

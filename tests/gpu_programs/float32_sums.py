@@ -6,7 +6,6 @@ bfloat16 in float32.
 """
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,13 @@ import jax
 import jax.numpy as jnp
 import lpips_weights
 import pytest
-from jax.experimental import topologies
+from described_gpus import h100s
 
 from jaxtrain import config
 from jaxtrain.ops import per_device
-from jaxtrain.planning import cards
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
 from jaxtrain.xla import hlo
-
-# Takes half the time to compile; the instructions are the same with and without.
-_QUICK = "--xla_backend_optimization_level=0"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
 
 MOST = 64
 """Summands in bfloat16: sums over devices, and over pixels of an upsampled square."""
@@ -48,14 +42,6 @@ def compiled(function: "jax.stages.Traced") -> str:
     text = function.lower(lowering_platforms=("cuda",)).compile().as_text()
     assert text is not None
     return text
-
-
-def h100s(count: int) -> list[jax.Device]:
-    return topologies.get_topology_desc(
-        platform="cuda",
-        target_config=cards.target_config(cards.card("h100")),
-        topology=f"1x1x{count}",
-    ).devices
 
 
 def narrow_sums(text: str, devices: int) -> Iterator[str]:
