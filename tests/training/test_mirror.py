@@ -18,7 +18,7 @@ from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
-from jaxtrain.training import mirror
+from jaxtrain.training import mirror, run_directory
 from jaxtrain.training.mirror import Mirror
 
 BOTH = ("checkpoints", "best")
@@ -855,3 +855,18 @@ def test_the_bucket_is_set_in_one_place() -> None:
         mirror.url_of(both, "s3://bucket/other")
     with pytest.raises(InputError, match="requires --output-dir"):
         mirror.url_of(both, None)
+
+
+def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None)
+    line = '{"event": "start", "from": "/data/old/checkpoints/8"}\n'
+    (first.directory / "history.jsonl").write_text(line)
+    first.begin().close()  # before the first save
+    second = runs("two")
+    directory = str(second.directory)
+    assert run_directory.origin(directory, second.mirror) == "/data/old/checkpoints/8"
+    own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
+    (second.directory / "history.jsonl").write_text(line + own)
+    assert run_directory.origin(directory, second.mirror) == ""
