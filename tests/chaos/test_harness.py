@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
+from bucket_server import Server
 from chaos import table as tables
 from chaos import verdict as verdicts
 from chaos.damage import DAMAGES, damage
 from chaos.faults import KINDS, RESTARTING, STARTING, Fault, plan
 from chaos.launched import Launched
-from chaos.striking import Striker
+from chaos.striking import Stored, Striker
 from chaos.watch import Watch
 
 from jaxtrain.checkpoint import pointer
@@ -148,6 +149,38 @@ def test_every_damage_breaks_a_checkpoint(tmp_path: Path, kind: str) -> None:
         assert pointer.verify(checkpoint) == ""
         assert damage(checkpoint, kind, random.Random(seed))
         assert pointer.verify(checkpoint) != ""
+
+
+class OnDisk(Server):
+    """A folder in place of a bucket."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        top = self._top / folder
+        files = (path for path in top.rglob("*") if path.is_file())
+        return {path.relative_to(top).as_posix(): path.stat().st_size for path in files}
+
+    def read(self, name: str) -> bytes:
+        return (self._top / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        (self._top / name).write_bytes(data)
+
+    def delete(self, name: str) -> None:
+        (self._top / name).unlink()
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_checkpoint_in_a_bucket_is_damaged_there(tmp_path: Path, kind: str) -> None:
+    checkpoints = [write_checkpoint(tmp_path / "run", step) for step in (4, 8)]
+    stored = Stored(OnDisk(tmp_path), "run", tmp_path / "copy")
+    watch = Watch(tmp_path / "a disk without checkpoints", steps=STEPS, eval_every=2)
+    striker = Striker(watch, None, stored)
+    striker.damage_at_rest(Fault("damage-rest", "steps", damages=(kind, kind)))
+    assert [int(path.stem) for path in checkpoints if not pointer.verify(path)] == [4]
+    assert striker.to_be_found == {8}
 
 
 @pytest.mark.parametrize("saved", [(4, 8, 12), (4, 8), (4,)])
