@@ -43,13 +43,11 @@ class Temporary:
         shape: element type and shape of the first value in it, such as "bf16[96,480,720,64]".
         made_by: source lines that create its values, in order, with the pass; a line of the model
             where one is known.
-        shared_by: number of values that use the slot, one after another.
     """
 
     size: int
     shape: str
     made_by: tuple[str, ...]
-    shared_by: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,5 +221,5 @@ def temporaries(dump: str, program: str) -> tuple[Temporary, ...]:
     for (size, _), values in sorted(slots.items(), key=lambda slot: -slot[0][0]):
         lines = (source(*makers[name]) for name, _ in values if name in makers)
         made_by = tuple(dict.fromkeys(line for line in lines if line is not None))
-        found.append(Temporary(size, values[0][1], made_by, len(values)))
+        found.append(Temporary(size, values[0][1], made_by))
     return tuple(found)

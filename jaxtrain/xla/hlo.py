@@ -73,7 +73,6 @@ class Collective:
         groups: devices that communicate with each other.
         times: how often it runs per step, including loop iterations.
         overlapped: whether computation is scheduled between its start and its end.
-        stack: number of its stack frame; 0 without one.
     """
 
     name: str
@@ -83,7 +82,6 @@ class Collective:
     groups: tuple[tuple[int, ...], ...]
     times: int
     overlapped: bool
-    stack: int
 
     @property
     def wire_bytes(self) -> float:
@@ -237,10 +235,7 @@ def _collective(line: str, devices: int, times: int) -> Collective | None:
     shape, kind = opcode[1], opcode[2]
     groups = _groups(rest, devices)
     inputs, outputs = _operands(shape, kind, started=opcode[3] is not None, n=len(groups[0]))
-    stack = re.search(r"stack_frame_id=(\d+)", rest)
-    return Collective(
-        name, kind, inputs, outputs, groups, times, False, int(stack[1]) if stack else 0
-    )
+    return Collective(name, kind, inputs, outputs, groups, times, overlapped=False)
 
 
 def _operands(

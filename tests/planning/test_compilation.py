@@ -57,7 +57,6 @@ def test_slots_are_sorted_by_size_and_list_the_lines_that_fill_them() -> None:
     assert [one.size for one in found] == [256, 64, 40, 32]
     shared, unknown, again, norm = found
     assert shared.shape == "bf16[8,4]"
-    assert shared.shared_by == 2
     assert shared.made_by == ("models/mlm.py:166 (forward)", "models/mlm.py:166 (backward)")
     assert unknown.made_by == ()
     assert again.made_by == ("models/mlm.py:166 (recomputed)",)
@@ -77,7 +76,7 @@ def test_a_missing_dump_yields_no_temporaries(tmp_path: Path) -> None:
 
 
 def test_a_compiled_step_survives_json() -> None:
-    slot = compilation.Temporary(256, "f32[64]", ("models/mlm.py:166 (forward)",), 1)
+    slot = compilation.Temporary(256, "f32[64]", ("models/mlm.py:166 (forward)",))
     for step in (compiled(largest=(slot,), traffic=(traffic(),)), compiled(estimate=True)):
         values = json.loads(json.dumps(dataclasses.asdict(step)))
         assert compilation.CompiledStep.from_json(values) == step

@@ -257,7 +257,7 @@ def test_the_text_contains_every_section() -> None:
 def test_a_plan_fits_on_one_screen(name: str, cores: int | None) -> None:
     """With everything that a shipped config prints, and more."""
     array = "encoder.blocks.0.conv.kernel"
-    slot = Temporary(4 * GIB, "bf16[48,480,720,128]", ("models/video_ae/blocks.py:1 (a)",), 2)
+    slot = Temporary(4 * GIB, "bf16[48,480,720,128]", ("models/video_ae/blocks.py:1 (a)",))
     said = report.text(
         made(
             name=name,

@@ -13,12 +13,7 @@ TEXT = (Path(__file__).parents[1] / "fixtures" / "program.hlo").read_text()
 
 def test_collectives_have_groups_and_counts() -> None:
     gather, scatter, reduce = hlo.collectives(TEXT, 8)
-    assert (gather.kind, gather.times, gather.overlapped, gather.stack) == (
-        "all-gather",
-        3,
-        True,
-        3,
-    )
+    assert (gather.kind, gather.times, gather.overlapped) == ("all-gather", 3, True)
     assert gather.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert gather.outputs == (hlo.Array("bf16", (4, 8)),)
     assert gather.wire_bytes == 64 * 3 / 4

@@ -24,7 +24,7 @@ AXES = {"data": 2, "fsdp": 4}
 
 def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collective:
     array = (Array("bf16", (size,)),)
-    values: dict[str, Any] = {"times": 1, "overlapped": False, "stack": 0}
+    values: dict[str, Any] = {"times": 1, "overlapped": False}
     return Collective("x", kind, array, array, groups, **(values | more))
 
 
