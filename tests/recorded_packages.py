@@ -1,8 +1,8 @@
-"""Recorded metadata: wheels of jax 0.10.2 and torch, GPUs, the driver's version file."""
+"""Recorded metadata: wheels of jax 0.10.2, GPUs, the driver's version file."""
 
 from collections.abc import Mapping
 
-from jaxtrain.doctor.requirements import Find, Package
+from jaxtrain.doctor.packages import Find, Package
 from jaxtrain.telemetry.hardware import Gpu
 
 _EXTRA = '; sys_platform == "linux" and extra == "with-cuda"'
@@ -26,25 +26,6 @@ WHEELS = {
     "nvidia-cudnn-cu12": "9.28.0.42",
     "nvidia-nccl-cu12": "2.32.3",
 }
-_LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
-TORCH_2_9 = Package(
-    "2.9.0",
-    (
-        "filelock",
-        f"nvidia-cuda-runtime-cu12==12.8.90; {_LINUX}",
-        f"nvidia-cudnn-cu12==9.10.2.21; {_LINUX}",
-        f"nvidia-cublas-cu12==12.8.4.1; {_LINUX}",
-        f"nvidia-nccl-cu12==2.27.5; {_LINUX}",
-    ),
-)
-TORCH_2_5 = Package(
-    "2.5.1",
-    (
-        f"nvidia-cuda-runtime-cu12 (==12.4.127) ; {_LINUX}",
-        f"nvidia-cudnn-cu12 (==9.1.0.70) ; {_LINUX}",
-        f"nvidia-nccl-cu12 (==2.21.5) ; {_LINUX}",
-    ),
-)
 
 H100 = tuple(Gpu(n, "NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20) for n in range(8))
 KERNEL = (

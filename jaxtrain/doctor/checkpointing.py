@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import os
 import secrets
 import shutil
 import time
@@ -151,7 +150,6 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     if newest is None or newest.name != "1.json":
         yield problem(f"a checkpoint written at {subject.base} is missing", _DO_NOT_TRUST)
         return
-    _forget(pointer.folder_of(newest))
     damage = pointer.verify(newest)
     if damage:
         yield problem(f"a checkpoint written at {subject.base} is damaged: {damage}", _DO_NOT_TRUST)
@@ -230,17 +228,6 @@ def _random(target: State) -> State:
         )
 
     return cast(State, jax.tree.map(array, target))
-
-
-def _forget(folder: Path) -> None:
-    """Drops these files from the kernel's page cache, so that reading them uses the disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
 
 
 def _different(written: State, restored: State) -> list[str]:

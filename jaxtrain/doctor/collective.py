@@ -30,7 +30,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     return {
         "all-reduce": lambda: all_reduce(jax.devices(), subject.store.count),
         "links": lambda: links.links(jax.devices(), subject.store, socket.gethostname()),
-        "rates": lambda: devices.compare_hosts(subject, socket.gethostname()),
+        "rates": lambda: devices.rates(subject, jax.local_devices(), socket.gethostname()),
     }
 
 

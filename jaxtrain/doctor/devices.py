@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+from packaging.version import Version
 
 from jaxtrain import config, versions
 from jaxtrain.bench import ceilings
 from jaxtrain.config import invocation
-from jaxtrain.doctor import packages, requirements
+from jaxtrain.doctor import packages
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted, size
@@ -29,16 +30,14 @@ _ENOUGH = 0.95  # fraction of a card's memory: jax reports less than nvidia-smi
 
 def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "devices"."""
-    find = requirements.installed
+    find = packages.installed
     return {
         "driver": lambda: driver(subject.driver, packages.cuda_major(find)),
         "unused": lambda: unused(subject.driver, jax.default_backend(), subject.environment),
         "count": lambda: count(subject, jax.devices()),
         "kind": lambda: kind(subject, jax.local_devices()),
         "in use": lambda: in_use(_own(subject)),
-        "rates": lambda: rates(subject, jax.local_devices()),
         "libraries": lambda: packages.plugin(find),
-        "torch": lambda: packages.torch(find),
     }
 
 
@@ -55,7 +54,7 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
         yield ok("no NVIDIA driver: jax uses the CPU")
         return
     least = LEAST_DRIVER.get(cuda) if cuda is not None else None
-    if least is not None and not requirements.at_least(found.version, least):
+    if least is not None and not Version(found.version) >= Version(least):
         older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(
             f"NVIDIA driver {found.version}: jax for CUDA {cuda} requires {least} or newer",
@@ -193,83 +192,62 @@ def in_use(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             )
 
 
-_RATES: tuple[tuple[str, str, Callable[[ceilings.Ceilings], float]], ...] = (
-    ("bf16 matmuls", "TFLOP/s", lambda one: one.bf16_flops / 1e12),
-    ("copies", "GB/s", lambda one: one.copy_bytes / 1e9),
-)
-
-
 def rates(
     subject: Subject,
     devices: list[jax.Device],
+    host: str,
     measure: Callable[[jax.Device], ceilings.Ceilings] = lambda device: ceilings.measure(
         device, _MEASURED_S
     ),
 ) -> Iterator[Finding]:
-    """Measures the matmul and copy rates of each GPU by itself, and names one that is slow.
+    """Measures the matmul and copy rates of each GPU by itself, and names those that are slow.
+
+    All processes must call it, also without GPUs.
 
     Args:
-        subject: takes the rates.
+        subject: has the store that they share.
         devices: of this process.
+        host: the name of this one.
         measure: returns the rates of a device.
     """
-    if devices[0].platform == "cpu":
+    own = [
+        (
+            f"GPU {device.local_hardware_id} of {host}",
+            found.bf16_flops / 1e12,
+            found.copy_bytes / 1e9,
+        )
+        for device in devices
+        if device.platform != "cpu"
+        for found in [measure(device)]
+    ]
+    texts = subject.store.gather("rates of the GPUs", json.dumps(own), 3 * ANSWER_S)
+    every = [gpu for text in texts for gpu in json.loads(text)]
+    if not every:
         return
-    found = {device: measure(device) for device in devices}
-    subject.rates = list(found.values())
+    kinds = (("bf16 matmuls", "TFLOP/s", 1), ("copies", "GB/s", 2))
     slow = False
-    for what, unit, rate in _RATES:
-        each = {device: rate(one) for device, one in found.items()}
-        median = statistics.median(each.values())
-        for device, own in each.items():
-            if own < _SLOW * median:
+    for what, unit, place in kinds:
+        median = statistics.median(gpu[place] for gpu in every)
+        for gpu in every:
+            if gpu[place] < _SLOW * median:
                 slow = True
                 yield warning(
-                    f"GPU {device.local_hardware_id}: {what} at {own:.3g} {unit}, against "
-                    f"{median:.3g} in the median of {len(each)} GPUs (measured)",
+                    f"{gpu[0]}: {what} at {gpu[place]:,.0f} {unit}, against {median:,.0f} in the "
+                    f"median of {len(every)} GPUs (measured)",
                     "every step waits for it: check its temperature, power limit, and other "
                     "programs with nvidia-smi -q, or exclude it with CUDA_VISIBLE_DEVICES",
                 )
     if not slow:
-        flops = [one.bf16_flops / 1e12 for one in found.values()]
-        copied = [one.copy_bytes / 1e9 for one in found.values()]
-        yield ok(
-            f"{counted(len(found), 'GPU')} measured one by one: bf16 matmuls at "
-            f"{min(flops):.3g} to "
-            f"{max(flops):.3g} TFLOP/s, copies at {min(copied):.3g} to {max(copied):.3g} GB/s"
+        measured = " and ".join(
+            f"{what} at {_range([gpu[place] for gpu in every])} {unit}"
+            for what, unit, place in kinds
         )
+        yield ok(f"{counted(len(every), 'GPU')}, measured one by one: {measured}")
 
 
-def compare_hosts(subject: Subject, host: str) -> Iterator[Finding]:
-    """Compares the measured rates of the processes' GPUs, and names a host whose GPUs are slow.
-
-    All must call it, also without GPUs. A process may have a single GPU.
-
-    Args:
-        subject: has this process's rates.
-        host: the name of this one.
-    """
-    if subject.store.count == 1:
-        return
-    own = [statistics.median(map(rate, subject.rates)) for _, _, rate in _RATES if subject.rates]
-    texts = subject.store.gather("rates of the GPUs", json.dumps([host, own]), ANSWER_S)
-    every = [(host, each) for host, each in map(json.loads, texts) if each]
-    slow = False
-    for place, (what, unit, _) in enumerate(_RATES):
-        for process, (name, each) in enumerate(every) if len(every) > 1 else ():
-            others = statistics.median(
-                one[place] for other, (_, one) in enumerate(every) if other != process
-            )
-            if each[place] < _SLOW * others:
-                slow = True
-                yield warning(
-                    f"GPUs of a process on host {name}: {what} at {each[place]:.3g} {unit}, "
-                    f"against {others:.3g} in the median of the other processes (measured)",
-                    "every step waits for them: check their temperature, power limit, and other "
-                    "programs with nvidia-smi -q, or use another host",
-                )
-    if len(every) > 1 and not slow:
-        yield ok(f"the GPUs of {len(every)} processes are equally fast (measured)")
+def _range(values: list[float]) -> str:
+    low, high = (f"{value:,.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _counted(names: "Iterator[str]") -> dict[str, int]:

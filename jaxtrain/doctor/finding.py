@@ -78,14 +78,20 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"not ready: {count}" + (f", {warned}" if warnings else "")
 
 
-def run_checks(group: str, checks: Mapping[str, Check], report: Report) -> None:
+def run_checks(group: str, make: Callable[[], Mapping[str, Check]], report: Report) -> None:
     """Runs checks one after another; one that raises is a problem, and the next ones still run.
 
     Args:
         group: name of the group that they belong to.
-        checks: name -> check.
+        make: returns the checks by name.
         report: takes each finding as soon as there is one.
     """
+    name = "start"
+    try:
+        checks = make()
+    except Exception as error:
+        report(dataclasses.replace(_of_error(name, error), group=group, check=name))
+        return
     for name, check in checks.items():
         try:
             for found in check():

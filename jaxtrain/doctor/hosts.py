@@ -22,21 +22,12 @@ _ROUNDS = 3
 WARN_SKEW_S, WORST_SKEW_S = 1.0, 30.0
 
 
-def checks(subject: Subject, connect: bool) -> dict[str, Check]:
+def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "processes"; the first one connects.
 
     Args:
         subject: its ``store`` and ``processes`` are set.
-        connect: False if an earlier attempt has hung: this process then continues alone.
     """
-    if not connect:
-        try:
-            cluster = cluster_env.find(subject.environment)
-            subject.processes = 1 if cluster is None else cluster.count
-        except InputError:
-            subject.processes = None
-        process_group.connect({}, subject.simulate_devices)
-        return {}
     return {
         "coordinator": lambda: coordinator(subject),
         "clocks": lambda: clocks(subject.store),

@@ -1,12 +1,7 @@
-"""Checks that the data opens, lists broken files, and compares the loader with the step."""
+"""Checks that the data opens, lists broken files, and measures the loader."""
 
-import dataclasses
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
-
-import jax
 
 from jaxtrain.config import invocation
 from jaxtrain.data import loader_rate, worker_count
@@ -19,32 +14,12 @@ from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, counted
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import hub, huggingface, weights
+from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
-from jaxtrain.training.state import model_flops
 
 _NAMED = 5  # broken files in a message
 _FIX_BROKEN = "fix or remove them, or raise --data.max_bad_share"
-
-# Lowest and highest MFU of a step; assumed. A small model is bound by memory traffic and not by
-# arithmetic, and only a compiler can determine that traffic.
-_LEAST_MFU, _MOST_MFU = 0.1, 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class NeededRate:
-    """The predicted rate at which the step consumes examples, in examples/s per process.
-
-    Attributes:
-        least: the rate at a low MFU.
-        most: the rate at a high MFU.
-        how: describes the prediction, for messages.
-    """
-
-    least: float
-    most: float
-    how: str
 
 
 def checks(subject: Subject) -> dict[str, Check]:
@@ -156,7 +131,7 @@ def same(opened: list[Sources], store: KeyValueStore) -> Iterator[Finding]:
 
 
 def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
-    """Runs the real pipeline briefly with the config's workers; compares it with the step."""
+    """Runs the real pipeline briefly with the config's workers."""
     for sources in opened:
         data = subject.run.data
         quarantine = Quarantine.open(subject.temporary, subject.store.index)
@@ -170,8 +145,7 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             seed=subject.run.seed,
             quarantine=quarantine,
         )
-        step = wanted(subject, jax.local_devices()[0])
-        yield from judged(found, step, worker_count.cores(), sources.faster)
+        yield judged(found, worker_count.cores(), sources.faster)
         worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
         if worse:
             yield warning(
@@ -180,84 +154,36 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             )
 
 
-def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
-    """Predicts the step's rate from the model's FLOP and the card's peak; None on a CPU.
-
-    Nothing is compiled, so memory traffic, which bounds many steps, is unknown here.
-    """
-    run, card = subject.run, subject.card
-    if card is not None:
-        peak, name = card.bf16_flops, card.name
-    else:
-        found = peak_bf16_flops(device.device_kind)
-        if found is None:
-            return None
-        peak, name = found, device.device_kind
-    peak *= 1.0 if run.precision == "bfloat16" else 0.5  # TF32 [D]
-    flops = model_flops(run.model)
-    rate = run.mesh.devices * peak / flops / (subject.processes or 1)
-    how = (
-        f"predicted: {flops / 1e12:.3g} TFLOP per example on {run.mesh.devices} x {name} at "
-        f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; "
-        f"{invocation.program()} plan gives a narrower range"
-    )
-    return NeededRate(_LEAST_MFU * rate, _MOST_MFU * rate, how)
-
-
-def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -> Iterator[Finding]:
-    """Compares the loader's rate with the step's.
+def judged(found: Rate, cores: int, faster: str = "") -> Finding:
+    """Judges the loader's rate.
 
     Args:
         found: the loader's rate.
-        step: the step's rate; None if unknown.
         cores: number of this host's CPU cores.
         faster: how to make this data cheaper to read; empty if unknown.
     """
-    rate, workers = found.examples_per_second, counted(found.workers, "worker")
-    gives = f"the loader delivers {_number(rate or 0)} examples/s with {workers} (measured)"
-    if rate is None:
-        rate = found.of_a_core * max(1, min(found.workers, cores))
-        gives = (
-            f"almost no batches arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one "
-            f"core alone loads {_number(found.of_a_core)} examples/s, so they load at most "
-            f"{_number(rate)}"
+    workers, core = counted(found.workers, "worker"), _number(found.of_a_core)
+    if found.examples_per_second is not None:
+        plan = f"{invocation.program()} plan shows what the step needs"
+        more = f"; {faster} makes it faster" if faster else ""
+        return ok(
+            f"the loader delivers {_number(found.examples_per_second)} examples/s with {workers}, "
+            f"one core alone {core} (measured); {plan}{more}"
         )
-        if found.workers > cores:
-            yield warning(
-                gives, f"--data.workers {cores}: more workers than cores only wait for each other"
-            )
-        else:
-            yield problem(gives, "check the load of this host (uptime), and try --data.workers 0")
-    if step is None:
-        if found.examples_per_second is not None:
-            measures = f"{invocation.program()} bench measures it"
-            yield ok(f"{gives}; the step's rate on this device cannot be predicted: {measures}")
-        return
-    seen = f"{gives}; the step needs {_number(step.least)} to {_number(step.most)} ({step.how})"
-    if rate >= step.most:
-        yield ok(seen)
-        return
-    core = rate / max(1, min(found.workers, cores))  # with all of them at work
-    least, most = math.ceil(step.least / core), math.ceil(step.most / core)
-    if least > cores:
-        cure = f"this takes about {least} workers on as many cores, and this host has {cores}: "
-        cure += faster or "use a host with more, or smaller data (lower resolution, shorter files)"
-    else:
-        cure = f"--data.workers {max(least, min(most, cores))} (this host has {cores} cores)"
-        cure += f", or {faster}" if faster else ""
-    if rate < step.least:
-        yield problem(f"{seen}: the GPUs would wait", cure)
-    else:
-        yield warning(f"{seen}: the GPUs may wait", cure)
+    seen = (
+        f"almost no batches arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one core "
+        f"alone loads {core} examples/s"
+    )
+    if found.workers > cores:
+        return warning(
+            seen, f"--data.workers {cores}: more workers than cores only wait for each other"
+        )
+    return problem(seen, faster or "check the load of this host (uptime), try --data.workers 0")
 
 
 def _recorded(path: Path) -> list[BadExample]:
     """Returns what the trial's workers have quarantined; each file once."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return []
-    found = {one["path"]: one["reason"] for one in map(json.loads, lines)}
+    found = {one["path"]: one["reason"] for one in json_lines.Reader(path).new()}
     return [BadExample(path, reason) for path, reason in found.items()]
 
 

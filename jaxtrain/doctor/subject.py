@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 
 from jaxtrain import config
-from jaxtrain.bench.ceilings import Ceilings
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.key_value import KeyValueStore
@@ -39,7 +38,6 @@ class Subject:
         processes: number of processes of the run, connected or not; None if unknown.
         resumes: whether a run would resume from a checkpoint.
         shared: whether all processes see the output directory's storage; None if unknown.
-        rates: measured, of each GPU of this process.
     """
 
     run: config.Run
@@ -55,7 +53,6 @@ class Subject:
     resumes: bool = False
     shared: bool | None = None
     url: str | None = None
-    rates: list[Ceilings] = dataclasses.field(default_factory=list)
 
     @property
     def met(self) -> bool:

@@ -3,10 +3,10 @@
 import dataclasses
 import math
 import os
-import re
 import resource
 import secrets
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,6 @@ PREFIX = ".jaxtrain-doctor-"
 """Prefix of the folders that doctor makes beside the output directory, and removes."""
 
 SHARED_MEMORY = Path("/dev/shm")
-MOUNTS = Path("/proc/self/mountinfo")
 
 
 def checks(subject: Subject) -> dict[str, Check]:
@@ -36,7 +35,9 @@ def checks(subject: Subject) -> dict[str, Check]:
         "host memory": lambda: host_memory(run, subject.rows, subject.saved_bytes),
         "writable": lambda: writable(subject),
         # Files in a bucket survive without the folder where they are staged.
-        "file system": lambda: () if subject.url else file_system(subject.base),
+        "file system": lambda: (
+            () if subject.url else file_system(kind_of_file_system(subject.base))
+        ),
         "free disk": lambda: free_disk(run, subject.base, subject.state_bytes),
     }
 
@@ -159,16 +160,19 @@ def writable(subject: Subject) -> Iterator[Finding]:
     yield ok(f"{base} is writable" if base == output else f"{output} can be created in {base}")
 
 
-def file_system(folder: Path, mounts: Path = MOUNTS) -> Iterator[Finding]:
-    """Checks that the output directory's files survive the end of the machine or container."""
-    kind, point = mounted(folder, mounts)
-    where = f"the output directory is on {kind} (mounted at {point})"
+def file_system(kind: str) -> Iterator[Finding]:
+    """Checks that the output directory's files survive the end of the machine or container.
+
+    Args:
+        kind: type of the file system.
+    """
+    where = f"the output directory is on {kind}"
     if kind in ("tmpfs", "ramfs"):
         yield warning(
             f"{where}: this is memory, which is lost at the next restart",
             "set --output-dir to a place on a disk",
         )
-    elif kind == "overlay":
+    elif kind == "overlayfs":
         yield warning(
             f"{where}: this is the container's own layer, which is lost with the container",
             "set --output-dir to a volume: docker run -v /data:/data, or a pod's volume claim",
@@ -177,20 +181,11 @@ def file_system(folder: Path, mounts: Path = MOUNTS) -> Iterator[Finding]:
         yield ok(where)
 
 
-def mounted(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
-    """Returns the type and mount point of the file system that holds a folder."""
-    best = ("an unknown file system", "?")
-    path = os.path.realpath(folder)
-    for line in _text(mounts).splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if len(fields) < 5 or not after:
-            continue
-        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and (best[1] == "?" or len(point) >= len(best[1])):
-            best = (after.split()[0], point)
-    return best
+def kind_of_file_system(folder: Path) -> str:
+    """Returns the type of the file system that holds a folder, such as "ext2/ext3" or "nfs"."""
+    command = ["stat", "--file-system", "--format=%T", "--", str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "an unknown file system"
 
 
 def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
@@ -211,10 +206,3 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
     fits = settings.keep - (count - int(free // state_bytes))
     lower = f"--checkpoint.keep {fits}, " if fits >= 1 else ""
     yield problem(seen, f"{lower}free {size(need - free)} there, or set another --output-dir")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

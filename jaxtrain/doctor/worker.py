@@ -4,11 +4,12 @@ It runs in a separate process, which :mod:`jaxtrain.doctor.examination` ends if 
 """
 
 import functools
+import importlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxtrain.doctor.finding import Check, Finding, run_checks
 from jaxtrain.storage import bucket
@@ -16,33 +17,35 @@ from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import gpu_memory, subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send
 
+# Groups of checks -> the modules that have them.
+_MODULES = {
+    "devices": "devices",
+    "system": "system",
+    "collective": "collective",
+    "data": "loader",
+    "checkpoint": "checkpointing",
+}
+
 
 def examine(request: dict[str, Any], send: Send) -> None:
-    """Runs the groups of checks in a request.
+    """Runs all checks.
 
     Args:
-        request: :class:`jaxtrain.doctor.examination.DoctorRequest` as a dict, with ``groups``,
-            ``connect`` and ``temporary``, a folder that is removed afterwards.
-        send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...},
-            {"scratch": folder} for a folder to remove if this process dies, and {"done": true}.
+        request: :class:`jaxtrain.doctor.examination.DoctorRequest` as a dict, with ``temporary``, a
+            folder that is removed afterwards.
+        send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...}, and
+            {"scratch": folder} for a folder to remove if this process dies.
 
     Raises:
         InputError: the config is wrong.
     """
-    _examine(request, send)
-    send({"done": True})
-    from jaxtrain.doctor import hosts
-
-    hosts.leave()
-
-
-def _examine(request: dict[str, Any], send: Send) -> None:
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
     gpu_memory.share_memory(os.environ)
-    from jaxtrain import config, versions
+    from jaxtrain import config, sharding, versions
     from jaxtrain.checkpoint import remote, resume
     from jaxtrain.data import cache
     from jaxtrain.distributed.key_value import KeyValueStore
+    from jaxtrain.doctor import hosts
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
     from jaxtrain.telemetry import hardware
@@ -79,55 +82,20 @@ def _examine(request: dict[str, Any], send: Send) -> None:
         own.append(found)
         send({"finding": found.as_dict()})
 
-    groups = _groups(subject, own, connect=request["connect"])
-    for name in request["groups"]:
-        send({"group": name})
-        run_checks(name, _checks(groups[name]), report)
-        if name == "processes":
-            subprocess_worker.own_signals()  # jax.distributed replaces our signal handler
+    send({"group": "processes"})
+    run_checks("processes", lambda: hosts.checks(subject), report)
+    subprocess_worker.own_signals()  # jax.distributed replaces our signal handler
 
-
-def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any]:
-    """Returns name -> function that makes the group's checks; it imports in the group's time."""
-
-    def processes() -> dict[str, Check]:
-        from jaxtrain.doctor import hosts
-
-        return hosts.checks(subject, connect)
-
-    def module(name: str) -> dict[str, Check]:
-        import importlib
-
-        from jaxtrain import sharding
-
-        subject.run, _ = sharding.as_found(subject.run)  # once the processes are connected
-        found: dict[str, Check] = importlib.import_module(f"jaxtrain.doctor.{name}").checks(subject)
+    def checks(name: str) -> Mapping[str, Check]:
+        subject.run, _ = sharding.as_found(subject.run)
+        found: Mapping[str, Check] = importlib.import_module(f"jaxtrain.doctor.{name}").checks(
+            subject
+        )
         return found
 
-    def others() -> dict[str, Check]:
-        from jaxtrain.doctor import hosts
-
-        return {"findings": lambda: hosts.others(subject.store, own)}
-
-    return {
-        "processes": processes,
-        "devices": functools.partial(module, "devices"),
-        "system": functools.partial(module, "system"),
-        "collective": functools.partial(module, "collective"),
-        "data": functools.partial(module, "loader"),
-        "checkpoint": functools.partial(module, "checkpointing"),
-        "others": others,
-    }
-
-
-def _checks(make: Callable[[], dict[str, Check]]) -> dict[str, Check]:
-    """Makes a group's checks; if that fails, returns a check that raises the error."""
-    try:
-        return make()
-    except Exception as error:
-        failure = error
-
-        def fail() -> NoReturn:
-            raise failure
-
-        return {"start": fail}
+    for group, name in _MODULES.items():
+        send({"group": group})
+        run_checks(group, functools.partial(checks, name), report)
+    send({"group": "others"})
+    run_checks("others", lambda: {"findings": lambda: hosts.others(subject.store, own)}, report)
+    hosts.leave()

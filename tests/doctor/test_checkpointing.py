@@ -48,9 +48,14 @@ def test_a_byte_that_flips_between_writing_and_reading(
         content[len(content) // 2] ^= 1
         largest.write_bytes(content)
 
-    monkeypatch.setattr(checkpointing, "_forget", flip)
+    real = checkpointing.pointer.verify
+    monkeypatch.setattr(
+        checkpointing.pointer,
+        "verify",
+        lambda path: flip(checkpointing.pointer.folder_of(path)) or real(path),
+    )
     found: list[Finding] = []
-    run_checks("checkpoint", checkpointing.checks(subject(tmp_path)), found.append)
+    run_checks("checkpoint", lambda: checkpointing.checks(subject(tmp_path)), found.append)
     only = only_problem(found)
     assert f"a checkpoint written at {tmp_path} is damaged: " in only.seen
     assert "was changed after it was saved" in only.seen
@@ -82,7 +87,7 @@ def test_a_disk_that_fills_up_during_the_save(
     with small_disk(tmp_path / "disk", "64k") as folder:
         found: list[Finding] = []
         examined = subject(tmp_path, output=folder)
-        run_checks("checkpoint", checkpointing.checks(examined), found.append)
+        run_checks("checkpoint", lambda: checkpointing.checks(examined), found.append)
         assert not leftovers(folder)
     only = only_problem(found)
     assert "could not be written" in only.seen
@@ -94,7 +99,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k", "ro") as folder:
         found: list[Finding] = []
         examined = subject(tmp_path, output=folder)
-        run_checks("checkpoint", checkpointing.checks(examined), found.append)
+        run_checks("checkpoint", lambda: checkpointing.checks(examined), found.append)
     only = only_problem(found)
     assert "no checkpoint can be written" in only.seen
     assert "set another --output-dir" in only.seen

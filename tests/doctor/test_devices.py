@@ -13,6 +13,7 @@ from recorded_packages import H100 as GPUS
 
 from jaxtrain import config
 from jaxtrain.bench.ceilings import Ceilings
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import devices
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.telemetry import hardware
@@ -38,32 +39,21 @@ def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
 USUAL = Ceilings(700e12, 1.0, 2.9e12)
 
 
-def test_the_rates_of_each_gpu_are_compared(tmp_path: Path) -> None:
-    four: list[Any] = [Gpu(local_hardware_id=number) for number in range(4)]
-    own = subject(tmp_path)
+def _measured(tmp_path: Path, *each: list[Ceilings]) -> list[Finding]:
+    """Returns the findings of process 0, given the rates of the GPUs of all processes."""
+    stores = FakeClient(len(each)).stores() if len(each) > 1 else [KeyValueStore()]
+    subjects = [subject(tmp_path, store=store) for store in stores]
 
-    def measured(flops: float, copies: float) -> Any:
-        slow = Ceilings(flops, 1.0, copies)
-        return lambda device: slow if device.local_hardware_id == 2 else USUAL
-
-    found = only_warning(devices.rates(own, four, measured(500e12, 2.9e12)))
-    assert found.seen.startswith("GPU 2: bf16 matmuls at 500 TFLOP/s, against 700 in the median")
-    assert [one.bf16_flops for one in own.rates] == [700e12, 700e12, 500e12, 700e12]
-    found = only_warning(devices.rates(own, four, measured(700e12, 1.5e12)))
-    assert found.seen.startswith("GPU 2: copies at 1.5e+03 GB/s, against 2.9e+03 in the median")
-    assert all_ok(devices.rates(own, four, measured(690e12, 2.8e12)))
-    assert list(devices.rates(own, jax.devices())) == []  # CPUs are one machine
-
-
-def _compared(tmp_path: Path, *each: list[Ceilings]) -> list[Finding]:
-    """Returns the findings of process 0, given the rates of all processes."""
-    subjects = [
-        subject(tmp_path, store=store, rates=rates)
-        for store, rates in zip(FakeClient(len(each)).stores(), each, strict=True)
-    ]
-
-    def found(number: int) -> list[Finding]:
-        return list(devices.compare_hosts(subjects[number], f"n{number}"))
+    def found(process: int) -> list[Finding]:
+        own: list[Any] = [Gpu(local_hardware_id=number) for number in range(len(each[process]))]
+        return list(
+            devices.rates(
+                subjects[process],
+                own or jax.devices(),
+                f"n{process}",
+                lambda device: each[process][device.local_hardware_id],
+            )
+        )
 
     with concurrent.futures.ThreadPoolExecutor(len(each)) as pool:
         first, *others = pool.map(found, range(len(each)))
@@ -71,19 +61,37 @@ def _compared(tmp_path: Path, *each: list[Ceilings]) -> list[Finding]:
     return first
 
 
+def test_the_rates_of_each_gpu_are_compared(tmp_path: Path) -> None:
+    def among_three(flops: float, copies: float) -> list[Ceilings]:
+        return [USUAL, USUAL, Ceilings(flops, 1.0, copies), USUAL]
+
+    found = only_warning(_measured(tmp_path, among_three(500e12, 2.9e12)))
+    assert found.seen == (
+        "GPU 2 of n0: bf16 matmuls at 500 TFLOP/s, against 700 in the median of 4 GPUs (measured)"
+    )
+    found = only_warning(_measured(tmp_path, among_three(700e12, 1.5e12)))
+    assert found.seen.startswith("GPU 2 of n0: copies at 1,500 GB/s, against 2,900 in the median")
+    assert all_ok(_measured(tmp_path, among_three(690e12, 2.8e12))) == (
+        "4 GPUs, measured one by one: bf16 matmuls at 690 to 700 TFLOP/s and copies at 2,800 to "
+        "2,900 GB/s"
+    )
+    assert _measured(tmp_path, []) == []  # CPUs are one machine
+
+
+def test_one_gpu_has_no_range(tmp_path: Path) -> None:
+    assert all_ok(_measured(tmp_path, [Ceilings(319.2e12, 1.0, 2.97e12)])) == (
+        "1 GPU, measured one by one: bf16 matmuls at 319 TFLOP/s and copies at 2,970 GB/s"
+    )
+
+
 def test_the_gpus_of_hosts_are_compared(tmp_path: Path) -> None:
     slow = Ceilings(500e12, 1.0, 2.9e12)
-    found = only_warning(_compared(tmp_path, [USUAL], [slow], [USUAL]))
+    found = only_warning(_measured(tmp_path, [USUAL], [slow], [USUAL]))
     assert found.seen == (
-        "GPUs of a process on host n1: bf16 matmuls at 500 TFLOP/s, against 700 in the median of "
-        "the other processes (measured)"
+        "GPU 0 of n1: bf16 matmuls at 500 TFLOP/s, against 700 in the median of 3 GPUs (measured)"
     )
-    # One of many is named by its own process.
-    assert all_ok(_compared(tmp_path, [USUAL] * 4, [USUAL, USUAL, slow, USUAL])) == (
-        "the GPUs of 2 processes are equally fast (measured)"
-    )
-    assert _compared(tmp_path, [USUAL], []) == _compared(tmp_path, [], []) == []
-    assert list(devices.compare_hosts(subject(tmp_path, rates=[slow]), "n0")) == []
+    assert all_ok(_measured(tmp_path, [USUAL], []))
+    assert _measured(tmp_path, [], []) == []
 
 
 def test_no_gpus_for_a_config_of_eight(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""CUDA's wheels against the requirements of jax's plugin and of an installed torch."""
+"""CUDA's wheels against the requirements of jax's plugin."""
 
 import pytest
 from examined import all_ok, only_problem, only_warning
-from recorded_packages import PLUGIN, TORCH_2_5, TORCH_2_9, WHEELS, environment
+from recorded_packages import PLUGIN, environment
 
 from jaxtrain.doctor import packages
-from jaxtrain.doctor.requirements import Package
+from jaxtrain.doctor.packages import Package
 
 
 def test_the_versions_that_jax_requires_are_named() -> None:
@@ -47,41 +47,14 @@ def test_libraries_of_the_system() -> None:
     assert "pip install 'jax[cuda12]'" in only_warning(packages.plugin(bare.get)).cure
 
 
-def test_no_torch_and_a_torch_without_cuda() -> None:
-    assert all_ok(packages.torch(environment())) == "no torch in this environment"
-    cpu = environment(torch=Package("2.13.0+cpu", ("filelock",)))
-    assert "does not conflict with jax" in all_ok(packages.torch(cpu))
-    assert "jax does not use CUDA" in all_ok(packages.torch({"torch": TORCH_2_9}.get))
-
-
-def test_a_torch_whose_pins_jax_accepts() -> None:
-    pinned = {name: pin.removeprefix("==") for name, pin in TORCH_2_9.pins("nvidia-").items()}
-    assert "jax accepts them" in all_ok(packages.torch(environment(pinned, torch=TORCH_2_9)))
-
-
-def test_a_torch_that_pins_what_jax_cannot_use() -> None:
-    """The one of the two that was installed first fails."""
-    for wheels in (WHEELS, {"nvidia-cudnn-cu12": "9.1.0.70"}):
-        found = only_problem(packages.torch(environment(wheels, torch=TORCH_2_5)))
-        assert "nvidia-cudnn-cu12==9.1.0.70 (jax: <10.0,>=9.8)" in found.seen
-        assert "nccl" not in found.seen
-        assert "python -m venv" in found.cure
-
-
-def test_a_torch_whose_wheels_were_replaced() -> None:
-    found = only_warning(packages.torch(environment(torch=TORCH_2_9)))
-    assert "nvidia-cudnn-cu12 is 9.28.0.42, torch requires ==9.10.2.21" in found.seen
-
-
-def test_a_torch_for_another_cuda_installs_the_same_files() -> None:
-    torch = Package("2.11.0", ("nvidia-nccl-cu13==2.28.9", "nvidia-cudnn-cu13==9.15.1.9"))
-    wheels = {"nvidia-nccl-cu13": "2.28.9", "nvidia-cudnn-cu13": "9.15.1.9"}
-    found = only_problem(packages.torch(environment(wheels, torch=torch)))
-    assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in found.seen
-    assert "install the same files" in found.seen
-
-
 @pytest.mark.parametrize(("name", "major"), [("jax-cuda12-plugin", 12), ("jax-cuda13-plugin", 13)])
 def test_the_cuda_that_jax_is_built_for(name: str, major: int) -> None:
     assert packages.cuda_major({name: PLUGIN}.get) == major
     assert packages.cuda_major({}.get) is None
+
+
+def test_an_installed_package_is_found() -> None:
+    jaxlib = packages.installed("jaxlib")
+    assert jaxlib is not None
+    assert jaxlib.version
+    assert packages.installed("no-such-package-at-all") is None
