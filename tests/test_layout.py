@@ -223,7 +223,6 @@ CHOSEN = {
     "data/video/pieces.py Settings.__post_init__": _LITERAL,
     "data/text/stdlib_corpus.py _docstrings": _LITERAL,
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
-    "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",

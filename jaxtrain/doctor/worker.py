@@ -3,11 +3,9 @@
 It runs in a separate process, which :mod:`jaxtrain.doctor.examination` ends if it hangs.
 """
 
-import functools
-import importlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,6 @@ from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import gpu_memory, subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send
-
-# Groups of checks -> the modules that have them.
-_MODULES = {
-    "devices": "devices",
-    "system": "system",
-    "collective": "collective",
-    "data": "loader",
-    "checkpoint": "checkpointing",
-}
 
 
 def examine(request: dict[str, Any], send: Send) -> None:
@@ -45,7 +34,7 @@ def examine(request: dict[str, Any], send: Send) -> None:
     from jaxtrain.checkpoint import remote, resume
     from jaxtrain.data import cache
     from jaxtrain.distributed.key_value import KeyValueStore
-    from jaxtrain.doctor import hosts
+    from jaxtrain.doctor import checkpointing, collective, devices, hosts, loader, system
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
     from jaxtrain.telemetry import hardware
@@ -82,20 +71,22 @@ def examine(request: dict[str, Any], send: Send) -> None:
         own.append(found)
         send({"finding": found.as_dict()})
 
-    send({"group": "processes"})
-    run_checks("processes", lambda: hosts.checks(subject), report)
-    subprocess_worker.own_signals()  # jax.distributed replaces our signal handler
+    def of_devices() -> Mapping[str, Check]:
+        subject.run, _ = sharding.as_found(subject.run)  # once the processes are connected
+        return devices.checks(subject)
 
-    def checks(name: str) -> Mapping[str, Check]:
-        subject.run, _ = sharding.as_found(subject.run)
-        found: Mapping[str, Check] = importlib.import_module(f"jaxtrain.doctor.{name}").checks(
-            subject
-        )
-        return found
-
-    for group, name in _MODULES.items():
+    groups: dict[str, Callable[[], Mapping[str, Check]]] = {
+        "processes": lambda: hosts.checks(subject),
+        "devices": of_devices,
+        "system": lambda: system.checks(subject),
+        "collective": lambda: collective.checks(subject),
+        "data": lambda: loader.checks(subject),
+        "checkpoint": lambda: checkpointing.checks(subject),
+        "others": lambda: {"findings": lambda: hosts.others(subject.store, own)},
+    }
+    for group, make in groups.items():
         send({"group": group})
-        run_checks(group, functools.partial(checks, name), report)
-    send({"group": "others"})
-    run_checks("others", lambda: {"findings": lambda: hosts.others(subject.store, own)}, report)
+        run_checks(group, make, report)
+        if group == "processes":
+            subprocess_worker.own_signals()  # jax.distributed replaces our signal handler
     hosts.leave()

@@ -4,7 +4,6 @@ It states only what the model and its checkpoint record. Of paths and URLs it sh
 last part, as the card may be published: folders, buckets and user names stay private.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -23,7 +22,6 @@ from jaxtrain.telemetry import line_files
 
 _TASKS = {"ForCausalLM": "text-generation", "ForMaskedLM": "fill-mask"}
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-_METRIC = re.compile(r"val/[\w./@-]{1,60}", re.ASCII)
 _FRAMES = 'video = model.decode(model.encode("IN.mp4"))'
 _METHODS = {
     "text-generation": 'print(model.generate("Once upon a time"))',
@@ -75,22 +73,24 @@ def _text(
     meta = {} if path is None or not pointer.is_complete(path) else pointer.read_meta(path)
     run = meta.get("config") or {}
     kind = from_file.name_of(model)
+    from huggingface_hub import ModelCardData  # takes half a second
+
     architecture = model.to_settings()["architectures"][0] if is_folder else ""
     task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), "")
     data = run.get("data")
     paths = _paths(data.get("path") if isinstance(data, Mapping) else None)
     datasets = [dataset for path in paths if (dataset := _dataset(path))]
-    head = {
-        "library_name": "transformers" if is_folder else "jaxtrain",
-        "license": license_name,
-        "pipeline_tag": task,
-        "datasets": datasets,
-        "tags": ["jaxtrain", kind],
-    }
+    head = ModelCardData(
+        library_name="transformers" if is_folder else "jaxtrain",
+        license=license_name,
+        pipeline_tag=task or None,
+        datasets=datasets or None,
+        tags=["jaxtrain", kind],
+    )
     title = repository or name
     lines = [
         "---",
-        *(f"{field}: {json.dumps(value)}" for field, value in head.items() if value),
+        head.to_yaml(),
         "---",
         "",
         f"# {one_line(title.rpartition('/')[2])}",
@@ -176,12 +176,9 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     path = pointer.at(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     found: dict[str, float] = {}
-    if meta and records.is_file():
-        # A damaged file says nothing.
-        with contextlib.suppress(AttributeError, OSError, RecursionError, TypeError, ValueError):
-            for record in json_lines.read(records):
-                if record.get("step") == meta["step"]:
-                    found |= {name: x for name, x in record.items() if _is_metric(name, x)}
+    for record in json_lines.Reader(records).new() if meta else ():
+        if record["step"] == meta["step"]:
+            found |= {name: x for name, x in record.items() if name.startswith("val/")}
     if not found:
         return ["No validation of these parameters is recorded."]
     return [
@@ -193,21 +190,16 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _trained_with(recorded: object) -> list[str]:
-    if not isinstance(recorded, Mapping) or not recorded:
+def _trained_with(recorded: Mapping[str, str] | None) -> list[str]:
+    if not recorded:
         return []
     packages = ", ".join(_code(f"{name} {number}") for name, number in recorded.items())
     return [f"Trained with {packages}.", ""]
 
 
 def _code(text: str) -> str:
-    """Returns recorded text as code, which a stranger's checkpoint cannot end to add markup."""
+    """Returns text as code, which it cannot end."""
     return f"`{re.sub('[`|]', '?', one_line(text))}`"
-
-
-def _is_metric(name: str, value: object) -> bool:
-    """Whether a record's value is a validation metric, whose name cannot contain markup."""
-    return _METRIC.fullmatch(name) is not None and isinstance(value, int | float)
 
 
 def _paths(value: Any) -> list[str]:

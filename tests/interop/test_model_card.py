@@ -1,9 +1,7 @@
-"""What a model card takes from the records of a run that may be damaged or a stranger's."""
+"""What a model card takes from the records of a run."""
 
 import json
 from pathlib import Path
-
-import pytest
 
 from jaxtrain.interop import model_card
 
@@ -25,32 +23,10 @@ def test_the_validation_of_the_checkpoints_step_is_listed(tmp_path: Path) -> Non
     assert "3" not in text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"step": 4, "val/loss": null}',
-        '{"step": 4, "val/loss": [1]}',
-        "garbage",
-        "[1, 2]",
-        "[" * 100_000,
-        '{"step": 4, "nonfinite": {"val/loss": "x"}}',
-    ],
-)
-def test_a_damaged_record_is_not_a_metric(tmp_path: Path, line: str) -> None:
-    assert metrics(tmp_path, line) == "No validation of these parameters is recorded."
-
-
-def test_a_metrics_name_cannot_become_markup(tmp_path: Path) -> None:
-    hostile = {"step": 4, "val/x |\n# Free [money](https://example.com)\n": 1.0, "val/psnr": 2.0}
-    text = metrics(tmp_path, json.dumps(hostile))
-    assert "money" not in text
-    assert "| val/psnr | 2 |" in text
-
-
 def test_the_config_and_the_versions_cannot_become_markup() -> None:
     evil = "a` ![b](c) |\n# d"
     lines = model_card._training({"step": 4, "examples_seen": 8}, {"name": evil}, [evil])
     assert "| config | `a? ![b](c) ?\\n# d` |" in lines
     assert "| data | `a? ![b](c) ?\\n# d` |" in lines
     assert model_card._trained_with({"jax": evil}) == ["Trained with `jax a? ![b](c) ?\\n# d`.", ""]
-    assert model_card._trained_with([evil]) == []
+    assert model_card._trained_with(None) == []
