@@ -1,6 +1,7 @@
 """The rates of links between hosts, and which of them are slow."""
 
 import itertools
+from typing import Any
 
 import jax
 import pytest
@@ -8,9 +9,8 @@ from examined import all_ok, only_warning
 
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import links
-from jaxtrain.doctor.links import ExchangeSizes, LinkRates, slow_links
 
-SIZES = ExchangeSizes(sent=2**12, exchanges=3)
+SENT, EXCHANGES = 2**12, 3
 HOSTS = ["n1", "n1", "n2", "n2", "n2", "n3", "n3", "n3"]
 
 
@@ -30,42 +30,27 @@ def test_partners_receive_from_each_other() -> None:
 def test_the_data_is_sent_as_often_as_the_size_says() -> None:
     """Each device adds 1 before it sends, and receives what its partner has."""
     devices = jax.devices()
-    swap = links.exchange(devices, [(0, 5), (5, 0)], SIZES)
+    swap = links.exchange(devices, [(0, 5), (5, 0)], SENT, EXCHANGES)
     text = swap.as_text()
-    assert f"f32[{SIZES.sent // 4}]" in next(
+    assert f"f32[{SENT // 4}]" in next(
         line for line in text.splitlines() if " collective-permute(" in line
     )
     seeds = jax.device_put(jax.numpy.arange(8.0) * 100, links.split(devices))
     assert swap(seeds).tolist() == [503.0, 0, 0, 0, 0, 3.0, 0, 0]
 
 
-def test_the_devices_of_a_host_exchange_data_with_those_of_another() -> None:
-    measure = LinkRates(jax.devices(), HOSTS, SIZES)
-    assert measure.names == ["n1", "n2", "n3"]
-    assert measure.of_host == [[0, 1], [2, 3], [5, 6]]  # as many as the smallest host has
-    assert measure.rounds == [[(1, 2)], [(0, 1)], [(0, 2)]]
-    assert all(seconds > 0 for seconds in measure())
+def test_as_many_devices_of_each_host_take_part_as_the_smallest_has() -> None:
+    assert links.devices_of(["n1", "n2", "n3"], HOSTS) == [[0, 1], [2, 3], [5, 6]]
 
 
 def test_the_shortest_time_counts_after_an_exchange_in_which_processes_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measure = LinkRates(jax.devices(), HOSTS, SIZES)
-    times = iter([1.0, 9.0, 3.0, 8.0, 2.0, 7.0, *[5.0] * 6, 0.0, *[4.0] * 5])
-    monkeypatch.setattr(measure, "_seconds", lambda program: next(times))
-    assert measure() == [2.0, 5.0, 4.0]
-
-
-def test_a_pair_is_as_fast_as_its_slower_host() -> None:
-    measure = LinkRates(jax.devices(), HOSTS, SIZES)
-    moved = 2 * SIZES.sent * SIZES.exchanges  # two devices of each host
-    # Of hosts n1, n2, n3 in the rounds of (n2, n3), (n1, n2), and (n1, n3).
-    rates = measure.rates([[9.0, 4.0, 1.0], [1.0, 1.0, 9.0], [1.0, 9.0, 2.0]])
-    assert rates == {(1, 2): moved, (0, 1): moved / 4, (0, 2): moved / 2}
-
-
-def test_two_hosts_have_one_link_which_is_compared_with_nothing() -> None:
-    assert slow_links({(0, 1): 5e9}) == []
+    devices = jax.devices()
+    swap = links.exchange(devices, [(0, 5), (5, 0)], SENT, EXCHANGES)
+    clock = iter([0.0, 9.0, 9.0, 12.0, 12.0, 20.0, 20.0, 22.0, 22.0, 29.0])
+    monkeypatch.setattr(links.time, "perf_counter", lambda: next(clock))
+    assert links.seconds_of([swap], devices) == [2.0]
 
 
 def test_containers_on_one_machine_are_one_host() -> None:
@@ -94,8 +79,10 @@ def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
         found = only_warning(links.judged_links(_rates(hosts, {(0, 2): 5e9}), names[:hosts]))
         assert found.seen.startswith("hosts n1 and n3 exchange data at 5 GB/s, other pairs at 40")
     assert all_ok(links.judged_links(_rates(4, {(1,): 30e9}), names)) == (
-        "6 pairs of 4 hosts exchange data at 30 to 40 GB/s in each direction (measured)"
+        "6 pairs of 4 hosts exchange data at 30 GB/s to 40 GB/s in each direction (measured)"
     )
+    fast = all_ok(links.judged_links({(0, 1): 1.2e12}, names[:2]))
+    assert "exchange data at 1,200 GB/s in each direction" in fast
     # Two hosts have one link, which is compared with nothing.
     assert "1 pair of 2 hosts" in all_ok(links.judged_links({(0, 1): 5e9}, names[:2]))
 
@@ -112,21 +99,20 @@ class FourProcesses(KeyValueStore):
         return [text, *others[topic]]
 
 
-class ThreeHosts(LinkRates):
-    """Measures the eight devices of the tests as those of three hosts."""
-
-    def __init__(self, devices: list[jax.Device], hosts: list[str]) -> None:
-        assert hosts == ["n1"] * 8
-        super().__init__(devices, HOSTS)
-
-    def __call__(self) -> list[float]:
-        assert len(super().__call__()) == 3
-        return [1e-3] * 3
-
-
 def test_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two devices of each host send 8 x 256 KiB: 4 MiB in 1 ms, or on the third host in 5 ms."""
-    monkeypatch.setattr(links, "LinkRates", ThreeHosts)
+    real_devices, real_seconds = links.devices_of, links.seconds_of
+
+    def of_three_hosts(names: list[str], hosts: list[str]) -> list[list[int]]:
+        assert hosts == ["n1"] * 8  # the tests have only this process's devices
+        return real_devices(names, HOSTS)
+
+    def seconds(programs: list[Any], devices: list[jax.Device]) -> list[float]:
+        assert len(real_seconds(programs, devices)) == 3
+        return [1e-3] * 3
+
+    monkeypatch.setattr(links, "devices_of", of_three_hosts)
+    monkeypatch.setattr(links, "seconds_of", seconds)
     assert list(links.links(jax.devices(), KeyValueStore(), "n1")) == []  # one host
     found = only_warning(links.links(jax.devices(), FourProcesses(), "n1"))
     assert found.seen == (

@@ -13,8 +13,7 @@ def test_a_gpu_only_sends_and_receives() -> None:
         topology="1x3x2",
     )
     permutation = links.swaps([[0, 1], [2, 3], [4, 5]], [(0, 2)])
-    sizes = links.ExchangeSizes(sent=2**24, exchanges=4)
-    swap = links.exchange(found.devices, permutation, sizes)
+    swap = links.exchange(found.devices, permutation, sent=2**24, exchanges=4)
     text = swap.as_text()
     (line,) = [line for line in text.splitlines() if " collective-permute-start(" in line]
     assert "(f32[4194304]{0}, f32[4194304]{0})" in line
