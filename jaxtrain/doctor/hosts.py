@@ -114,7 +114,7 @@ def shared_storage(subject: Subject) -> Iterator[Finding]:
         return
     subject.shared = False
     # Process 0's, like the run directory. The timeout covers processes still busy with their data.
-    base = Path(store.gather("output directory", str(subject.base), 3 * ANSWER_S)[0])
+    base = Path(store.gather("output directory", str(subject.base), 6 * ANSWER_S)[0])
     run_directory.check_shared(base)
     subject.shared = True
     yield ok(f"every process reads what the others write at {base}")
