@@ -206,8 +206,9 @@ def _run(plan: Plan) -> str:
     rate = f"{_both(slow, fast)} steps/s"
     if run.seconds is None:
         return (
-            f"the run, predicted: {rate}\n  hours unknown: loop.epochs depends on the data; "
-            "set --loop.epochs None --loop.steps N"
+            f"the run, predicted: {rate}\n"
+            "  hours unknown: loop.epochs depends on the data;\n"
+            "  set --loop.epochs None --loop.steps N"
         )
     parts = [
         f"{name} {_span(*(s / HOUR_S for s in span))}"

@@ -134,7 +134,9 @@ def test_hours_and_cost() -> None:
         assert found.run.hours[end] == pytest.approx(hours)
         assert found.run.money[end] == pytest.approx(hours * 16 * 2.0)
     assert made(total=None, price=2.0).run.money is None
-    assert "hours unknown: loop.epochs depends on the data" in report.text(made(total=None))
+    unknown = report.text(made(total=None))
+    assert "hours unknown: loop.epochs depends on the data" in unknown
+    assert max(map(len, unknown.splitlines())) <= 80
 
 
 def seconds(found: planner.Plan) -> dict[str, prediction.Range]:
