@@ -229,6 +229,7 @@ CHOSEN = {
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
+    "ops/attention.py reproducible_gradients": _LITERAL,
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,
     "config/help.py _own_fields": _FIELDS,
