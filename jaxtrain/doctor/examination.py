@@ -7,7 +7,6 @@ the last finding.
 import dataclasses
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,13 +86,13 @@ def examine(request: DoctorRequest, limit_s: float = LIMIT_S) -> Iterator[Event]
     Raises:
         InputError: the config is wrong.
     """
-    group, deadline = "start", time.monotonic() + limit_s
+    group = "start"
     scratch: list[str] = []
     with tempfile.TemporaryDirectory(prefix="jaxtrain-doctor-") as temporary:
         asked = dataclasses.asdict(request) | {"temporary": temporary}
         try:
             with SubprocessWorker(_FUNCTION, asked, environment()) as worker:
-                while (message := worker.receive(deadline - time.monotonic())) is not None:
+                for message in worker.messages(limit_s):
                     if "finding" in message:
                         yield Finding(**message["finding"])
                     elif "scratch" in message:

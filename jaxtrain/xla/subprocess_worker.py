@@ -130,37 +130,31 @@ class SubprocessWorker:
             WorkerFailed: the process ended otherwise.
         """
         deadline = time.monotonic() + timeout_s
-        while (message := self.receive(deadline - time.monotonic())) is not None:
-            yield message
+        while (line := self._line(deadline - time.monotonic())) is not None:
+            kind, content = json.loads(line)
+            if kind == "returned":
+                return
+            if kind == "wrong":
+                raise InputError(*content)
+            if kind == "again":
+                raise RunAgain(content)
+            if kind == "failed":
+                raise self._failed(content)
+            yield content
+        raise self._failed("")
 
-    def receive(self, timeout_s: float) -> Message | None:
-        """Returns the next message; None when the function has returned.
-
-        Raises:
-            TimeoutError: no message arrived in this time.
-            InputError: the function raised it.
-            RunAgain: likewise.
-            WorkerFailed: the process ended otherwise.
-        """
+    def _line(self, timeout_s: float) -> bytes | None:
+        """Returns the next line that the process sent; None when it has ended."""
         assert self._process.stdout is not None
         pipe, deadline = self._process.stdout.fileno(), time.monotonic() + timeout_s
         while b"\n" not in self._received:
             if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError(f"no message within {timeout_s:.0f} s")
-            block = os.read(pipe, _BLOCK)
-            if not block:
-                raise self._failed("")
+            if not (block := os.read(pipe, _BLOCK)):
+                return None
             self._received += block
         line, _, self._received = self._received.partition(b"\n")
-        kind, content = json.loads(line)
-        if kind == "wrong":
-            raise InputError(*content)
-        if kind == "again":
-            raise RunAgain(content)
-        if kind == "failed":
-            raise self._failed(content)
-        message: Message | None = content  # None from a function that has returned
-        return message
+        return line
 
     def _failed(self, error: str) -> WorkerFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -47,9 +47,10 @@ def test_an_error_for_the_user_is_raised_in_the_parent(
     again: bool, kind: type[Exception], args: tuple[str, ...]
 ) -> None:
     with worker("refuse", again=again) as running:
-        assert running.receive(60) == {"before": True}
+        received = running.messages(60)
+        assert next(received) == {"before": True}
         with pytest.raises(kind) as caught:
-            running.receive(60)
+            next(received)
     assert caught.value.args == args
 
 
@@ -76,7 +77,7 @@ def test_another_failure_is_described(name: str, said: str) -> None:
 def test_an_interpreter_that_does_not_start_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with worker("count", to=1) as running, pytest.raises(WorkerFailed, match=r"^ended with exit"):
-        running.receive(60)
+        next(running.messages(60))
 
 
 @pytest.mark.parametrize("stuck", [False, True])
@@ -85,9 +86,9 @@ def test_a_slow_worker_is_terminated(stuck: bool, tmp_path: Path) -> None:
     tidied = tmp_path / "tidied"
     grace_s = 0.5 if stuck else 30.0
     with worker("sleep", grace_s=grace_s, tidied=str(tidied), stuck=stuck) as running:
-        assert running.receive(60) == {"pid": running.pid, "ignores": True}
+        assert next(running.messages(60)) == {"pid": running.pid, "ignores": True}
         with pytest.raises(TimeoutError):
-            running.receive(0.1)
+            next(running.messages(0.1))
         began = time.monotonic()
     assert time.monotonic() - began < 20
     assert not alive(running.pid)
@@ -100,7 +101,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
         "import time\n"
         "from xla.test_subprocess_worker import worker\n"
         f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r}, stuck=False)\n"
-        "print(running.receive(60)['pid'], flush=True)\n"
+        "print(next(running.messages(60))['pid'], flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen(
