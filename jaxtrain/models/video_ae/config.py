@@ -81,7 +81,7 @@ class Config(ModelConfig):
     remat: blocks.VideoRemat = "none"
     """Activation checkpointing: what the backward pass recomputes. ends: full-size activations
     (between the first layer and the first halving, and between the last doubling and the last
-    layer); they are a third of the memory. block: these and the memory blocks, of
+    layer), frame by frame; they are a third of the memory. block: these and the memory blocks, of
     which only the inputs are kept. none: nothing."""
     init: Literal["random", "thumbnail"] = "random"
     """Initial parameters of a new run, where model.init_from has none. random: all of them, so

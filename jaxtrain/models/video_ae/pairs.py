@@ -1,7 +1,7 @@
-"""Two consecutive convolutions of single frames at full resolution.
+"""Two consecutive convolutions of single frames, one frame at a time, at full resolution.
 
-The intermediate frames between the two are a third of a step's memory, so the backward pass can
-compute them again.
+The intermediate frames between the two would be most of a step's memory. Neither convolution sees
+the previous frame, so the intermediates need not exist for all frames at once.
 
 Shapes: B clips, T frames, H height, W width, C channels.
 """
@@ -49,10 +49,13 @@ def by_pair(
             in their dtype.
         fold: builds the pair from the parts.
         stride: stride of the second convolution.
-        remat: with "none", the frames between the convolutions are kept for the backward pass.
-            Otherwise it computes them again.
+        remat: with "none", all frames are computed at once. Otherwise they are computed one after
+            another, and the backward pass recomputes a frame's intermediate result just before it
+            is needed, so that it exists for only a few frames at a time.
     """
-    return _pair(x_BTHWC, parts, fold, stride, remat == "none")
+    if remat == "none" or not x_BTHWC.shape[1]:
+        return _together(x_BTHWC, parts, fold, stride)
+    return _in_turn(x_BTHWC, parts, fold, stride)
 
 
 def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
@@ -63,47 +66,41 @@ def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
     return blocks.conv_frames(x_BTHWC, pair.next_kernel, pair.next_bias, stride)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _pair(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, keep: bool) -> jax.Array:
-    """Computes :func:`by_pair`, and keeps the frames between the convolutions or only `x_BTHWC`."""
-    del keep
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _together(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+    """Computes :func:`by_pair` for all frames and keeps the result between the convolutions."""
+    return _together_kept(x_BTHWC, parts, fold, stride)[0]
+
+
+def _together_kept(
+    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, jax.Array]:
     pair = fold(parts)
-    return _second(_between(x_BTHWC, pair), pair, stride)
+    between = blocks.relu(_first(x_BTHWC, pair))
+    return _second(between, pair, stride), between
 
 
-def _between(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
-    return blocks.relu(_first(x_BTHWC, pair))
-
-
-def _pair_forward(
-    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int, keep: bool
-) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array | None], Any, Wanted]]:
+def _together_forward(
+    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array], Any, Wanted]]:
     x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
-    pair = fold(values)
-    between = _between(x, pair)
-    kept = (x, between if keep else None)
-    return _second(between, pair, stride), (kept, values, _wanted(x_BTHWC, parts))
+    found, between = _together_kept(x, values, fold, stride)
+    return found, ((x, between), values, _wanted(x_BTHWC, parts))
 
 
-def _pair_backward(
+def _together_backward(
     fold: Fold,
     stride: int,
-    keep: bool,
-    kept: tuple[tuple[jax.Array, jax.Array | None], Any, Wanted],
+    kept: tuple[tuple[jax.Array, jax.Array], Any, Wanted],
     grad_BTHWC: jax.Array,
 ) -> tuple[jax.Array | None, Any]:
     (x_BTHWC, between), parts, wanted = kept
     if isinstance(grad_BTHWC, SymbolicZero):
         return None, None
-    if not keep:
-        # Otherwise XLA finds that they are those of the forward pass, and keeps them.
-        x_BTHWC, grad_BTHWC = lax.optimization_barrier((x_BTHWC, grad_BTHWC))
 
-    def gradients(rows: Any, parts: Any) -> tuple[jax.Array | None, Any]:
+    def gradients(rows: tuple[jax.Array, ...], parts: Any) -> tuple[jax.Array | None, Any]:
         x, between, grad = rows
         pair, unfold = jax.vjp(fold, parts)
-        if between is None:
-            between = _between(x, pair)
         both = Wanted(of_rows=True, of_shared=wanted.of_shared)
         grad_between, *of_second = _of_convolution(
             between, pair.next_kernel, pair.next_bias, grad, stride, both
@@ -118,7 +115,7 @@ def _pair_backward(
     return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), parts)
 
 
-_pair.defvjp(_pair_forward, _pair_backward, symbolic_zeros=True)
+_together.defvjp(_together_forward, _together_backward, symbolic_zeros=True)
 
 
 def _wanted(x_BTHWC: CustomVJPPrimal, parts: Any) -> Wanted:
@@ -152,6 +149,88 @@ def _of_convolution(
     if bias is not None:
         of_bias = jnp.sum(rows[1], (0, 1, 2), dtype=jnp.float32).astype(bias.dtype)
     return grad_x, of_kernel.astype(kernel.dtype), of_bias
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+    """Computes :func:`by_pair` and keeps only the arguments for the backward pass.
+
+    Without the barriers the compiler computes all frames at once when it finds enough memory.
+    """
+    pair, found = fold(parts), list[jax.Array]()
+    for frame in _frames(x_BTHWC):
+        if found:
+            frame, found[-1] = lax.optimization_barrier((frame, found[-1]))
+        found.append(_second(blocks.relu(_first(frame, pair)), pair, stride))
+    return jnp.concatenate(found, axis=1)
+
+
+def _in_turn_forward(
+    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
+    # No model trains the layers before a pair without training the pair.
+    return _in_turn(x, values, fold, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
+
+
+def _in_turn_backward(
+    fold: Fold, stride: int, kept: tuple[jax.Array, Any, Wanted], grad_BTHWC: jax.Array
+) -> tuple[jax.Array | None, Any]:
+    x_BTHWC, parts, wanted = kept
+    if isinstance(grad_BTHWC, SymbolicZero):
+        return None, None
+
+    def gradients(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
+        pair, unfold = jax.vjp(fold, parts)
+        grad_x, grad_pair = _gradients(rows, pair, stride=stride, wanted=wanted)
+        return grad_x, unfold(grad_pair)[0]
+
+    return per_device.at_once(gradients, (x_BTHWC, grad_BTHWC), parts)
+
+
+def _gradients(
+    rows: tuple[jax.Array, jax.Array], pair: Pair, *, stride: int, wanted: Wanted
+) -> tuple[jax.Array | None, Pair]:
+    """Computes the gradients of the frames and of the pair.
+
+    Each frame's contribution to a kernel's gradient is computed in the frames' dtype; the
+    contributions are summed in float32.
+    """
+    x_BTHWC, grad_BTHWC = lax.optimization_barrier(rows)
+    total: Pair | None = None
+    grads: list[jax.Array] = []
+    waiting: tuple[jax.Array, Callable[..., Any]] | None = None
+
+    def finish() -> None:
+        nonlocal total
+        assert waiting is not None
+        before, back = waiting
+        *of_frame, more = back(before)
+        grads.extend(of_frame)
+        assert total is not None
+        total = jax.tree.map(jnp.add, total, more)
+
+    for frame, grad in zip(_frames(x_BTHWC), _frames(grad_BTHWC), strict=True):
+        if waiting is not None:
+            frame, grad, before = lax.optimization_barrier((frame, grad, waiting[0]))
+            waiting = (before, waiting[1])
+            finish()
+        if wanted.of_rows:
+            y, back = jax.vjp(_first, frame, pair)
+        else:
+            y, back = jax.vjp(functools.partial(_first, frame), pair)
+        between = blocks.relu(y)
+        _, back_second = jax.vjp(lambda x, p: _second(x, p, stride), between, pair)
+        grad_between, more = back_second(grad)
+        total = more if total is None else jax.tree.map(jnp.add, total, more)
+        (grad_y,) = blocks.relu_backward(between, grad_between)
+        waiting = (grad_y, back)
+    finish()
+    assert total is not None
+    return jnp.concatenate(grads, axis=1) if grads else None, total
+
+
+_in_turn.defvjp(_in_turn_forward, _in_turn_backward, symbolic_zeros=True)
 
 
 def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
