@@ -515,8 +515,10 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
 
 def check_empty(run: Run, shown: str, resume: str | None, start_from: Path | None) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
+    if is_of(run.directory, start_from):
+        return
     steps = sorted({step for kind in KINDS for step in run.steps(kind)})
-    if is_of(run.directory, start_from) or not steps:
+    if not steps:
         return
     if resume is None:
         raise InputError(

@@ -375,10 +375,11 @@ class Mirror:
             return
         try:
             if self._first and resumed is not None:
-                self._remote.store.go_back_to(resumed)
-                self._remote.store.collect()  # a kill may have interrupted the last upload
-            if self.own_disk:
-                self._remote.forget(self.directory)  # each start fetches a complete checkpoint
+                store = self._remote.store
+                _tried(lambda: store.go_back_to(resumed))  # or the first upload does it
+                _tried(store.collect)  # a kill may have interrupted the last upload
+            if self.own_disk:  # each start fetches a complete checkpoint
+                _tried(lambda: self._remote.forget(self.directory))
             else:
                 self._work = self._left_before(agreed)
         except OSError as error:
@@ -725,6 +726,14 @@ class Mirror:
         match = _OF_PROCESS.fullmatch(name)
         number = int(match[1] or match[2]) if match else 0
         return self._process == (number if number < self._count else 0)
+
+
+def _tried(action: Callable[[], None]) -> None:
+    """Tries what a bucket that does not respond must not end the start for; a later one does it."""
+    for _ in range(_FAILURES):
+        with contextlib.suppress(InputError, RunAgain):
+            action()
+            return
 
 
 def _list_of(data: str, process: int) -> str:
