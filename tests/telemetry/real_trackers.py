@@ -22,15 +22,28 @@ from program import TINY_MLM, command, environment, write_corpus
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TRACKERS = ("wandb", "trackio", "mlflow")
-STEPS = 120
+STEPS = 240
 RUN = [*TINY_MLM, "--data.path", "corpus", "--loop.eval_every", "10"]
 KILLED = [
     *RUN,
     *["--loop.steps", str(STEPS), "--checkpoint.every", "10"],
-    # About 0.1 s per step, so that a kill meets steps that are being sent.
-    *["--data.batch_size", "128", "--model.hidden", "64", "--model.layers", "4"],
     *["--track", "wandb,trackio", "--track", "mlflow"],
 ]
+# A kill must meet steps that are being sent, while the trackers take seconds to open.
+SLOW = """
+import time
+from jaxtrain import main
+from jaxtrain.telemetry import line_files
+
+handle = line_files.MetricsFile.handle
+
+def slow(self, event):
+    time.sleep(0.15)
+    handle(self, event)
+
+line_files.MetricsFile.handle = slow
+main.console()
+"""
 SHORT = [*RUN, "--loop.steps", "60"]
 # As in tests/training/test_bad_updates.py: six rollbacks.
 ROLLED_BACK = [
@@ -65,9 +78,10 @@ class Place:
         }
         write_corpus(folder)
 
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
+    def start(self, *arguments: object, program: str = "") -> subprocess.Popen[str]:
+        own = [sys.executable, "-c", program, *map(str, arguments)]
         return subprocess.Popen(
-            command(*arguments),
+            own if program else command(*arguments),
             cwd=self.folder,
             env=environment(self.folder, **self.variables),
             stdout=subprocess.PIPE,
@@ -228,8 +242,8 @@ def killed(place: Place) -> Path:
             return False
         return all(json.loads(path.read_text())["step"] >= step for path in paths[1:])
 
-    for step, with_others in ((25, False), (75, True)):
-        process = place.start(*arguments)
+    for step, with_others in ((25, False), (125, True)):
+        process = place.start(*arguments, program=SLOW)
         try:
             assert wait_for(lambda: sent(step), process), process.communicate()  # noqa: B023
             others = children_of(process.pid) if with_others else set()
