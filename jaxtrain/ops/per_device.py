@@ -96,9 +96,9 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
     """Computes all gradients of a layer when the first of them is needed.
 
     Nothing needs a parameter's gradient before the end of the step, so XLA would delay it and keep
-    its large operands until then: 32.3 GiB of temporaries instead of 25.2 in `h100_8` on 8 H100 (jax
-    0.10.2). A barrier ties it to the other gradients. The barrier follows
-    each device's own computation: the sum over devices may still be delayed, and merged with other
+    its large operands until then: 32.3 GiB of temporaries instead of 25.2 in `h100_8` on 8 H100
+    (jax 0.10.2). A barrier ties it to the other gradients. The barrier follows each device's own
+    computation: the sum over devices may still be delayed, and merged with other
     sums. There is no barrier on CPUs, or if the mesh is unknown or does not divide the rows.
 
     Args:
