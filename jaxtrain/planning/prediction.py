@@ -20,8 +20,8 @@ Range = tuple[float, float]
 
 EFFICIENCY = (0.4, 0.65)
 """The least and the largest fraction of the roofline without a measurement. On one H100, a GPT of
-depth 12 reached 56% (101.4 ms at the roofline, 180.7 measured), the video autoencoder 49% (71.1,
-144.2) and BERT base 47% (26.1, 56.0) (benchmarks/RESULTS.md, 2026-11-26). The ends leave room for
+depth 12 reached 55% (84.5 ms at the roofline, 153.1 measured), the video autoencoder 49% (71.1,
+144.2) and BERT base 47% (26.1, 55.3) (benchmarks/RESULTS.md). The ends leave room for
 other models and cards, which have not been measured."""
 ERROR = 0.15
 """Factor, less one, by which a time from a measured efficiency is uncertain in both directions.
