@@ -10,6 +10,7 @@ the file, the parts after the cut are sent again with a higher generation, and t
 deleted; a part replaces whatever an older generation has from its offset on.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -17,10 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket
 
 _PART_BYTES = 2**23
 _AT_ONCE = 8  # parts and files
+_TRIES = 3  # of a file that is fetched
 _GROWS = re.compile(r"(log|hang)[^/]*\.txt|.*\.(jsonl|log)|(.*/)?events\.out\.tfevents\..*")
 _NAME = re.compile(r"(.+)/(\d{15})-(\d{6})-([0-9a-f]{16})")
 
@@ -98,8 +101,15 @@ class FileCopies:
             if wanted(name)
         )
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(self._fetch, names):
+            for _ in pool.map(self._fetch_patiently, names):
                 pass
+
+    def _fetch_patiently(self, name: str) -> None:
+        """Fetches a file; tries again, or the next start would begin with all files."""
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(RunAgain):
+                return self._fetch(name)
+        return self._fetch(name)
 
     def _fetch(self, name: str) -> None:
         assert self._parts is not None, "fetch() lists them"

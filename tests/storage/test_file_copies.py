@@ -2,12 +2,13 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
 
 from jaxtrain.storage import file_copies
-from jaxtrain.storage.bucket import Bucket
+from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.file_copies import FileCopies
 
 
@@ -134,3 +135,19 @@ def test_an_interrupted_upload_leaves_the_file_as_it_was(
     copies.upload("log.txt")
     assert fetched(bucket, tmp_path / "third")["log.txt"] == b"two\nthree\n"
     assert len(bucket.sizes()) == 1
+
+
+def test_a_read_that_fails_is_tried_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("config.json", b"{}")
+    download, tries = bucket.download, list[str]()
+
+    def fail(name: str, *more: Any) -> bool:
+        tries.append(name)
+        if len(tries) < 3:
+            raise Unavailable("s3://bucket/run: cannot read config.json")
+        return download(name, *more)
+
+    monkeypatch.setattr(bucket, "download", fail)
+    assert fetched(bucket, tmp_path / "run") == {"config.json": b"{}"}
