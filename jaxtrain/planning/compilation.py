@@ -5,6 +5,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from jaxtrain.ops import per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
-from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
+from jaxtrain.training.state import bytes_per_device, model_flops, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla.hlo import Stacks
 from jaxtrain.xla.step_cost import StepCost, Traffic
@@ -135,7 +136,12 @@ def compile_step(
     platform = "cpu" if gpu is None else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
-    compiled = traced.lower(lowering_platforms=(platform,)).compile()
+    lowered = traced.lower(lowering_platforms=(platform,))
+    with ThreadPoolExecutor(1) as pool:  # XLA compiles without Python's lock
+        compiling = pool.submit(lowered.compile)
+        samples = _sample_pixels(built)
+        model_flops(run.model)  # traces another program; built.cost() finds it in the cache
+        compiled = compiling.result()
     definition, target = built.definition, built.target
     trained = definition.trained(target.params)
     replays = run.loop.replay_every is not None  # from a copy of the state
@@ -151,7 +157,7 @@ def compile_step(
         constants=parameter_count({name: definition.extras[name] for name in definition.constants}),
         frozen=parameter_count(definition.params) - parameter_count(trained),
         checkpoint=total_bytes(built.saved),
-        samples=_sample_pixels(built),
+        samples=samples,
         unsharded=built.rule.unsharded(trained),
         batch_of=step_setup.batch_sentence(run),
         total=built.total if run.loop.epochs is None else None,
