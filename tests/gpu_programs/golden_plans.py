@@ -79,7 +79,7 @@ def summary(name: str) -> dict[str, Any]:
     """Returns the parts of a plan that must not change unnoticed."""
     plan = Planner(name, CONFIGS[name].overrides).plan()
     step, cost = plan.step, plan.step.cost
-    memory = {row: plan.memory.rows[row] for row in MEMORY if row != "gradients"}
+    memory = plan.memory.rows | {"gradients": step.gradients}
     kernels = dict(cost.kernels or {})
     attention = {way: kernels.pop(f"attention_{way}") for way in ("forward", "backward")}
     return {
@@ -90,7 +90,7 @@ def summary(name: str) -> dict[str, Any]:
         "needed_gib": plan.memory.needed / GIB,
         "jax": step.jax,
         "estimate": step.estimate,
-        "memory": {row: int(size) for row, size in memory.items()} | {"gradients": step.gradients},
+        "memory": {row: int(memory[row]) for row in MEMORY},
         "traffic": [
             {field: getattr(row, field) for field in COLLECTIVE} for row in cost.traffic or ()
         ],
