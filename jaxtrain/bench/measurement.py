@@ -76,7 +76,8 @@ def measure(request: dict[str, Any], send: Send) -> None:
     state = built.fresh_state()
     lap("start/state")
     traced = built.trace_step()
-    step = traced.lower().compile()
+    with built.lowering():
+        step = traced.lower().compile()
     lap("start/compile")
     batch = synthetic_batch(built)
     began = time.perf_counter()

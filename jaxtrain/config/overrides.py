@@ -415,15 +415,6 @@ def whole_number(text: str) -> int | None:
     return None if rest else value
 
 
-def readable(number: int) -> str:
-    """The shortest form with k, M, or B that is exactly this number: 2500000 is 2.5M."""
-    for name, factor in reversed(_FACTORS.items()):
-        if abs(number) >= factor:
-            text = f"{number / factor:.3f}".rstrip("0").rstrip(".") + name
-            return text if whole_number(text) == number else f"{number:,}"
-    return f"{number:,}"
-
-
 def nearest_value(given: str, annotation: Any) -> str | None:
     """The value of this type that ``given`` probably stands for, or None."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -37,7 +37,7 @@ _HANGS = {
         "a file system does not answer: check df, and mount for a dead network mount",
     ),
     "collective": (
-        "the devices did not finish an all-reduce",
+        "the devices did not finish an all-reduce, or an exchange between hosts",
         "NCCL_DEBUG=INFO shows where it waits: the network between the GPUs or hosts "
         "(NCCL_SOCKET_IFNAME), or a missing process",
     ),

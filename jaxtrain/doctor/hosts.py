@@ -16,7 +16,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training import run_directory
 
 ANSWER_S = 10.0
-# For a name to resolve, and again for the other processes; both must fit into the group's limit.
+# For a name to resolve, and again for the other processes.
 _MEET_S = 25.0
 _ROUNDS = 3
 WARN_SKEW_S, WORST_SKEW_S = 1.0, 30.0

@@ -1,8 +1,8 @@
 """Loads parameters from a checkpoint, a run directory, or a weights file, and writes weights files.
 
 A weights file has the parameter names of the model's original implementation; the model's config
-converts them (``to_weights`` and ``from_weights``, :mod:`jaxtrain.models`). A ``.safetensors`` file
-that jaxtrain wrote also has the config of its model.
+converts them (``to_weights`` and ``from_weights``, :mod:`jaxtrain.models.contract`). A
+``.safetensors`` file that jaxtrain wrote also has the config of its model.
 """
 
 import dataclasses

@@ -224,7 +224,11 @@ class ModelConfig(bounds.Section):
             self.weight_tables(), key=lambda table: len(table.shapes(expected).keys() & tensors)
         )
         fields = [f"--{self.section}.{name}" for name in self.in_weights]
-        cure = f"Its shape is set by {', '.join(fields[:-1])}, and {fields[-1]}"
+        cure = (
+            f"Its shape is set by {', '.join(fields)}"
+            if fields
+            else "Use the config that it was trained with"
+        )
         return table.inward(tensors, expected, source, cure)
 
     @classmethod

@@ -136,8 +136,9 @@ def compile_step(
     platform = "cpu" if gpu is None else "cuda"
     with per_device.tracing(platform=platform):
         traced = built.trace_step()
-    lowered = traced.lower(lowering_platforms=(platform,))
-    with ThreadPoolExecutor(1) as pool:  # XLA compiles without Python's lock
+    # XLA compiles without Python's lock.
+    with built.lowering(), ThreadPoolExecutor(1) as pool:
+        lowered = traced.lower(lowering_platforms=(platform,))
         compiling = pool.submit(lowered.compile)
         samples = _sample_pixels(built)
         model_flops(run.model)  # traces another program; built.cost() finds it in the cache

@@ -252,7 +252,7 @@ class Appended:
 
 
 JSON_BYTES = 2**26
-"""Default limit of :func:`read_json`. The manifest of a 10 TiB checkpoint has 16 MiB."""
+"""Default limit of :func:`read_json`."""
 # jaxtrain's own files are at most 10 levels deep. This is far below Python's recursion limit, so
 # that code that walks the result deeper in the stack stays below it too.
 _JSON_DEPTH = 100

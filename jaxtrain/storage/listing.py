@@ -45,12 +45,3 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
             f"skipped {links} to folders that are read already, such as {skipped[0]} -> "
             f"{os.path.realpath(skipped[0])}"
         )
-
-
-def is_inside(name: str) -> bool:
-    """Whether a listed name is a normalized path inside a folder.
-
-    Object stores refuse names with a backslash or control characters, and jaxtrain writes none.
-    """
-    plain = name.isprintable() and "\\" not in name
-    return plain and not any(part in ("", ".", "..") for part in name.split("/"))

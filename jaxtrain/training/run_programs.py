@@ -46,7 +46,8 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
-    compiled = traced.lower().compile()
+    with setup.lowering():
+        compiled = traced.lower().compile()
     log.say(f"compiled in {time.perf_counter() - began:.1f} s")
     log.emit(
         StepCompiled(

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from jaxtrain import config
 from jaxtrain.checkpoint.saver import Checkpoints
@@ -58,9 +57,6 @@ from jaxtrain.training.step import (
 from jaxtrain.training.step_setup import StepSetup, build
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
-
-Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 @dataclasses.dataclass

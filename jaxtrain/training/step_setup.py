@@ -74,11 +74,16 @@ class StepSetup:
 
     def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
-        traced = self.trace_step(donate=donate, profiled=profiled)
-        # For several devices, attention is lowered while the program is compiled.
-        reproducible = attention.reproducible_gradients()
-        with reproducible if self.run.deterministic else contextlib.nullcontext():
-            return traced.lower().compile()
+        with self.lowering():
+            return self.trace_step(donate=donate, profiled=profiled).lower().compile()
+
+    def lowering(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which a traced step is lowered and compiled.
+
+        Both, because attention for several devices is lowered while the program is compiled.
+        """
+        reproducible = self.run.deterministic
+        return attention.reproducible_gradients() if reproducible else contextlib.nullcontext()
 
     def cost(
         self,

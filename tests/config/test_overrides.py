@@ -108,23 +108,6 @@ def test_a_whole_number_with_a_suffix(text: str, number: int | None) -> None:
     assert overrides.whole_number(text) == number
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (500_000, "500k"),
-        (2_500_000, "2.5M"),
-        (10**9, "1B"),
-        (1_234_567, "1,234,567"),
-        (1_234_000, "1.234M"),
-        (999, "999"),
-        (0, "0"),
-    ],
-)
-def test_readable_numbers(number: int, text: str) -> None:
-    assert overrides.readable(number) == text
-    assert overrides.whole_number(text) in (number, None)
-
-
 @pytest.mark.parametrize(("text", "number"), [("2.5M", 2_500_000), ("1B", 10**9), ("70", 70)])
 def test_whole_number_fields_accept_suffixes(text: str, number: int) -> None:
     run = config.load("demo_mlm", ["--data.max_examples", text, f"--loop.steps={text}"])

@@ -1,6 +1,7 @@
 """`--deterministic True` in steps compiled for H100s, without having one; requires ``cuda12``."""
 
 import re
+from unittest import mock
 
 import jax
 import pytest
@@ -9,7 +10,7 @@ from described_gpus import h100s
 from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import step_setup
+from jaxtrain.training import preflight, run_programs, step_setup
 
 LAYERS = 2
 
@@ -29,8 +30,12 @@ def test_gradients_of_all_attention_layers_are_summed_in_a_fixed_order(
     monkeypatch.setattr(
         jax.stages.Traced, "lower", lambda traced: lower(traced, lowering_platforms=("cuda",))
     )
+    log = mock.Mock()
+    log.phases.now.step = 0
     with per_device.tracing(platform="cuda"):
-        text = setup.compile_step().as_text()
+        step = run_programs.compile_in_all_processes(setup, preflight.Flags(), log)
+    assert isinstance(step, jax.stages.Compiled)
+    text = step.as_text()
     assert text is not None
     backward = [line for line in text.splitlines() if re.search(r"__cudnn\$fmha\w*Backward", line)]
     assert len(backward) == LAYERS
