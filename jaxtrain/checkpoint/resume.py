@@ -8,8 +8,9 @@ process 0 once the directory is locked:
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
    ``--output-dir``, or without that flag, of the run in ``output/NAME`` that saved last. Damaged
-   ones are moved to ``damaged/``. Without any checkpoint, the run starts fresh; with only damaged
-   or suspect ones, it is refused, and nothing moves.
+   ones are moved to ``damaged/``. Without any checkpoint, the run starts fresh, or from the other
+   run's checkpoint that its last start began with (``run_directory.origin``); with only damaged or
+   suspect ones, it is refused, and nothing moves.
 3. ``--resume STEP``: that step of ``--output-dir``; refused if it is missing or damaged.
 4. ``--resume PATH``, or a URL: that checkpoint, or the newest intact one of that run, which may be
    another run's. Nothing moves.

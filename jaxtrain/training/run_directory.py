@@ -114,7 +114,8 @@ def origin(output_dir: str | None, mirror: Mirror | None) -> str:
         if mirror is not None and not path.exists():
             mirror.fetch_file(history.NAME)
         source = ""
-        with contextlib.suppress(OSError, ValueError):  # of no start, or damaged
+        # Of no start, or damaged.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             for record in json_lines.read(path):
                 if record["event"] == "start":
                     source = record["from"] or ""

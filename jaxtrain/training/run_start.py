@@ -12,6 +12,7 @@ from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError
 from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.training import (
@@ -93,7 +94,13 @@ def open_directory(
                 f"--resume latest: no checkpoint yet: resuming from {origin}, from which this run "
                 "was started"
             )
-            start_from, shown_source = choose(origin)
+            try:
+                start_from, shown_source = choose(origin)
+            except InputError as error:
+                raise InputError(
+                    f"this run was started from {origin}, and has no checkpoint of its own yet: "
+                    f"{error}; or omit --resume to start from scratch"
+                ) from error
         path = run_directory.prepare(
             run.name, output_dir, flags.resume, start_from, own_disk=own_disk
         )

@@ -1,6 +1,8 @@
 """Doctor's test checkpoint: written, damaged, read."""
 
+import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -26,6 +28,20 @@ def test_the_complete_state_is_written_read_and_removed(tmp_path: Path) -> None:
     assert "verified, read back in" in seen
     assert seen.endswith("and equal: the config's complete state")
     assert [path.parent for path in made] == [tmp_path]
+    assert not leftovers(tmp_path)
+
+
+def test_processes_with_a_bucket_write_on_disks_of_their_own(tmp_path: Path) -> None:
+    """No disk then has a complete checkpoint, which would be reported as missing."""
+    two: Any = types.SimpleNamespace(
+        count=2,
+        index=0,
+        gather=lambda name, value, limit_s: [value, value],
+        barrier=lambda name, limit_s: None,
+    )
+    examined = subject(tmp_path, url="s3://bucket/run", store=two)
+    seen = all_ok(checkpointing.written_and_read(examined))
+    assert f"each process its part at {tmp_path}" in seen
     assert not leftovers(tmp_path)
 
 

@@ -870,3 +870,5 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
     (second.directory / "history.jsonl").write_text(line + own)
     assert run_directory.origin(directory, second.mirror) == ""
+    (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
+    assert run_directory.origin(directory, second.mirror) == "/data/old/checkpoints/8"

@@ -194,6 +194,15 @@ def test_a_kill_before_the_first_save_keeps_the_checkpoint_of_another_run(place:
     straight, other = losses(place / "straight"), losses(place / "other")
     assert other == {step: straight[step] for step in other}
     assert sorted(other) == [9, 10, 11, 12]
+    for name in ("checkpoints", "data"):
+        shutil.rmtree(place / "other" / name)
+    (place / "other/history.jsonl").write_text(
+        '{"event": "start", "from": "/gone/checkpoints/8"}\n'
+    )
+    gone = run(place, *flags, "--resume", "latest")
+    assert gone.returncode == 2
+    assert "this run was started from /gone/checkpoints/8, and has no checkpoint" in gone.stderr
+    assert gone.stderr.count("\n") == 1
 
 
 FRESH = ["--output-dir", "fresh", "--resume", "latest", "--profile", "1:2"]
