@@ -237,10 +237,10 @@ def test_damage_is_printed_at_once_and_logged(
 def test_a_disk_that_cannot_be_read_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stale(path: Path) -> bool:
+    def stale(path: Path) -> list[str]:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
-    monkeypatch.setattr(Path, "is_dir", stale)
+    monkeypatch.setattr(os, "listdir", stale)
     with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
         run_directory.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)
 
