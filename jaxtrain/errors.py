@@ -99,6 +99,9 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+_LONGEST_PATH = 4096  # Linux has no longer ones; a list of files may
+
+
 class BadExample(Exception):
     """An example that cannot be read.
 
@@ -116,7 +119,8 @@ class BadExample(Exception):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        long = len(self.path) > _LONGEST_PATH
+        return f"{self.path[:_LONGEST_PATH]}{'...' * long}: {self.reason}"
 
 
 class Stopped(BaseException):

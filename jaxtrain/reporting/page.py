@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtrain import versions
+from jaxtrain.errors import InputError, first_line
 from jaxtrain.reporting import (
     commands,
     costs,
@@ -37,15 +38,26 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
         own: whether the calling process is the run itself, at its end.
 
     Raises:
+        InputError: a record of a run is damaged: it is JSON, but not what a run writes.
         OSError: the file cannot be written.
     """
     labels = run_files.labels(directories)
-    runs = [
-        run_files.read(directory, label, own=own)
-        for directory, label in zip(directories, labels, strict=True)
-    ]
+    try:
+        content = page(
+            [
+                run_files.read(directory, label, own=own)
+                for directory, label in zip(directories, labels, strict=True)
+            ]
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # Run directories are trusted: no record is checked field by field.
+        raise InputError(
+            f"the report of {', '.join(map(str, directories))} cannot be made, because a record in "
+            f"its .json or .jsonl files is damaged ({type(error).__name__}: {first_line(error)}): "
+            "delete that line, or restore the file"
+        ) from error
     # A path on the page may contain bytes that are not UTF-8.
-    write_whole(out, page(runs).encode(errors="replace"))
+    write_whole(out, content.encode(errors="replace"))
 
 
 def page(runs: Sequence[RecordedRun]) -> str:

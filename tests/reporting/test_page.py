@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import written_run
 
+from jaxtrain.errors import InputError
 from jaxtrain.reporting import page, run_files, samples, settings
 from jaxtrain.reporting.markup import Html, element, json_text
 
@@ -177,6 +178,18 @@ def test_commands_use_the_model_of_the_run(tmp_path: Path) -> None:
     assert again[-2:] == ["report", place]
     written_run.write(run, history=written_run.full_history())
     assert len(commands_of(made(run))) == 2  # resume, and the page
+
+
+@pytest.mark.parametrize("line", ["7", "{}", '{"event": "start", "time": "noon"}'])
+def test_a_damaged_record_is_one_line_with_the_run(tmp_path: Path, line: str) -> None:
+    written_run.write(tmp_path, history=written_run.full_history())
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InputError, match="a record in its") as caught:
+        page.write([tmp_path], tmp_path / "page.html")
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
