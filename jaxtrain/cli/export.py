@@ -104,6 +104,8 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
             f"{found.source}: the model {name} cannot be exported to {form}; export can write "
             f"{', '.join(sorted(able))}"
         )
+    if not folder and (note := found.model.export_note()):
+        terminal.warn(f"warning: {note}")
     if folder:
         tokenizer.check_travels(source)
         path = tokenizer.beside(Path(found.source))

@@ -197,6 +197,10 @@ class ModelConfig(bounds.Section):
         """Returns whether parameters can be converted."""
         return bool(self.weight_tables())
 
+    def export_note(self) -> str | None:
+        """Explains why programs for the original's weights cannot load these; None if they can."""
+        return None
+
     def to_weights(self, params: Tensors) -> dict[str, np.ndarray]:
         """Converts parameters by dotted path to the original implementation's names and layout."""
         return self.weight_tables()[0].outward(params)

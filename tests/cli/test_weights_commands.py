@@ -1,5 +1,6 @@
 """``jaxtrain import`` and ``export`` of weights files."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
         assert found.params.keys() == params.keys()
         for name, array in params.items():
             np.testing.assert_array_equal(found.params[name], array)
+
+
+def test_export_warns_if_taehv_cannot_load_the_widths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "small.safetensors"
+    model = small_autoencoder.config()
+    params = small_autoencoder.params(model)
+    weights.save(source, model, params)
+    assert run("export", source, tmp_path / "out.safetensors") == 0
+    warning = capsys.readouterr().err
+    assert "warning: TAEHV and ComfyUI cannot load these weights" in warning
+    assert "their fixed widths, 64 and 256 128 64 64" in warning
+    published_widths = dataclasses.replace(model, encoder_width=64, decoder_widths=None)
+    assert published_widths.export_note() is None
 
 
 def test_a_model_without_an_export_format_is_refused(

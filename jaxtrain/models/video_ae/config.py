@@ -38,6 +38,7 @@ _Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
 _DISCRIMINATOR = "adversary.discriminator."
 
 DecoderKind = Literal["base", "super"]
+_ENCODER_WIDTH = 64
 _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
     "base": (256, 128, 64, 64),
     "super": (512, 256, 128, 64),
@@ -63,7 +64,7 @@ class Config(ModelConfig):
     """Side of the square patches that become channels before the first layer (pixels)."""
     latent_channels: Channels = 16
     """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
-    encoder_width: Channels = 64
+    encoder_width: Channels = _ENCODER_WIDTH
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
     """Kind of decoder. base: the ordinary one; super: a larger one with depthwise convolutions."""
@@ -220,6 +221,18 @@ class Config(ModelConfig):
     def widths(self) -> tuple[int, ...]:
         """Returns the channels of the decoder's stages."""
         return self.decoder_widths or _DECODER_WIDTHS[self.decoder]
+
+    def export_note(self) -> str | None:
+        """Explains why TAEHV and ComfyUI cannot load the weights: they fix the widths."""
+        expected = _DECODER_WIDTHS[self.decoder]
+        if self.encoder_width == _ENCODER_WIDTH and self.widths == expected:
+            return None
+        return (
+            f"TAEHV and ComfyUI cannot load these weights: model.encoder_width={self.encoder_width}"
+            f" and model.decoder_widths={' '.join(map(str, self.widths))} differ from their fixed "
+            f"widths, {_ENCODER_WIDTH} and {' '.join(map(str, expected))}; jaxtrain can load them. "
+            "To export weights for these programs, train with their widths"
+        )
 
     @property
     def grows(self) -> tuple[int, ...]:
