@@ -75,6 +75,7 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     simulate_devices: int | None = None,
     track: Sequence[str] = (),
+    quiet: bool = False,
 ) -> "TrainResult":
     """Trains, and returns when the run has ended.
 
@@ -90,6 +91,7 @@ def train(
         overrides: as for :func:`load_config`.
         simulate_devices: virtual CPU devices, to try a mesh without GPUs; before jax is used.
         track: trackers that record the run, too: ``"wandb"``, ``"trackio"``, ``"mlflow"``.
+        quiet: print only warnings and errors; ``log.txt`` in the run directory has every line.
 
     Raises:
         InputError: wrong use or input.
@@ -106,6 +108,7 @@ def train(
         overrides=(overrides, _Changes),
         simulate_devices=(simulate_devices, int | None),
         track=((track,) if isinstance(track, str) else track, tuple[str, ...]),
+        quiet=(quiet, bool),
     )
     from jaxtrain.training import session
     from jaxtrain.xla import platform
@@ -122,6 +125,7 @@ def train(
             resume=None if resume is None else str(resume),
             simulate_devices=simulate_devices,
             track=[track] if isinstance(track, str) else track,
+            quiet=quiet,
         )
 
 

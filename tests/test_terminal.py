@@ -149,17 +149,19 @@ def test_a_dumb_terminal_or_ci_gets_only_plain_lines(
 
 
 COLORED = """
-    from jaxtrain import versions
     from jaxtrain.telemetry.events import EventLog
 
+    VAL = [f"val/{name}" for name in ("accuracy", "bits_per_byte", "loss", "psnr", "ssim")]
     with console.Console(phases, 0) as shown:
         log = EventLog(shown)
         phases.at(0, 40)
         phases.training()
         log.say("run directory /runs/[red]")
-        log.say(f"demo: 1 x cpu, {versions.line()}")
-        log.say("step 10/40 | loss 1.5 | 20 examples/s | eta 3s")
-        log.say("step 10/40 | validation | loss 1.5")
+        log.say("demo: 1 x cpu, jaxtrain 0.1, jax 0.10")
+        values = {"loss": 1.5, "psnr": 20.0, "steps_per_second": 3, "samples_per_second": 20}
+        values = {f"train/{name}": value for name, value in values.items()}
+        log.say(console.console_line(10, 40, values, 3.0))
+        log.say(console.validation_line(10, 40, dict.fromkeys(VAL, 0.123456)))
         log.say("warning: nearly full")
         log.say("error: full")
         phases.stepped(10, 0.0, {"train/loss": 1.5})
@@ -173,15 +175,30 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def test_a_terminal_gets_colors(on_terminal: Any) -> None:
     drawn = on_terminal(COLORED).end()
     assert "\x1b[2mrun directory /runs/[red]\x1b[0m\r\n" in drawn
-    assert "\x1b[1mstep 10/40 | validation | loss 1.5\x1b[0m\r\n" in drawn
+    # 80 columns: a line breaks between fields.
+    first = "step 10/40 | validation | val/accuracy 0.1235 | val/bits_per_byte 0.1235 |"
+    second = "  val/loss 0.1235 | val/psnr 0.1235 | val/ssim 0.1235"
+    assert f"\x1b[1m{first}\x1b[0m\r\n" in drawn
+    assert f"\x1b[1m{second}\x1b[0m\r\n" in drawn
     assert "\x1b[33mwarning: nearly full\x1b[0m\r\n" in drawn
     assert "\x1b[31merror: full\x1b[0m\r\n" in drawn
     assert "\x1b[33mwarning: on standard error\x1b[0m\r\n" in drawn
     assert "\x1b[31merror: at the end\x1b[0m\r\n" in drawn
-    assert "step 10/40 | loss 1.5 | eta 3s\r\n" in drawn  # 80 columns: no examples/s
-    banner = re.search(r"\x1b\[2m(demo: 1 x cpu, .*)\x1b\[0m\r\n", drawn)
-    assert banner
-    assert re.fullmatch(r"demo: 1 x cpu, jaxtrain [^,]+, jax [^,]+", banner[1])
+    fitting = "step 10/40 | loss 1.5000 | psnr 20.0 dB | 3.00 steps/s | eta 3s"
+    assert f"{fitting}\r\n" in drawn
+    assert "\x1b[2mdemo: 1 x cpu, jaxtrain 0.1, jax 0.10\x1b[0m\r\n" in drawn
+
+
+def test_a_quiet_console_prints_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console(event_log.phases(), 0, quiet=True) as shown:
+        log = EventLog(shown)
+        log.say(console.console_line(10, 40, {"train/loss": 1.5}, 3.0))
+        with progress_bar.counted("cutting", "videos", 4, 0, log.say) as update:
+            update(4, 0)
+        log.say("done: 40 of 40 steps")
+        log.say("warning: nearly full")
+    assert terminal.taken() is None
+    assert capsys.readouterr() == ("warning: nearly full\n", "")
 
 
 def test_no_color_removes_only_color(on_terminal: Any) -> None:
@@ -192,32 +209,39 @@ def test_no_color_removes_only_color(on_terminal: Any) -> None:
     assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)  # the live line
 
 
+VAL = [f"val/{name}" for name in ("accuracy", "bits_per_byte", "pseudo_perplexity", "psnr", "ssim")]
+
+
 def test_a_pipe_and_the_log_get_no_control_codes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     log = event_log.attached(tmp_path, 0, 1)
-    lines = [
-        f"demo: 1 x cpu, {versions.line()}",
-        "step 10/40 | loss 1.5 | 20 examples/s | eta 3s",
-        "step 10/40 | validation | loss 1.5",
-        "warning: nearly full",
-    ]
-    fields = "loss 1.5 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s"
-    long = f"step 100/100000 | {fields} | 115 examples/s | data wait 1% | eta 30h51m"
-    for line in (*lines, long):
+    values = {"loss": 1.5, "psnr": 20.5, "gpu_memory_usage": 39.0, "steps_per_second": 0.9}
+    values |= {"samples_per_second": 115.0, "data_wait_fraction": 0.01}
+    step = console.console_line(
+        100, 100000, {f"train/{name}": value for name, value in values.items()}, 111060.0
+    )
+    short = console.console_line(10, 40, {"train/loss": 1.5}, 3.0)
+    validation = console.validation_line(10, 40, {"val/loss": 1.5} | dict.fromkeys(VAL, 0.25))
+    for line in ("warning: nearly full", short, validation, step):
         log.say(line)
+    log.log(versions.line())
     log.close()
     terminal.warn("error: full")
     found = capsys.readouterr()
-    *same, short = found.out.splitlines()[1:]
-    assert same == lines[1:]
-    assert short == long.replace(" | 115 examples/s", "")  # at most 100 columns
+    assert found.out.splitlines() == [
+        "warning: nearly full",
+        "step 10/40 | loss 1.5000 | eta 3s",
+        str(validation),  # lines of a pipe are not broken
+        str(step).replace(" | 115 examples/s", ""),  # at most 110 columns
+    ]
     assert found.err == "error: full\n"
     logged = (tmp_path / "log.txt").read_text().splitlines()
-    assert [line.partition("Z ")[2] for line in logged] == [*lines, long]
-    assert len(found.out.splitlines()[0]) < 80 < len(lines[0])  # all versions are in the log
+    assert [line.partition("Z ")[2] for line in logged] == [
+        *("warning: nearly full", str(short), str(validation), str(step), versions.line())
+    ]
 
 
 def test_a_terminal_that_disappears_does_not_end_the_run(on_terminal: Any, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _text(
 
 def _usage(model: Any, architecture: str, task: str, repository: str | None) -> list[str]:
     source = "hf:" + repository if repository else "FOLDER"
-    command = model.usage.format(run=source, input="IN.mp4")
+    command = model.usage.format(run=source, input="IN.mp4", out="")
     lines = [
         "## Use",
         "",

@@ -107,7 +107,7 @@ class ModelConfig(bounds.Section):
     ``decode_step``), fill masks (``logits_at``), or reconstruct videos (``encode``, ``decode``)."""
     usage: ClassVar[str] = ""
     """The command that uses a trained model; ``{run}`` in it stands for the run directory,
-    ``{input}`` for an input file."""
+    ``{input}`` for an input file, and ``{out}`` for the folder of its output, with a slash."""
     model_type: ClassVar[str | None] = None
     """The model's name in the config.json of transformers; None if it has no such model."""
     not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -200,6 +200,13 @@ class ModelConfig(bounds.Section):
     def export_note(self) -> str | None:
         """Explains why programs for the original's weights cannot load these; None if they can."""
         return None
+
+    @property
+    def export_usage(self) -> str:
+        """Returns the command that exports the model, in the form of ``usage``; "" if none does."""
+        if self.model_type is not None:
+            return "export {run} {out}transformers --format hf"
+        return "export {run} {out}model.safetensors" if self.has_weights else ""
 
     def to_weights(self, params: Tensors) -> dict[str, np.ndarray]:
         """Converts parameters by dotted path to the original implementation's names and layout."""

@@ -55,10 +55,10 @@ def _commands(run: RecordedRun, directory: object, program: str) -> list[tuple[s
                 found.append(("resume for longer", command))
         elif not run.active_process:
             found.append(("resume", invocation.again(program, arguments, again)))
-    if usage := start.get("usage"):
-        found.append(("try the model", f"{program} {usage.format(run=quoted, input='IN.mp4')}"))
-    if start.get("exports"):
-        found.append(("export the weights", f"{program} export {quoted} model.safetensors"))
+    for purpose, key in (("try the model", "usage"), ("export the weights", "export_usage")):
+        if usage := start.get(key):
+            words = usage.format(run=quoted, input="IN.mp4", out=f"{quoted}/")
+            found.append((purpose, f"{program} {words}"))
     found.append(("write this page again", f"{program} report {quoted}"))
     return found
 

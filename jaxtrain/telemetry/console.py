@@ -5,7 +5,6 @@ Elsewhere it prints only permanent lines, with an occasional note during a long 
 
 import io
 import os
-import re
 import shutil
 import sys
 import threading
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from jaxtrain import errors, terminal
 from jaxtrain.telemetry.events import EventLog, Message
+from jaxtrain.telemetry.line import Field, Line
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 
 _LABELS = {
@@ -45,28 +45,8 @@ _SLOW_STEP_S = 10.0
 _CLOSE_S = 1.0
 _BAR = range(8, 41)  # columns of the bar, a fifth of the terminal
 
-_STEP = re.compile(r"step \d+/\d+ \| (?!validation )")
-_VALIDATION = re.compile(r"step \d+/\d+ \| validation ")
-_BANNER = re.compile(r"run directory |\S+: \d+ x .+, jaxtrain ")
-# The versions of all packages (jaxtrain.versions.line), 180 columns, are only in the log.
-_VERSIONS = re.compile(r", python [^,]+, jaxtrain ([^,]+), jax ([^,]+), jaxlib .+")
-
-# The examples per second need a terminal as wide as this.
-_WIDE = 90
 # Columns of a step line in a file or a pipe.
-_PIPED = 100
-# Fields that a step line drops on a narrow terminal, in this order. The live line also shows the
-# steps per second and the data wait.
-_EXPENDABLE = (
-    r" \| [^|]+ examples/s",
-    r" \| gpu [^|]+ GiB",
-    r" dB",
-    r" \| data wait [^|]+?",
-    r" \| [^|]+ steps/s",
-    r" \| [^|]+ tokens/s",
-    r" \| eta [^|]+?",
-    r" \| (?:psnr|accuracy) [^|]+?",
-)
+_PIPED = 110
 
 
 class Console:
@@ -76,16 +56,23 @@ class Console:
         phases: the run's current phase and progress.
         process: index of this process.
         environment: ``os.environ``.
+        quiet: print only warnings and errors.
     """
 
     name = "console"
     takes = (Message,)
 
     def __init__(
-        self, phases: Phases, process: int, environment: Mapping[str, str] = os.environ
+        self,
+        phases: Phases,
+        process: int,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        quiet: bool = False,
     ) -> None:
         self._phases = phases
         self._first = process == 0
+        self._quiet = quiet
         self._environment = environment
         self._file: _Terminal | None = None
         self._live: Live | None = None
@@ -98,6 +85,10 @@ class Console:
 
     def __enter__(self) -> Self:
         if not self._first:
+            return self
+        if self._quiet:
+            self._note = lambda text: None
+            terminal.take(self)  # so that no other progress is shown
             return self
         if terminal.lively(sys.stdout, self._environment):
             sys.stdout.flush()
@@ -132,31 +123,39 @@ class Console:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._live is not None:
+        if self._quiet or self._live is not None:
             terminal.take(None)
+        if self._live is not None:
             closing = threading.Thread(target=self._live.stop, daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
 
     def note_in(self, log: EventLog) -> None:
         """Sends notes about long phases to a log; prints them if there is no live line."""
-        self._note = log.say if self._live is None else log.log
+        self._note = log.log if self._quiet or self._live is not None else log.say
 
     def handle(self, event: Message) -> None:
         """Prints a message in process 0."""
-        if self._first and event.on_console:
-            self.show(_VERSIONS.sub(r", jaxtrain \1, jax \2", event.text))
+        if self._first and event.on_console and (not self._quiet or terminal.color_of(event.text)):
+            self.show(event.text, event.line)
 
-    def show(self, text: str) -> None:
-        """Prints a line above the live line, in every process."""
+    def show(self, text: str, line: Line | None = None) -> None:
+        """Prints a line above the live line, in every process.
+
+        Args:
+            text: the line.
+            line: its fields: those that do not fit are omitted, or continue on another line.
+        """
         self._printed_at = self._phases.clock()
         if self._live is None or self._closed.is_set():
-            columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else _PIPED
-            terminal.plain(fitted(text, columns) if columns else text)
+            width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else None
+            for each in _lines(text, line, width):
+                terminal.plain(each)
         else:
-            line = errors.visible(fitted(text, self._live.console.width))
-            # Not wrapped: you may copy a command from here.
-            self._live.console.print(Text(line, style=_style(line)), soft_wrap=True)
+            for each in _lines(text, line, self._live.console.width):
+                shown = errors.visible(each)
+                # Not wrapped: you may copy a command from here.
+                self._live.console.print(Text(shown, style=_style(text)), soft_wrap=True)
 
     def working(self, work: terminal.Work | None) -> None:
         """Shows the progress of a task until the next call."""
@@ -202,56 +201,57 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
         fraction, fields = _training_fields(now, clock)
     elif work is not None:
         fraction = min(1.0, work.done / work.total) if work.total else 0.0
-        fields = [f"{work.what} {work.amount}", lasted]
+        fields = [Field(f"{work.what} {work.amount}"), Field(lasted, 1)]
     else:
-        fields = [lasted]
+        fields = [Field(lasted)]
         if now.step is not None and now.total is not None:
-            fields.append(f"step {now.step}/{now.total}")
+            fields.append(Field(f"step {now.step}/{now.total}", 1))
     # The width of the bar depends only on the terminal: numbers that grow must not move it.
     bar = 0 if fraction is None else min(max(columns // 5, _BAR[0]), _BAR[-1])
-    if len(label) + bar + 2 + len(fields[0]) > columns:
+    if len(label) + bar + 2 + len(fields[0].text) > columns:
         bar = 0
-    room = columns - len(label) - 1 - (bar + 1 if bar else 0)
-    while len(fields) > 1 and _reserved(fields) > room:
-        fields.pop()
-    text = " | ".join(fields)
+    text = str(Line(tuple(fields)).fitted(columns - len(label) - 1 - (bar + 1 if bar else 0)))
     if fraction is not None and bar:
         full = round(fraction * bar)
         text = "━" * full + "╌" * (bar - full) + " " + text
     return f"{label} {text}"[:columns]
 
 
-def _reserved(fields: list[str]) -> int:
-    """Returns the columns of the fields at their usual widest, so that none comes and goes."""
-    widest = {"eta": len("eta 59m59s"), "loss": len("loss 10.0000"), "data": len("data wait 10%")}
-    widths = [max(len(field), widest.get(field.partition(" ")[0], 0)) for field in fields]
-    return sum(widths) + len(" | ") * (len(fields) - 1)
-
-
-def _training_fields(now: Now, clock: float) -> tuple[float, list[str]]:
+def _training_fields(now: Now, clock: float) -> tuple[float, list[Field]]:
     """Returns the completed fraction of the run, and the other fields by importance."""
     done, total = now.step or 0, now.total or 1
-    fields = [f"{done:>{len(str(total))}}/{total}"]
+    fields = [Field(f"{done:>{len(str(total))}}/{total}")]
     lasted = clock - now.step_began
     if lasted >= _SLOW_STEP_S:
-        fields.append(f"this step {duration(lasted)}")
+        fields.append(Field(f"this step {duration(lasted)}", 1))
     if now.step_s:
-        fields.append(f"{rate(1 / now.step_s, 2)} steps/s")
-        fields.append(f"eta {duration(max(0.0, (total - done) * now.step_s - lasted))}")
+        fields.append(Field(f"{rate(1 / now.step_s, 2)} steps/s", 2))
+        fields.append(_eta(max(0.0, (total - done) * now.step_s - lasted), 3))
     if "train/loss" in now.values:
-        fields.append(f"loss {now.values['train/loss']:.4f}")
+        fields.append(Field(f"loss {now.values['train/loss']:.4f}", 4, len("loss 10.0000")))
     if "train/data_wait_fraction" in now.values:
-        fields.append(f"data wait {now.values['train/data_wait_fraction']:.0%}")
+        fields.append(_data_wait(now.values["train/data_wait_fraction"], 5))
     return done / total, fields
+
+
+def _eta(seconds: float, rank: int) -> Field:
+    return Field(f"eta {duration(seconds)}", rank, len("eta 59m59s"))
+
+
+def _data_wait(fraction: float, rank: int) -> Field:
+    return Field(f"data wait {fraction:.0%}", rank, len("data wait 10%"))
 
 
 def console_line(
     step: int, total_steps: int, values: Mapping[str, float], eta_s: float | None
-) -> str:
+) -> Line:
     """Returns the line of a step; fields that are not in ``values`` are omitted.
 
     Example: ``step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s |
     115 examples/s | data wait 1% | eta 30h51m``.
+
+    On a narrow terminal, rates are omitted first: the live line has the steps/s, the time left
+    follows from them, and the data wait says whether they could be higher.
 
     Args:
         step: completed steps.
@@ -259,43 +259,53 @@ def console_line(
         values: metrics by full name.
         eta_s: estimated seconds to the end; None omits the field.
     """
-    fields: tuple[tuple[str, Callable[[float], str]], ...] = (
-        ("loss", lambda value: f"loss {value:.4f}"),
-        ("psnr", lambda value: f"psnr {value:.1f} dB"),
-        ("accuracy", lambda value: f"accuracy {value:.1%}"),
-        ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
-        ("steps_per_second", lambda value: f"{rate(value, 2)} steps/s"),
-        ("samples_per_second", lambda value: f"{rate(value, 0)} examples/s"),
-        ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
-        ("data_wait_fraction", lambda value: f"data wait {value:.0%}"),
+    fields: tuple[tuple[str, Callable[[float], Field]], ...] = (
+        ("loss", lambda value: Field(f"loss {value:.4f}")),
+        ("psnr", lambda value: Field(f"psnr {value:.1f} dB", 1)),
+        ("accuracy", lambda value: Field(f"accuracy {value:.1%}", 1)),
+        ("gpu_memory_usage", lambda value: Field(f"gpu {value:.1f} GiB", 6)),
+        ("steps_per_second", lambda value: Field(f"{rate(value, 2)} steps/s", 5)),
+        ("samples_per_second", lambda value: Field(f"{rate(value, 0)} examples/s", 7)),
+        ("tokens_per_second", lambda value: Field(f"{_thousands(value)} tokens/s", 4)),
+        ("data_wait_fraction", lambda value: _data_wait(value, 2)),
     )
-    parts = [f"step {step}/{total_steps}"]
+    of = f"/{total_steps}"
+    parts = [Field(f"step {step}{of}", widest=len("step ") + 2 * len(of) - 1)]
     parts += [show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values]
     if eta_s is not None:
-        parts.append(f"eta {duration(eta_s)}")
-    return " | ".join(parts)
+        parts.append(_eta(eta_s, 3))
+    return Line(tuple(parts))
 
 
-def fitted(line: str, columns: int) -> str:
-    """Shortens a step or validation line to a number of columns; returns others unchanged.
+def validation_line(step: int, total_steps: int, values: Mapping[str, float]) -> Line:
+    """Returns the line of a validation; the standard deviations are omitted first."""
+    fields = [Field(f"step {step}/{total_steps}"), Field("validation")]
+    for name, value in sorted(values.items()):
+        fields.append(Field(f"{name} {value:.4g}", int(name.endswith("_std"))))
+    return Line(tuple(fields))
 
-    ``log.txt`` and ``metrics.jsonl`` keep every field.
+
+def _lines(text: str, line: Line | None, columns: int | None) -> list[str]:
+    """Returns a message as it is printed.
+
+    Args:
+        text: the message.
+        line: its fields, if it has some.
+        columns: of the terminal; None for a file or a pipe, whose lines are not broken.
     """
-    if _VALIDATION.match(line) and len(line) > columns:
-        return re.sub(r" \| val/\w+_std [^|]+?(?= \||$)", "", line)
-    if not _STEP.match(line):
-        return line
-    for number, field in enumerate(_EXPENDABLE):
-        if len(line) > columns or (number == 0 and columns < _WIDE):
-            line = re.sub(field + r"(?= \||$)", "", line)
-    return line
+    if line is None or columns == 0:  # a terminal of unknown width
+        return [text]
+    if columns is None:
+        return [str(line.fitted(_PIPED))]
+    return line.fitted(columns).wrapped(columns)
 
 
-def _style(line: str) -> str:
-    """Returns the rich style of a line."""
-    if _VALIDATION.match(line):
+def _style(text: str) -> str:
+    """Returns the rich style of a message."""
+    if " | validation | " in text:
         return "bold"
-    return "dim" if _BANNER.match(line) else terminal.color_of(line)
+    banner = text.startswith("run directory ") or ", jaxtrain " in text
+    return "dim" if banner else terminal.color_of(text)
 
 
 def duration(seconds: float) -> str:

@@ -40,6 +40,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.telemetry import images
 from jaxtrain.telemetry.labels import NO_LABELS, Labels
+from jaxtrain.telemetry.line import Line
 
 if TYPE_CHECKING:
     from jaxtrain.xla.step_cost import StepCost
@@ -55,10 +56,12 @@ class Message:
     Attributes:
         text: without control characters, and without credentials in URLs.
         on_console: False if the console has already shown it.
+        line: its fields, of which a narrow console omits some; None if it has none.
     """
 
     text: str
     on_console: bool = True
+    line: Line | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +192,7 @@ class Started:
         added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
         usage: the command that uses the trained model, see
             :attr:`jaxtrain.models.contract.ModelConfig.usage`.
-        exports: whether its weights can be exported.
+        export_usage: the command that exports its weights, in the same form.
     """
 
     step: int
@@ -201,7 +204,7 @@ class Started:
     began: float = dataclasses.field(default_factory=time.time)
     added_metrics: Mapping[str, metrics.Metric] = dataclasses.field(default_factory=dict)
     usage: str = ""
-    exports: bool = False
+    export_usage: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,9 +352,10 @@ class EventLog:
             for sink in self._sinks:
                 self._deliver(sink, event)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str | Line) -> None:
         """Prints one line (process 0) and logs it (every process)."""
-        self.emit(Message(errors.one_line(addresses.scrub(text))))
+        line = text if isinstance(text, Line) else None
+        self.emit(Message(errors.one_line(addresses.scrub(str(text))), line=line))
 
     def log(self, text: str) -> None:
         """Logs text without printing it: the console has shown it, or it is too long."""

@@ -97,7 +97,7 @@ def _start(event: Started) -> dict[str, Any]:
         "config": event.config,
         "arguments": list(event.arguments),
         "usage": event.usage,
-        "exports": event.exports,
+        "export_usage": event.export_usage,
         "metrics": {
             name: dataclasses.asdict(metric) for name, metric in event.added_metrics.items()
         },

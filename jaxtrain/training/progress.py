@@ -16,7 +16,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import hardware
-from jaxtrain.telemetry.console import console_line
+from jaxtrain.telemetry.console import console_line, validation_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
 from jaxtrain.telemetry.labels import Labels
 from jaxtrain.telemetry.phases import Phases
@@ -243,10 +243,7 @@ class Progress:
             self._log.emit(Sample(done, name, content, labels))
         self._log.emit(Metrics(done, found.values))
         self.results.add(found.values)
-        self.say(
-            f"step {done}/{self._total} | validation | "
-            + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
-        )
+        self._log.say(validation_line(done, self._total, found.values))
 
     def close(self) -> None:
         """Stops the background measurements."""
@@ -336,7 +333,7 @@ class Progress:
         self._recorded = True
         steps_per_second = None if starting else values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
-        self.say(console_line(done, self._total, values, eta_s))
+        self._log.say(console_line(done, self._total, values, eta_s))
         if not starting:
             self._mention_wait(values)
 

@@ -20,6 +20,7 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, stop_inside
 from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
+from jaxtrain.telemetry.line import Line
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.training import run_directory
 from jaxtrain.xla import platform
@@ -34,17 +35,18 @@ class RunLog(events.EventLog):
     Args:
         signals: may end the process during a long call.
         watchdog: may end the process, too.
+        quiet: print only warnings and errors.
 
     Attributes:
         phases: the open phase of the run.
         directory: the run directory, once :meth:`open` was called.
     """
 
-    def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
+    def __init__(self, signals: StopSignals, watchdog: Watchdog, *, quiet: bool = False) -> None:
         self._signals = signals
         self._watchdog = watchdog
         self.phases = Phases(watchdog, self.emit)
-        self._shown = Console(self.phases, jax.process_index())
+        self._shown = Console(self.phases, jax.process_index(), quiet=quiet)
         super().__init__(self._shown)
         self._start: Callable[[int | None], events.Started] | None = None
         self._entered = time.time()
@@ -106,7 +108,7 @@ class RunLog(events.EventLog):
                 began=IMPORTED_AT if arguments else self._entered,
                 added_metrics=metrics.added_by(run.model),
                 usage=run.model.usage,
-                exports=run.model.has_weights,
+                export_usage=run.model.export_usage,
             )
 
         self._start = start
@@ -120,15 +122,20 @@ class RunLog(events.EventLog):
         self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
-        self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
+        found = versions.versions()
+        own = ", ".join(f"{package} {found[package]}" for package in ("jaxtrain", "jax"))
+        self.say(f"{run.name}: {jax.device_count()} x {kind}, {own}")
+        self.log(versions.line())  # of all packages: 180 columns
         if jax.default_backend() == "cpu" and platform.lacks_driver():
             self.say("no NVIDIA driver: jax uses the CPU, although its CUDA plugin is installed")
         self._watchdog.report_to(directory, self._say_last)
         self._signals.before_exit(self._cut_off)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str | Line) -> None:
         """Prints one line and logs it; a run from Python names arguments instead of flags."""
-        super().say(invocation.with_arguments(text) if self._from_python else text)
+        if self._from_python and isinstance(text, str):
+            text = invocation.with_arguments(text)
+        super().say(text)
 
     def started(self, total: int) -> None:
         """Logs the start of the run, whose length is now known.

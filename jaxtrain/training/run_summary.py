@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.errors import shortest_folder, shortest_path
+from jaxtrain.telemetry.line import Field, Line
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.run_progress import RunProgress
 from jaxtrain.training.save_policy import patience_over
@@ -39,7 +40,7 @@ class Results:
             if name in values:
                 found.append(values[name])
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[Line]:
         """Returns a line for the training metrics and one for validation.
 
         A training metric is compared with its beginning only if two separate windows of logged
@@ -53,14 +54,15 @@ class Results:
         train = [self._change(name, window if compares else None) for name in _TRAIN]
         val = [self._change(name, 1) for name in _VAL]
         validations = max(len(self._values[name]) for name in _VAL)
-        return [
-            f"{', '.join(filter(None, changes))}{note}"
-            for changes, note in (
-                (train, f" (means of {window} logged steps{since})" if compares else ""),
-                (val, f" (first and last{since})" if since and validations > 1 else ""),
-            )
-            if any(changes)
-        ]
+        lines = []
+        for changes, note in (
+            (train, f" (means of {window} logged steps{since})" if compares else ""),
+            (val, f" (first and last{since})" if since and validations > 1 else ""),
+        ):
+            if shown := list(filter(None, changes)):
+                shown[-1] += note
+                lines.append(Line(tuple(map(Field, shown)), ", "))
+        return lines
 
     def _change(self, name: str, window: int | None) -> str:
         """Returns "NAME first -> last" of means over a window; without one, the last value."""
@@ -144,7 +146,7 @@ def print_summary(
     example_file: str,
     stopped_early: bool,
     processes: int,
-    say: Callable[[str], None],
+    say: Callable[[str | Line], None],
 ) -> None:
     """Prints the results of a complete run, its directory, and at most three commands.
 
@@ -164,17 +166,19 @@ def print_summary(
     here = _typed(directory)
     say(f"run directory: {here}")
     quoted = shlex.quote(here)
+    # In the run directory, an output is no new file of a checkout. No command writes to a bucket.
+    out = "" if isinstance(directory, str) else f"{quoted}/"
+    file = shlex.quote(example_file or "IN.mp4")
     if run.model.usage:
-        usage = run.model.usage.format(run=quoted, input=shlex.quote(example_file or "IN.mp4"))
-        say(f"try it: {program} {usage}")
+        say(f"try it: {program} {run.model.usage.format(run=quoted, input=file, out=out)}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
         own = invocation.again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
-    elif run.model.has_weights:
-        say(f"export the weights: {program} export {quoted} model.safetensors")
+    elif run.model.export_usage:
+        say(f"export the weights: {program} {run.model.export_usage.format(run=quoted, out=out)}")
 
 
 def write_report(directory: Path, say: Callable[[str], None]) -> None:

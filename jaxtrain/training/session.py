@@ -35,6 +35,7 @@ def train(
     resume: str | None = None,
     simulate_devices: int | None = None,
     track: Sequence[str] = (),
+    quiet: bool = False,
 ) -> TrainResult:
     """Trains inside a Python program or a notebook; :func:`jaxtrain.train` documents it.
 
@@ -59,7 +60,7 @@ def train(
     ):
         preflight.refuse(run, flags)
         try:
-            code, directory = _start(run, flags, signals)
+            code, directory = _start(run, flags, signals, quiet=quiet)
         except Stopped as stopped:
             raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
     if code == EXIT_CODES[STOP_BAD_DATA]:
@@ -87,7 +88,9 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     return code
 
 
-def _start(run: config.Run, flags: Flags, signals: StopSignals) -> tuple[int, Path]:
+def _start(
+    run: config.Run, flags: Flags, signals: StopSignals, *, quiet: bool = False
+) -> tuple[int, Path]:
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
@@ -105,7 +108,7 @@ def _start(run: config.Run, flags: Flags, signals: StopSignals) -> tuple[int, Pa
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code, directory = _train(run, flags, signals, heartbeat, watchdog)
+            code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
         except BaseException as error:
             reason = stop_inside(error) or error
             process_group.leave(reason, heartbeat)
@@ -125,9 +128,11 @@ def _train(
     signals: StopSignals,
     heartbeat: Heartbeat,
     watchdog: Watchdog,
+    *,
+    quiet: bool,
 ) -> tuple[int, Path]:
     with (
-        RunLog(signals, watchdog) as log,
+        RunLog(signals, watchdog, quiet=quiet) as log,
         heartbeat.collectives(),
         open_training(run, flags, log, signals, watchdog.beat) as setup,
     ):

@@ -167,14 +167,17 @@ def test_commands_use_the_model_of_the_run(tmp_path: Path) -> None:
     history = written_run.full_history()
     for event in history:
         if event["event"] == "start":
-            event |= {"usage": "reconstruct {run} {input} OUT.mp4", "exports": True}
+            event |= {
+                "usage": "reconstruct {run} {input} {out}OUT.mp4",
+                "export_usage": "export {run} {out}model.safetensors",
+            }
     run = written_run.write(tmp_path / "a b", history=history)
     longer, use, export, again = [shlex.split(one) for one in commands_of(made(run))]
     place = longer[longer.index("--output-dir") + 1]
     assert Path(place).resolve() == run
     assert longer[-4:] == ["--resume", "latest", "--loop.steps", "200"]
-    assert use[-4:] == ["reconstruct", place, "IN.mp4", "OUT.mp4"]
-    assert export[-3:] == ["export", place, "model.safetensors"]
+    assert use[-4:] == ["reconstruct", place, "IN.mp4", f"{place}/OUT.mp4"]
+    assert export[-3:] == ["export", place, f"{place}/model.safetensors"]
     assert again[-2:] == ["report", place]
     written_run.write(run, history=written_run.full_history())
     assert len(commands_of(made(run))) == 2  # resume, and the page

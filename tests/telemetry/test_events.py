@@ -21,7 +21,7 @@ from tensorboardX.proto.event_pb2 import SessionLog
 from jaxtrain.errors import InputError
 from jaxtrain.storage import json_lines
 from jaxtrain.telemetry import console, samples
-from jaxtrain.telemetry.console import Console, console_line, duration, fitted
+from jaxtrain.telemetry.console import Console, console_line, duration, validation_line
 from jaxtrain.telemetry.events import (
     BadStep,
     EventLog,
@@ -47,7 +47,7 @@ LINE = {
 
 
 def test_console_line_of_the_video_model() -> None:
-    assert console_line(100, 100000, LINE, 30 * 3600 + 51 * 60) == (
+    assert str(console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)) == (
         "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
         "115 examples/s | data wait 1% | eta 30h51m"
     )
@@ -62,32 +62,43 @@ def test_console_line_of_a_text_model_on_a_cpu() -> None:
         "train/tokens_per_second": 2140.0,
         "train/data_wait_fraction": 0.0,
     }
-    assert console_line(1, 20, values, None) == (
+    assert str(console_line(1, 20, values, None)) == (
         "step 1/20 | loss 9.2103 | accuracy 41.2% | 0.042 steps/s | 4.2 examples/s | "
         "2.1k tokens/s | data wait 0%"
     )
-    assert "loss nan" in console_line(1, 20, {"train/loss": math.nan}, None)
+    assert "loss nan" in str(console_line(1, 20, {"train/loss": math.nan}, None))
 
 
 def test_a_step_line_fits_the_terminal() -> None:
+    """The rates that follow from others are omitted first, and the data wait after them."""
     line = console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)
-    assert fitted(line, 119) == line
-    assert fitted(line, 118) == line.replace(" | 115 examples/s", "")
-    without_rate = "step 10/40 | loss 1.5 | 1.00 steps/s | eta 30s"
-    short = without_rate.replace(" | eta", " | 4.0 examples/s | eta")
-    assert (fitted(short, 90), fitted(short, 89)) == (short, without_rate)
-    assert (
-        fitted(line, 80) == "step 100/100000 | loss 0.1200 | psnr 20.5 | 0.90 steps/s | eta 30h51m"
+    assert str(line.fitted(130)) == str(line)
+    assert str(line.fitted(120)) == str(line).replace(" | 115 examples/s", "")
+    assert str(line.fitted(80)) == (
+        "step 100/100000 | loss 0.1200 | psnr 20.5 dB | data wait 1% | eta 30h51m"
     )
-    values = LINE | {"train/accuracy": 0.5, "train/tokens_per_second": 2e6}
-    del values["train/psnr"]
-    for columns in (40, 60, 80, 100):
-        assert len(fitted(console_line(99999, 100000, values, 99.0), columns)) <= columns
-    validation = "step 20/20 | validation | val/loss 0.5 | val/psnr 9 | val/ssim 0.3"
-    long = validation.replace("9", "9 | val/psnr_std 2.636") + " | val/ssim_std 0.1904"
-    assert (fitted(long, 80), fitted(long, 120)) == (validation, long)
-    for other in ("step 1/2 | validation | " + "x" * 90, "run directory " + "x" * 90):
-        assert fitted(other, 80) == other
+    assert str(line.fitted(10)) == "step 100/100000 | loss 0.1200"
+
+
+def test_values_that_grow_omit_no_field() -> None:
+    shapes = set()
+    for step, wait, eta_s in ((1, 0.0, 9.0), (990, 0.98, 59.0), (99999, 0.1, 59 * 60.0 + 59)):
+        values = LINE | {"train/data_wait_fraction": wait}
+        fields = console_line(step, 100000, values, eta_s).fitted(80).fields
+        shapes.add(tuple(field.text.split()[0] for field in fields))
+    assert shapes == {("step", "loss", "psnr", "data", "eta")}
+
+
+def test_a_validation_line_breaks_between_fields() -> None:
+    values = {"val/loss": 0.5, "val/psnr": 9.0, "val/ssim": 0.3, "val/psnr_std": 2.636}
+    line = validation_line(20, 20, values)
+    short = "step 20/20 | validation | val/loss 0.5 | val/psnr 9 | val/ssim 0.3"
+    assert line.fitted(80).wrapped(80) == [short]
+    assert line.fitted(90).wrapped(90) == [str(line)]
+    assert line.fitted(40).wrapped(40) == [
+        "step 20/20 | validation | val/loss 0.5 |",
+        "  val/psnr 9 | val/ssim 0.3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -531,7 +542,7 @@ def test_a_console_that_raises_ends_nothing(
 ) -> None:
     console, other = Console(event_log.phases(), 0), Tracker()
 
-    def broken(text: str) -> None:
+    def broken(text: str, line: object = None) -> None:
         raise ValueError("no such color")
 
     monkeypatch.setattr(console, "show", broken)

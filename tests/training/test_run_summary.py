@@ -30,7 +30,14 @@ def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]
     lines: list[str] = []
     values: dict[str, Any] = {"results": run_summary.Results(0), "example_file": ""}
     values |= {"processes": 1, "stopped_early": False}
-    run_summary.print_summary(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
+    run_summary.print_summary(
+        run,
+        PYTHON,
+        arguments,
+        DIRECTORY,
+        **(values | how),
+        say=lambda line: lines.append(str(line)),
+    )
     return lines
 
 
@@ -40,7 +47,7 @@ def results(train: Sequence[float], val: Sequence[float] = (), since: int = 0) -
         found.add({"train/loss": loss, "train/mfu": 0.1})
     for loss in val:
         found.add({"val/loss": loss})
-    return found.lines()
+    return list(map(str, found.lines()))
 
 
 def test_the_summary_prints_results_and_the_run_directory() -> None:
@@ -149,7 +156,15 @@ def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> N
     few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=30))
     *_, longer, _ = said(few, stopped_early=True)
     assert longer.endswith("--loop.early_stop_patience None"), "with 6 validations 6 is too much"
-    assert last == f"export the weights: {PYTHON} export '/runs/my run' model.safetensors"
+    target = "'/runs/my run'/model.safetensors"
+    assert last == f"export the weights: {PYTHON} export '/runs/my run' {target}"
+
+
+def test_a_text_run_suggests_a_folder_for_transformers() -> None:
+    gpt = config.named("demo_gpt")
+    run = dataclasses.replace(gpt, data=dataclasses.replace(gpt.data, path="books"))
+    line = said(run)[-1]
+    assert line.endswith("export '/runs/my run' '/runs/my run'/transformers --format hf")
 
 
 def reported(directory: Path) -> list[str]:

@@ -50,7 +50,7 @@ class Config(ModelConfig):
     """The video autoencoder."""
 
     task = "reconstruct"
-    usage = "reconstruct {run} {input} OUT.mp4 --side-by-side"
+    usage = "reconstruct {run} {input} {out}OUT.mp4 --side-by-side"
     in_weights = ("patch_size", "latent_channels", "decoder", "time_downscale")
     not_in_weights = (("trim", "trim"),)
 
