@@ -30,7 +30,7 @@ from jaxtrain.ops import cpu
 from jaxtrain.planning import cards, prediction
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
-from jaxtrain.training import profiler, run_data, save_policy, step_setup
+from jaxtrain.training import profiler, save_policy, setup, step_setup
 from jaxtrain.training.state import State, model_flops, saved_part
 from jaxtrain.training.step_setup import StepSetup
 from jaxtrain.xla import gpu_memory, options
@@ -270,7 +270,7 @@ def _pipeline(session: _Session) -> Rows:
             built.spec,
             start=0,
             seed=run.seed,
-            workers=run_data.workers_here(run, built.rule.mesh).number,
+            workers=setup.workers_here(run, built.rule.mesh).number,
             prefetch=run.data.prefetch,
             quarantine=Quarantine.open(Path(folder), jax.process_index()),
         )

@@ -1,62 +1,67 @@
 """Builds everything the training loop needs from a config.
 
 :func:`open_training` opens, in this order: the run directory and the checkpoint to resume from
-(``run_start.py``), the data (``run_data.py``), the state (``first_state.py``), the compiled step
-(``step_setup.py``, ``run_programs.py``), and the objects that validate, save and stop.
+(:func:`open_directory`), the data (:func:`open_data`), the state (:func:`open_state`), and the
+compiled step with the objects that validate, save and stop (:func:`open_step`).
 """
 
 import contextlib
 import dataclasses
 import functools
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from jaxtrain import config
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation
-from jaxtrain.data import pipeline
+from jaxtrain.config.run_length import Position
+from jaxtrain.data import cache, pipeline, worker_count
+from jaxtrain.data.quarantine import Quarantine, TooManyBroken
+from jaxtrain.data.source import Sources
+from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
-from jaxtrain.errors import DONE
-from jaxtrain.telemetry.events import Rewound
+from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
+from jaxtrain.errors import DONE, InputError
+from jaxtrain.sharding import as_found, make_mesh
+from jaxtrain.storage import bucket
+from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
+    debugging,
     out_of_memory,
     preflight,
     profiler,
     replay,
     run_directory,
+    run_files,
     run_summary,
 )
-from jaxtrain.training.first_state import first_state, has_best, progress_of
+from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror
+from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
-from jaxtrain.training.run_data import (
-    OpenedData,
-    evaluator_of,
-    open_batches,
-    open_data,
-    what_validates,
-    workers_here,
-)
 from jaxtrain.training.run_log import RunLog
-from jaxtrain.training.run_programs import compile_in_all_processes, nan_search, replayed
 from jaxtrain.training.run_progress import RunProgress
-from jaxtrain.training.run_start import OpenedDirectory, open_directory
 from jaxtrain.training.save_policy import (
     RunMeta,
     Saver,
+    check_best_metric,
     describe,
     patience_over,
 )
-from jaxtrain.training.state import (
-    State,
-)
-from jaxtrain.training.step import (
-    TrainStep,
-)
-from jaxtrain.training.step_setup import StepSetup, build
+from jaxtrain.training.state import State, bytes_per_device, parameter_count
+from jaxtrain.training.step import TrainStep, build_gradients
+from jaxtrain.training.step_setup import StepSetup, build, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
+
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass
@@ -164,6 +169,279 @@ def open_training(
         log.phases.training()
         with explained():
             yield setup
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedDirectory:
+    """Where a run writes, and where it starts.
+
+    Attributes:
+        path: the run directory.
+        mesh: over all devices.
+        mirror: the copy in a bucket, if any.
+        start_from: the verified checkpoint to start from; None for a new run.
+        shown_source: that checkpoint as it is printed; "" without one.
+        position: where the run starts.
+    """
+
+    path: Path
+    mesh: jax.sharding.Mesh
+    mirror: Mirror | None
+    start_from: Path | None
+    shown_source: str
+    position: Position
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the checkpoint is one of this run directory."""
+        return resume.is_of(self.path, self.start_from)
+
+
+def open_directory(
+    run: config.Run, flags: preflight.Flags, log: RunLog, stack: contextlib.ExitStack
+) -> OpenedDirectory:
+    """Chooses the checkpoint to start from, locks the run directory, and opens its log.
+
+    Raises:
+        InputError, RunAgain: in all processes.
+    """
+    say = log.say
+    with log.phases.within("start"):  # may read a complete checkpoint
+        preflight.check(run, resumes=flags.resume is not None)
+        mesh = make_mesh(run.mesh)
+        mirror, output_dir = Mirror.of(run, flags.output_dir, say), flags.output_dir
+        if mirror is not None:
+            stack.callback(mirror.close)
+            mirror.claim()
+            output_dir = str(mirror.directory)
+        own_disk = mirror is not None and mirror.own_disk
+        # Before a resume writes its lock there.
+        before = run_directory.before(run.name, output_dir)
+
+        def choose(resumed: str | None) -> tuple[Path | None, str]:
+            on_disk, shown = _on_disk(resumed, run, say)
+            chosen = run_directory.start_from(
+                run.name,
+                on_disk,
+                output_dir,
+                say=log.log,  # already on the console
+                own_disk=own_disk,
+                opened=None if mirror is None else mirror.opened,
+            )
+            return chosen, shown
+
+        start_from, shown_source = choose(flags.resume)
+        if (
+            start_from is None
+            and flags.resume == "latest"
+            and (origin := run_directory.origin(output_dir, mirror))
+        ):
+            say(
+                f"--resume latest: no checkpoint yet: resuming from {origin}, from which this run "
+                "was started"
+            )
+            try:
+                start_from, shown_source = choose(origin)
+            except InputError as error:
+                raise InputError(
+                    f"this run was started from {origin}, and has no checkpoint of its own yet: "
+                    f"{error}; or omit --resume to start from scratch"
+                ) from error
+        path = run_directory.prepare(
+            run.name, output_dir, flags.resume, start_from, own_disk=own_disk
+        )
+        if mirror is not None:
+            mirror.refuse_other(flags.resume, start_from)
+            mirror.fetch(start_from)
+        if start_from is not None and not shown_source:
+            own = start_from.is_relative_to(path)
+            checkpoint = (start_from.relative_to(path) if own else start_from).with_suffix("")
+            shown = path if mirror is None else mirror.shown
+            shown_source = f"{shown}/{checkpoint}" if own else str(checkpoint)
+        position = Position()
+        if start_from is not None:
+            position = Position.of_checkpoint(pointer.read_meta(start_from))
+    log.open(
+        run,
+        path,
+        shown_source or None,
+        position,
+        flags.arguments,
+        before,
+        flags.track,
+        described="" if mirror is None else mirror.both,
+    )
+    stack.push(log.failed)  # before the mirror uploads log.txt for the last time
+    if fit := as_found(run)[1]:
+        say(fit)
+    if flags.resume and start_from is None:
+        say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
+    return OpenedDirectory(path, mesh, mirror, start_from, shown_source, position)
+
+
+def _on_disk(resumed: str | None, run: config.Run, say: Say) -> tuple[str | None, str]:
+    """Returns ``--resume`` with a fetched checkpoint instead of a URL, and its URL or ""."""
+    if resumed is None or not bucket.is_bucket(resumed):
+        return resumed, ""
+    path, shown = process_group.process_zero_first(
+        lambda: resume.of_url(resumed, "--resume", cache.root(run.data.cache_dir), say),
+        "checkpoint",
+    )
+    return str(path), shown
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedData:
+    """What a run reads.
+
+    Attributes:
+        sources: both splits.
+        quarantine: records broken files.
+        bad_share: ends the run if too many are broken.
+        init_from: local path of the initial parameters, if any.
+    """
+
+    sources: Sources
+    quarantine: Quarantine
+    bad_share: pipeline.BadShare
+    init_from: str | None
+
+
+def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
+    """Opens the data, and downloads the initial parameters of a new run.
+
+    Raises:
+        InputError: the data are missing, too many files are broken, or processes differ.
+    """
+    quarantine = Quarantine.open(directory.path, jax.process_index())
+    with log.phases.within("data", allowance_s=None):  # may download
+        new = directory.start_from is None
+        model = with_source(run, log.say) if new else run.model
+        try:
+            sources = open_sources(run, model, directory.start_from, log.say)
+        except TooManyBroken as error:
+            if jax.process_index() == 0:
+                quarantine.add_all(error.bad, found="index")
+            raise
+    bad_share = _quarantined(run, sources, quarantine, log.say)
+    return OpenedData(sources, quarantine, bad_share, model.init_from)
+
+
+def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say) -> Sources:
+    """Opens both splits, in process 0 first, which writes the caches.
+
+    A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
+
+    Args:
+        run: the config.
+        model: the run's model, with a local ``init_from``.
+        start_from: the checkpoint to resume from, if any.
+        say: prints what is opened.
+
+    Raises:
+        InputError: the processes have different data.
+    """
+    resumes = start_from is not None and hasattr(run.data, "for_resume")
+    data = run.data.for_resume(start_from) if resumes else run.data
+    sources = process_group.process_zero_first(
+        lambda: data.open(model, seed=run.seed, say=say), "data"
+    )
+    say(sources.summary)
+    if sources.small_training:
+        say(sources.small_training)
+    process_group.check_same(
+        "data",
+        f"{sources.train.fingerprint} {sources.val.fingerprint} {sorted(run.batch_spec(1))}",
+        "give every process the same files, and do not change them during the run",
+    )
+    return sources
+
+
+def _quarantined(
+    run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
+) -> pipeline.BadShare:
+    """Records the input files that were found broken when the data was opened.
+
+    Raises:
+        InputError: too many are broken.
+    """
+    if jax.process_index() == 0:
+        quarantine.add_all(sources.bad, found="index")
+    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share, say=say)
+    complaint = share.complaint()
+    if complaint:
+        raise InputError(complaint)
+    return share
+
+
+def open_batches(
+    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, start: int, workers: int
+) -> pipeline.TrainingBatches:
+    """Opens the training batches from example ``start`` on."""
+    run = setup.run
+    return pipeline.TrainingBatches(
+        sources.train,
+        setup.rule.mesh,
+        setup.spec,
+        start=start,
+        seed=run.seed,
+        workers=workers,
+        prefetch=run.data.prefetch,
+        quarantine=quarantine,
+    )
+
+
+def workers_here(run: config.Run, mesh: jax.sharding.Mesh) -> worker_count.WorkerCount:
+    """Returns the number of worker processes of this process: the config's, or this host's."""
+    devices = mesh.local_devices
+    return worker_count.choose(
+        run.data,
+        run.model,
+        rows=run.data.batch_size * len(devices) // mesh.size,
+        devices=len(devices),
+        on_cpu=devices[0].platform == "cpu",
+        processes=process_group.processes_on_this_host(os.environ),
+    )
+
+
+def evaluator_of(
+    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, threads: int
+) -> Evaluator | None:
+    """Builds the evaluator; returns None for a run without validation."""
+    run = setup.run
+    if run.loop.eval_every is None:
+        return None
+    # At most a microbatch, so that validation never needs more memory than a step; no more than the
+    # existing examples, rounded up to a multiple of the devices.
+    batch_size = validation_batch_size(run, len(sources.val))
+    batches = pipeline.ValidationBatches(
+        sources.val,
+        setup.rule.mesh,
+        run.model.batch_spec(batch_size),
+        examples=run.loop.eval_examples,
+        seed=run.seed,
+        threads=threads,
+        quarantine=quarantine,
+    )
+    evaluator = Evaluator(
+        setup.definition,
+        setup.rule,
+        run.precision,
+        setup.target,
+        batches,
+        deterministic=run.deterministic,
+        decode=sources.decode,
+    )
+    check_best_metric(run.checkpoint, evaluator.names())
+    return evaluator
+
+
+def what_validates(run: config.Run, sources: Sources) -> str:
+    """Returns a digest of the examples of a validation; "" for a run without validation."""
+    if run.loop.eval_every is None:
+        return ""
+    examples = min(run.loop.eval_examples, len(sources.val))
+    return cache.digest(sources.val.fingerprint, examples, run.seed)
 
 
 @dataclasses.dataclass
@@ -367,3 +645,75 @@ def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[]
             mirror.check()
 
     return action
+
+
+def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunLog) -> TrainStep:
+    """Compiles the training step; returns when all processes have compiled theirs.
+
+    Otherwise the first step would include the time that the slowest process still compiles.
+
+    Args:
+        setup: of the step.
+        flags: of the run.
+        log: of the run.
+    """
+    began = time.perf_counter()
+    traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
+    with setup.lowering():
+        compiled = traced.lower().compile()
+    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    log.emit(
+        StepCompiled(
+            step=log.phases.now.step or 0,
+            cost=setup.cost(traced, compiled),
+            state_bytes=bytes_per_device(setup.target),
+            params=parameter_count(setup.definition.params),
+        )
+    )
+    process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
+    return debugging.checked(compiled) if flags.debug else compiled
+
+
+def replayed(
+    step: TrainStep,
+    setup: StepSetup,
+    checkpoints: Checkpoints,
+    progress: RunProgress,
+    done: int,
+    saver: Saver,
+    log: RunLog,
+    mirror: Mirror | None,
+) -> replay.Replay | None:
+    """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
+    if setup.run.loop.replay_every is None:
+        progress.agreed = None
+        return None
+    devices = replay.described(setup.rule.mesh)
+    return replay.Replay(step, devices, checkpoints, progress, done, saver.settle, log.say, mirror)
+
+
+def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
+    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off.
+
+    It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
+    """
+    run, begun = setup.run, directory / run_files.FINDING_NAN
+    if not run.loop.find_nan:
+        return None
+    if step := process_group.process_zero_decides(
+        lambda: begun.read_text().strip() or "?" if begun.is_file() else ""
+    ):
+        say(
+            f"warning: loop.find_nan is off, because an earlier start ended while it examined step "
+            f"{step}: to try again, delete {begun}"
+        )
+        return None
+    gradients = build_gradients(
+        setup.definition,
+        setup.rule,
+        precision=run.precision,
+        accumulate=run.optim.accumulate,
+        seed=run.seed,
+        receive=run.received,
+    )
+    return FindNan(gradients, setup.rule.mesh, say, begun)

@@ -22,7 +22,7 @@ from jaxtrain.inference import fill_mask, load
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
-from jaxtrain.training import run_data
+from jaxtrain.training import setup
 
 VOCABULARY = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
 TEXT = "Paris is the capital of France, the capital is Paris " * 3
@@ -211,10 +211,10 @@ def test_a_resume_uses_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: P
     )
     data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0, batch_spec=gone.batch_spec)
-    kept = run_data.open_sources(run, run.model, checkpoint, lambda line: None).files_to_keep
+    kept = setup.open_sources(run, run.model, checkpoint, lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):
-        run_data.open_sources(run, run.model, None, lambda line: None)
+        setup.open_sources(run, run.model, None, lambda line: None)
 
 
 def test_another_padding_id_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sample_videos
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
-from jaxtrain.training import run_data, step
+from jaxtrain.training import setup, step
 from jaxtrain.xla import options
 
 EIGHT_DEVICES = ["--mesh.fsdp", "8"]  # as many as the tests have
@@ -242,7 +242,7 @@ def test_a_trace_after_the_end_is_refused_before_the_data_is_read(
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("the data was opened")
 
-    monkeypatch.setattr(run_data, "open_sources", read)
+    monkeypatch.setattr(setup, "open_sources", read)
     wrong = with_a_trace_after_the_end(place)
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong]) == 2
 

@@ -10,7 +10,7 @@ from described_gpus import h100s
 from jaxtrain import config
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import preflight, run_programs, step_setup
+from jaxtrain.training import preflight, setup, step_setup
 
 LAYERS = 2
 
@@ -25,7 +25,7 @@ def test_gradients_of_all_attention_layers_are_summed_in_a_fixed_order(
         *("--mesh.fsdp", str(devices), "--deterministic", "True"),
     ]
     run = config.load("gpt_h100_8", settings)
-    setup = step_setup.build_without_data(run, make_mesh(run.mesh, h100s(devices)))
+    parts = step_setup.build_without_data(run, make_mesh(run.mesh, h100s(devices)))
     lower = jax.stages.Traced.lower
     monkeypatch.setattr(
         jax.stages.Traced, "lower", lambda traced: lower(traced, lowering_platforms=("cuda",))
@@ -33,7 +33,7 @@ def test_gradients_of_all_attention_layers_are_summed_in_a_fixed_order(
     log = mock.Mock()
     log.phases.now.step = 0
     with per_device.tracing(platform="cuda"):
-        step = run_programs.compile_in_all_processes(setup, preflight.Flags(), log)
+        step = setup.compile_in_all_processes(parts, preflight.Flags(), log)
     assert isinstance(step, jax.stages.Compiled)
     text = step.as_text()
     assert text is not None

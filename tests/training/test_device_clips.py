@@ -17,7 +17,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.models.contract import Model, ModelConfig
-from jaxtrain.training import run_data, step_setup
+from jaxtrain.training import setup, step_setup
 
 SETTINGS = (
     *("--data.batch_size", "4", "--data.workers", "0"),
@@ -121,7 +121,7 @@ class Training:
         self._quarantine = Quarantine(place / "quarantine.jsonl")
         state, step = self.built.fresh_state(), self.built.compile_step()
         for start in (0, 8):
-            batches = run_data.open_batches(
+            batches = setup.open_batches(
                 self.built, self.sources, self._quarantine, start=start, workers=0
             )
             for _ in range(2):
@@ -132,7 +132,7 @@ class Training:
         self.state = state
 
     def validated(self) -> dict[str, float]:
-        evaluator = run_data.evaluator_of(self.built, self.sources, self._quarantine, threads=1)
+        evaluator = setup.evaluator_of(self.built, self.sources, self._quarantine, threads=1)
         assert evaluator is not None
         found: Any = evaluator(self.state, Never())
         assert found.samples["first"].shape == (4, 16, 16, 3)

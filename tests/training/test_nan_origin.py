@@ -24,7 +24,7 @@ from jaxtrain.errors import RunAgain
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
-from jaxtrain.training import nan_origin, run_programs, step_setup
+from jaxtrain.training import nan_origin, setup, step_setup
 from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
 from jaxtrain.training.step import Batch, build_gradients
@@ -505,7 +505,7 @@ def test_shipped_models(
         planted = jax.device_put(array, state.params[parameter].sharding)
         state = dataclasses.replace(state, params={**state.params, parameter: planted})
     loud = dataclasses.replace(run, loop=dataclasses.replace(run.loop, find_nan=True))
-    find = run_programs.nan_search(dataclasses.replace(parts, run=loud), tmp_path, print)
+    find = setup.nan_search(dataclasses.replace(parts, run=loud), tmp_path, print)
     assert find is not None
     batch = synthetic_batch(parts)
     began, began_cpu = time.perf_counter(), time.process_time()

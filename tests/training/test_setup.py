@@ -21,8 +21,8 @@ from jaxtrain.training import (
     first_state,
     rollback,
     run_files,
-    run_programs,
     save_policy,
+    setup,
     skip_step,
     step_setup,
 )
@@ -73,7 +73,7 @@ def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: P
     said: list[str] = []
 
     def build() -> Any:
-        return run_programs.nan_search(given, tmp_path, said.append)
+        return setup.nan_search(given, tmp_path, said.append)
 
     assert build() is not None
     begun = tmp_path / run_files.FINDING_NAN
