@@ -15,7 +15,8 @@ from jaxtrain import main
 from jaxtrain.cli import bench, command_line, doctor, plan, train
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.training import profiler, session
+from jaxtrain.training import session
+from jaxtrain.training.diagnosis import profiler
 
 
 def test_the_flags_are_fixed() -> None:

@@ -5,7 +5,7 @@
 FAULTY = """
 import dataclasses, os, socket, time, jax, numpy as np
 from jaxtrain import main
-from jaxtrain.training import replay
+from jaxtrain.training.diagnosis import replay
 
 calls, compare = [], replay.Replay.__call__
 last = os.environ.get("JAX_PROCESS_ID", "0") == os.environ.get("JAX_LAST_PROCESS", "0")

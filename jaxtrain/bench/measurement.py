@@ -30,7 +30,8 @@ from jaxtrain.ops import cpu
 from jaxtrain.planning import cards, prediction
 from jaxtrain.sharding import as_found, batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
-from jaxtrain.training import profiler, save_policy, setup, step_setup
+from jaxtrain.training import save_policy, setup, step_setup
+from jaxtrain.training.diagnosis import profiler
 from jaxtrain.training.state import State, model_flops, saved_part
 from jaxtrain.training.step_setup import StepSetup
 from jaxtrain.xla import gpu_memory, options

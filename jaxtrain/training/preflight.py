@@ -16,7 +16,8 @@ from jaxtrain.sharding import as_found, wrong_count
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
-from jaxtrain.training import mirror, profiler, run_directory
+from jaxtrain.training import mirror, run_directory
+from jaxtrain.training.diagnosis import profiler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

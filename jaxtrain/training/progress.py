@@ -21,11 +21,11 @@ from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sampl
 from jaxtrain.telemetry.labels import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training.nan_origin import FindNan
+from jaxtrain.training.diagnosis.nan_origin import FindNan
+from jaxtrain.training.diagnosis.step_times import SlowProcesses
 from jaxtrain.training.run_summary import Results
 from jaxtrain.training.state import State, model_flops
 from jaxtrain.training.step import BAD_IN_A_ROW, Batch
-from jaxtrain.training.step_times import SlowProcesses
 from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.

@@ -31,19 +31,11 @@ from jaxtrain.errors import DONE, InputError
 from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
-from jaxtrain.training import (
-    debugging,
-    out_of_memory,
-    preflight,
-    profiler,
-    replay,
-    run_directory,
-    run_files,
-    run_summary,
-)
+from jaxtrain.training import preflight, run_directory, run_files, run_summary
+from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
+from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror
-from jaxtrain.training.nan_origin import FindNan
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
@@ -671,7 +663,7 @@ def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunL
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
-    return debugging.checked(compiled) if flags.debug else compiled
+    return checked(compiled) if flags.debug else compiled
 
 
 def replayed(

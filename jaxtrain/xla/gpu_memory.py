@@ -3,7 +3,7 @@
 XLA takes one fraction of each GPU at the start and allocates from it. What a run needs of that
 follows from its config: ``mesh.shard`` (:mod:`jaxtrain.sharding`), ``model.remat``
 (:func:`jaxtrain.ops.layers.remat`) and the microbatch. ``plan`` predicts it, and
-``training/out_of_memory.py`` explains an error when it does not fit.
+``training/diagnosis/out_of_memory.py`` explains an error when it does not fit.
 """
 
 from collections.abc import MutableMapping

@@ -20,12 +20,13 @@ from program import TINY_MLM, environment, two_processes, write_corpus
 
 from jaxtrain import config
 from jaxtrain.bench.measurement import synthetic_batch
-from jaxtrain.errors import RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
-from jaxtrain.training import nan_origin, setup, step_setup
-from jaxtrain.training.nan_origin import FindNan
+from jaxtrain.training import setup, step_setup
+from jaxtrain.training.diagnosis import nan_origin
+from jaxtrain.training.diagnosis.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
 from jaxtrain.training.step import Batch, build_gradients
 
@@ -573,3 +574,14 @@ def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
     assert ended.returncode == 2
     (error,) = [text for text in ended.stderr.splitlines() if text.startswith("error: ")]
     assert "; the first NaN is computed at planted.py:12 (div), unless" in error
+
+
+def test_a_checked_step_reports_the_arrays_with_nan_or_inf() -> None:
+    stepper = toy.stepper(toy.Config(), fsdp=8)
+    stepper.compiled = nan_origin.checked(stepper.compiled)  # type: ignore[assignment]
+    batch = toy.random_batch(stepper.spec)
+    stepper(batch)
+    stepper(batch)
+    batch["x"][3] = np.nan
+    with pytest.raises(InputError, match=r"step 3 \(examples from 32 on\).*train/loss"):
+        stepper(batch)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtrain.training import debugging, profiler
+from jaxtrain.training.diagnosis import nan_origin, profiler
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_checked_step_can_be_unwrapped(step: Any) -> None:
-    assert inspect.unwrap(debugging.checked(step)) is step
+    assert inspect.unwrap(nan_origin.checked(step)) is step
 
 
 @pytest.mark.parametrize(("done", "says"), [(0, 0), (9, 0), (10, 1)])

@@ -17,7 +17,7 @@ from program import TINY_MLM, environment, write_corpus
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.training import out_of_memory
+from jaxtrain.training.diagnosis import out_of_memory
 from jaxtrain.training.state import State
 
 COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"

@@ -9,7 +9,7 @@ from program import CHECKOUT, TINY_MLM, two_processes, write_corpus
 
 from jaxtrain import config
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training.step_times import Seconds, Slow, SlowProcesses, StepTimes, slowest
+from jaxtrain.training.diagnosis.step_times import Seconds, Slow, SlowProcesses, StepTimes, slowest
 
 QUICK = Seconds(0.001, 0.01, 0.0, 1.0)
 

@@ -39,7 +39,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.optim import build as optim
 from jaxtrain.sharding import AXES, batch_sharding
 from jaxtrain.training import preflight, skip_step
-from jaxtrain.training.replay import Difference, Replay, compare, twice
+from jaxtrain.training.diagnosis.replay import Difference, Replay, compare, twice
 from jaxtrain.training.run_progress import Criterion, RunProgress
 from jaxtrain.training.step import build_train_step
 

@@ -1,0 +1,1 @@
+"""What finds out why a run is wrong, slow, or out of memory."""
