@@ -208,7 +208,7 @@ def line(kind: str) -> str:
     """Returns the place of a marked line of this file, as it is printed."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = [at for at, text in enumerate(lines, 1) if text.endswith(f"# in {kind}")]
-    return f"tests/training/{Path(__file__).name}:{number}"
+    return f"tests/training/diagnosis/{Path(__file__).name}:{number}"
 
 
 UNLESS = ", unless a later operation masks it; "
@@ -398,7 +398,7 @@ def test_two_processes_find_the_same(tmp_path: Path) -> None:
     here = Path(__file__).parent
     with two_processes(
         tmp_path,
-        program=["-c", TWO, str(here), str(here.parent)],
+        program=["-c", TWO, str(here), str(here.parents[1])],
         both={"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     ) as started:
         texts = [process.communicate(timeout=300)[0] for process in started]
