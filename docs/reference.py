@@ -50,11 +50,11 @@ def exit_codes() -> str:
 
 def run_directory() -> str:
     """Each file of a run directory and its content."""
-    from jaxtrain.training import run_files
+    from jaxtrain.training import run_directory
 
     return table(
         ("file or folder", "content"),
-        ((f"`{name}`", text) for name, text in run_files.FILES.items()),
+        ((f"`{name}`", text) for name, text in run_directory.FILES.items()),
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtrain.inference.model import Model
     from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.planner import Plan
-    from jaxtrain.training.result import TrainResult
+    from jaxtrain.reporting.result import TrainResult
 
 __all__ = ["InputError", "RunAgain", "load_config", "load_model", "plan", "train"]
 

@@ -24,7 +24,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data.video import reading
 from jaxtrain.planning import cards, planner, report
 from jaxtrain.planning.input_rate import Host
-from jaxtrain.training.result import TrainResult
+from jaxtrain.reporting.result import TrainResult
 
 TINY_GPT = {
     "model.vocab_size": 300,

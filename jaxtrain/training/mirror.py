@@ -56,7 +56,7 @@ from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.telemetry import line_files
-from jaxtrain.training import run_files
+from jaxtrain.training import run_directory
 
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
 # For a month, that would be 43,000 parts of each log: they are sent less often in a long run.
@@ -253,7 +253,7 @@ class Mirror:
             self._refuse_two_runs(directory)
         if run.behind:  # its files are fetched even if this start is interrupted after this
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / run_files.FILES_DUE).touch()
+            (directory / run_directory.FILES_DUE).touch()
         return run
 
     def _refuse_two_runs(self, directory: Path) -> None:
@@ -310,7 +310,7 @@ class Mirror:
             raise RunAgain(failures[0])
         # The files come with the checkpoint, even if a start was interrupted between the two:
         # otherwise the run would upload metrics that begin at its resumed step.
-        due = self.directory / run_files.FILES_DUE
+        due = self.directory / run_directory.FILES_DUE
         all_due = process_group.process_zero_decides(lambda: "yes" if due.exists() else "")
         log = self.directory / line_files.log_name(self._process)
         try:
@@ -714,12 +714,12 @@ class Mirror:
 
         for folder, inner, names in os.walk(self.directory, onerror=warn):
             if Path(folder) == self.directory:
-                inner[:] = filter(run_files.is_own, inner)
+                inner[:] = filter(run_directory.is_own, inner)
             yield from (Path(folder, name) for name in names)
 
     def _is_mine(self, name: str) -> bool:
         """Whether this process copies a file of the run directory."""
-        if not run_files.is_own(name):
+        if not run_directory.is_own(name):
             return False
         if not self.own_disk:
             return True

@@ -15,12 +15,12 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
+from jaxtrain.reporting.result import TrainResult
 from jaxtrain.sharding import as_found
 from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, preflight, run_summary
 from jaxtrain.training.preflight import Flags
-from jaxtrain.training.result import TrainResult
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training

@@ -31,7 +31,7 @@ from jaxtrain.errors import DONE, InputError
 from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
-from jaxtrain.training import preflight, run_directory, run_files, run_summary
+from jaxtrain.training import preflight, run_directory, run_summary
 from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
@@ -222,11 +222,12 @@ def open_directory(
             )
             return chosen, shown
 
+        in_bucket = () if mirror is None else (mirror.shown, mirror.fetch_file)
         start_from, shown_source = choose(flags.resume)
         if (
             start_from is None
             and flags.resume == "latest"
-            and (origin := run_directory.origin(output_dir, mirror))
+            and (origin := run_directory.origin(output_dir, *in_bucket))
         ):
             say(
                 f"--resume latest: no checkpoint yet: resuming from {origin}, from which this run "
@@ -689,7 +690,7 @@ def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
 
     It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
     """
-    run, begun = setup.run, directory / run_files.FINDING_NAN
+    run, begun = setup.run, directory / run_directory.FINDING_NAN
     if not run.loop.find_nan:
         return None
     if step := process_group.process_zero_decides(

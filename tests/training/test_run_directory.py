@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import small_checkpoint
 
-from jaxtrain.checkpoint import resume
+from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lock
 from jaxtrain.training import run_directory
 
 
@@ -343,3 +344,34 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     assert found is not None
     assert found.samefile(saved)
     assert run_directory.prepare("demo", given, "latest", found, root) == root / "latest"
+
+
+FOLDERS = {*pointer.KINDS, *pointer.ASIDES, pointer.DATA}
+HERE = {lock.NAME, remote.IN_BUCKET, run_directory.FILES_DUE, run_directory.FINDING_NAN}
+
+
+@pytest.mark.parametrize("documented", run_directory.FILES)
+def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
+    first = documented.partition("/")[0]
+    kinds = [run_directory.is_own(first), first in FOLDERS, first in HERE]
+    assert kinds.count(True) == 1, f"{documented}: of the run, of a checkpoint, of this machine"
+
+
+@pytest.mark.parametrize("name", ["log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run"])
+def test_files_of_a_run_are_its_own(name: str) -> None:
+    assert run_directory.is_own(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock"),
+        *(".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png"),
+    ],
+)
+def test_other_files_are_not_its_own(name: str) -> None:
+    assert not run_directory.is_own(name)
+
+
+def test_a_folder_that_cannot_be_listed_has_no_entries(tmp_path: Path) -> None:
+    assert run_directory.entries(tmp_path / "missing") == []

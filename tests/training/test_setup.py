@@ -20,7 +20,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.training import (
     first_state,
     rollback,
-    run_files,
+    run_directory,
     save_policy,
     setup,
     skip_step,
@@ -76,7 +76,7 @@ def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: P
         return setup.nan_search(given, tmp_path, said.append)
 
     assert build() is not None
-    begun = tmp_path / run_files.FINDING_NAN
+    begun = tmp_path / run_directory.FINDING_NAN
     begun.write_text("7\n")
     assert build() is None
     assert said == [
