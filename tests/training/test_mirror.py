@@ -865,16 +865,10 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     (first.directory / "history.jsonl").write_text(line)
     first.begin().close()  # before the first save
     second = runs("two")
-    directory = str(second.directory)
-    assert (
-        run_directory.origin(*of_second)
-        == "/data/old/checkpoints/8"
-    )
+    of_second = (str(second.directory), second.mirror.shown, second.mirror.fetch_file)
+    assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
     own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
     (second.directory / "history.jsonl").write_text(line + own)
     assert run_directory.origin(*of_second) == ""
     (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
-    assert (
-        run_directory.origin(*of_second)
-        == "/data/old/checkpoints/8"
-    )
+    assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
