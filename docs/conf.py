@@ -1,4 +1,4 @@
-"""Sphinx's settings: ``python -m sphinx -W docs docs/_build`` builds the site.
+"""Sphinx's settings: ``python -m sphinx -W docs docs/_build`` builds the site, from index.html on.
 
 The pages are plain Markdown that reads well in a repository, so nothing in them is for Sphinx. The
 rest is added while it reads them: the navigation, from the lists of links in README.md; the
@@ -6,6 +6,7 @@ docstrings, on the page of the Python modules; and plain words in place of links
 """
 
 import re
+import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -81,6 +82,17 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = without_links_outside(name, text)
 
 
+def write_index(app: Sphinx, exception: Exception | None) -> None:
+    """Copies the start page to index.html, which is what servers and readers open first.
+
+    The start page itself is README.html, because README.md is what a repository shows.
+    """
+    start = Path(app.outdir) / f"{root_doc}.html"
+    if exception is None and start.exists():
+        shutil.copyfile(start, start.with_name("index.html"))
+
+
 def setup(app: Sphinx) -> None:
-    """Registers what is done with each page."""
+    """Registers what is done with each page and with the site."""
     app.connect("source-read", read)
+    app.connect("build-finished", write_index)

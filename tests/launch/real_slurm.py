@@ -272,6 +272,30 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     assert calm == rough
 
 
+@pytest.mark.timeout(600)
+def test_scancel_saves_the_run_and_the_same_command_resumes_it(slurm: Slurm) -> None:
+    """As docs/guides/slurm.md says: with --signal INT, and without it within KillWait seconds."""
+    folder = slurm.directory / "stopped" / "checkpoints"
+    flags = (*FLAGS, "--loop.steps", "1000000", "--output-dir", "stopped")
+    saved = 0
+    for signals, state in ((("--signal", "INT"), "FAILED"), ((), "CANCELLED")):
+        job = slurm.submit(*flags)
+        wait_for(
+            lambda before=saved: newest_checkpoint(folder) > before,
+            "a checkpoint",
+            seconds=200,
+            explain=lambda job=job: slurm.explain(job),
+        )
+        slurm.run("scancel", *signals, job)
+        found = finished(slurm, job, seconds=100)
+        log = slurm.log(job)
+        assert (found["JobState"], found["Restarts"]) == (state, "0"), log
+        wait_for(lambda: not slurm.trainers(), "the end of the trainers", seconds=60)
+        assert f"resumed from {folder / str(saved)}:" in log or not saved, log
+        saved = newest_checkpoint(folder)
+        assert f"{saved} of 1000000 steps are done and saved" in slurm.log(job)
+
+
 def _prepared(out: Path) -> dict[str, bytes]:
     """The clips, their records, and the report."""
     return {
