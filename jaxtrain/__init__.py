@@ -55,12 +55,12 @@ def _check_types(**given: tuple[Any, Any]) -> None:
     Raises:
         InputError: has a message for each wrong argument.
     """
-    from jaxtrain.config import overrides
+    from jaxtrain.config import field_values
 
     wrong = [
-        f"{name} takes {overrides.takes(annotation)}, not {value!r}"
+        f"{name} takes {field_values.takes(annotation)}, not {value!r}"
         for name, (value, annotation) in given.items()
-        if not overrides.matches(overrides.plain(value), annotation)
+        if not field_values.matches(field_values.plain(value), annotation)
     ]
     if wrong:
         raise InputError(*wrong)

@@ -97,12 +97,12 @@ def _command(name: str, arguments: list[str]) -> int:
 
 def _hint(name: str) -> str:
     """Returns what a word that is not a command probably meant."""
-    from jaxtrain.config import files, invocation, overrides
+    from jaxtrain.config import field_values, files, invocation
 
     train_with = f"{invocation.program()} train"
     if name in files.names():
         return f"to train this config: {train_with} {name}"
-    near = overrides.close_to(name, [*COMMANDS, *files.names(), "train", "help", "version"])
+    near = field_values.close_to(name, [*COMMANDS, *files.names(), "train", "help", "version"])
     if not near:
         return f"the commands are train, {', '.join(COMMANDS)}"
     return f"did you mean {f'train {near[0]}' if near[0] in files.names() else near[0]}?"

@@ -29,7 +29,7 @@ MOST_ROOT_MODULES = 6
 # Imports that would slow down worker processes and the parsing of a command line.
 _JAX = {"jax", "flax", "optax", "orbax", "grain"}
 LIGHT = {
-    "jaxtrain.main": _JAX | {"numpy", "tyro"},
+    "jaxtrain.main": _JAX | {"numpy", "rich"},
     # Commands that check their input before they load jax and a model.
     **{
         f"jaxtrain.cli.{name}": _JAX
@@ -233,10 +233,8 @@ CHOSEN = {
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,
     "config/help.py _own_fields": _FIELDS,
-    "config/overrides.py _optional_sections": _FIELDS,
-    "config/overrides.py _with": "fields that the command line named and apply() found",
-    "config/overrides.py _with_all": "fields that a program named and replaced() found",
-    "config/overrides.py leaves": _FIELDS,
+    "config/overrides.py _built": "fields that _changed() found",
+    "config/overrides.py _fields": _FIELDS,
     "training/step.py build_eval_step.eval_step": "names in its callers",
     "interop/weights.py _check_guess": "not_in_weights of the model's class",
     "models/from_file.py check_not_in_weights": "not_in_weights of the model's class",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain import config, terminal
-from jaxtrain.config import files, invocation
+from jaxtrain.config import files, invocation, run_flags
 from jaxtrain.errors import InputError, Stopped
 from jaxtrain.storage.atomic import expanded
 
@@ -67,7 +67,7 @@ def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
         parser: the parser of a command.
         without: the flags that the command uses itself.
     """
-    for flag in invocation.RUN_FLAGS:
+    for flag in (f"--{name}" for name in run_flags.NAMES):
         if flag not in ("--config", *without):
             action = "store_true" if flag == "--debug" else "store"
             parser.add_argument(flag, action=action, help=argparse.SUPPRESS)

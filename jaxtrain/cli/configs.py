@@ -1,7 +1,7 @@
 """``jaxtrain configs list | show NAME | diff A B``: lists, shows, and compares configs."""
 
 from jaxtrain import config, terminal
-from jaxtrain.config import files, overrides
+from jaxtrain.config import field_values, files, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
             wanted = {"list": "no argument", "show": "one NAME", "diff": "two names"}[action]
             raise InputError(f"configs {action} takes {wanted}, not {' '.join(rest) or 'nothing'}")
         case [action, *_]:
-            hint = overrides.did_you_mean(action, ("list", "show", "diff"))
+            hint = field_values.did_you_mean(action, ("list", "show", "diff"))
             raise InputError(f"configs: unknown action '{action}'; {hint}")
     return 0
 
@@ -54,7 +54,7 @@ def _show(name: str, changes: list[str]) -> None:
     ]
     width = max(len(leaf.name) for leaf in everything)
     for leaf in everything:
-        terminal.out(f"{leaf.name:{width}}  {' '.join(overrides.words(leaf.value))}")
+        terminal.out(f"{leaf.name:{width}}  {' '.join(field_values.words(leaf.value))}")
 
 
 def _diff(before: str, after: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, job_flags, video_flags
-from jaxtrain.config import overrides
+from jaxtrain.config import field_values
 from jaxtrain.data.video import evaluation_clips, files
 from jaxtrain.errors import InputError
 from jaxtrain.inference.intervals import Difference, Estimate
@@ -227,7 +227,7 @@ def _resolve(flags: argparse.Namespace) -> Protocol | None:
         return None
     protocol = PROTOCOLS.get(flags.protocol)
     if protocol is None:
-        near = overrides.did_you_mean(flags.protocol, PROTOCOLS)
+        near = field_values.did_you_mean(flags.protocol, PROTOCOLS)
         raise InputError(f"--protocol {flags.protocol}: unknown protocol; {near}")
     for name in (*_USUAL, "clips"):
         if getattr(flags, name) is not None:

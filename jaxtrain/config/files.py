@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.config import invocation
-from jaxtrain.config.overrides import close_to, did_you_mean
+from jaxtrain.config.field_values import close_to, did_you_mean
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxtrain.config import overrides
+from jaxtrain.config import field_values
 from jaxtrain.errors import InputError
 
 TOP = "run"
@@ -109,7 +109,7 @@ def _described(run: Any, name: str) -> Iterator[str]:
     if not single:
         known = [one.name for one in found]
         flat = [field.name for one in found for field in _own_fields(one)]
-        near = overrides.close_to(name, [*known, *flat])
+        near = field_values.close_to(name, [*known, *flat])
         hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)} or {ALL}"
         raise InputError(f"--help {name}: unknown section; {hint}")
     for one, field in single:
@@ -194,7 +194,7 @@ def _default(section: Section, field: dataclasses.Field[Any]) -> str:
         return REQUIRED
     if value == ():
         return "empty"
-    return " ".join(overrides.words(value)) or '""'
+    return " ".join(field_values.words(value)) or '""'
 
 
 def _placeholder(annotation: Any) -> str:

@@ -9,17 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxtrain import versions
+from jaxtrain.config import run_flags
 from jaxtrain.errors import InputError, Problem, RunAgain, fields_of, shortest_path
-
-RUN_FLAGS = (
-    *("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile"),
-    "--track",
-)
-"""The flags of jaxtrain.cli.train.flags_parser without --version and --help; not fields.
-All but --debug take a value."""
-
-# Flags that commands for later runs do not repeat.
-_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 
 PROGRAM = "JAXTRAIN_PROGRAM"
 """Environment variable that passes what the user typed on to subprocesses."""
@@ -56,8 +47,17 @@ def from_python() -> Iterator[None]:
 
 # Flags of commands whose functions have the argument, and fields of a config.
 _ARGUMENTS = (
-    *("config", "output-dir", "resume", "simulate-devices", "track", "gpu", "gpus"),
-    *("price-per-gpu-hour", "cores", "source", "rate-per-core", "efficiency", "seed"),
+    *run_flags.NAMES,
+    *(
+        "gpu",
+        "gpus",
+        "price-per-gpu-hour",
+        "cores",
+        "source",
+        "rate-per-core",
+        "efficiency",
+        "seed",
+    ),
     *("precision", "deterministic", "name"),
 )
 _FLAG = re.compile(rf"(?<![\w-])--({'|'.join(_ARGUMENTS)}|\w+(?:\.\w+)+)(?![\w.-]*[\w-])")
@@ -89,7 +89,7 @@ def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | No
             settings[flag].append(argument)
     if tracked:
         settings["--track"] = [",".join(tracked)]
-    for name in (*_ONE_RUN_ONLY, *changes):
+    for name in (*run_flags.ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
     words = (word for name, values in settings.items() for word in (name, *values))

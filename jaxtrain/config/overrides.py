@@ -1,28 +1,19 @@
 """Overrides of dataclass fields from the command line: ``--section.field VALUE``.
 
-tyro parses the values. The errors are our own: one line with the field, the given value, what the
+Each field is parsed by itself, so each error is one line with the field, the given value, what the
 field takes, and the nearest valid name or value.
 """
 
-import contextlib
 import dataclasses
 import difflib
-import io
-import numbers
-import os
-import re
-import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
-from jaxtrain.config.invocation import RUN_FLAGS
+from jaxtrain.config import field_values, run_flags
 from jaxtrain.errors import InputError, Problem, fields_of
 
 T = TypeVar("T")
-
-_FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
-_WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 # Names that other trainers use, and the field's name here.
 _OTHER_NAMES = {
@@ -49,12 +40,12 @@ _OTHER_NAMES = {
     "dtype": "precision",
 }
 
-
-Assignments = list[tuple[str, list[str]]]
+Settings = Sequence[tuple[str, Any]]
+"""Dotted names of fields and what they are set to: the words after a flag, or a value."""
 
 
 class Leaf(NamedTuple):
-    """A field that is not a section, at any depth.
+    """A field that is not a section, at any depth; or an optional section as a whole.
 
     Attributes:
         name: dotted, such as ``"optim.peak_lr"``.
@@ -67,15 +58,39 @@ class Leaf(NamedTuple):
     annotation: Any
 
 
-def leaves(instance: Any, prefix: str = "") -> Iterator[Leaf]:
+def leaves(instance: Any) -> Iterator[Leaf]:
     """Yields all fields of a dataclass instance; of a nested dataclass, its fields instead."""
-    hints = typing.get_type_hints(type(instance))
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
+    for leaf in _fields(type(instance), instance, "", off=False):
+        if not dataclasses.is_dataclass(leaf.value):
+            yield leaf
+
+
+def _fields(kind: type[Any], instance: Any, prefix: str, *, off: bool) -> Iterator[Leaf]:
+    """Yields all fields and all sections, each section before its fields.
+
+    Args:
+        kind: a dataclass.
+        instance: None for a section that is off; then the values of its fields are None.
+        prefix: of the names.
+        off: whether to yield the fields of sections that are off, too.
+    """
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        value = None if instance is None else getattr(instance, field.name)
+        leaf = Leaf(prefix + field.name, value, hints[field.name])
+        yield leaf
         if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{field.name}.")
-        else:
-            yield Leaf(prefix + field.name, value, hints[field.name])
+            yield from _fields(cast(type[Any], type(value)), value, f"{leaf.name}.", off=off)
+        elif off and (section := section_class(leaf.annotation)):
+            yield from _fields(section, None, f"{leaf.name}.", off=off)
+
+
+def section_class(annotation: Any) -> type[Any] | None:
+    """Returns the dataclass of an optional section, or None for any other field."""
+    for choice in typing.get_args(annotation):
+        if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+            return choice
+    return None
 
 
 def apply(default: T, arguments: Sequence[str]) -> T:
@@ -91,39 +106,7 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     Raises:
         InputError: an unknown field, or a value that the field does not take.
     """
-    sections = [name for name, _, _ in _optional_sections(default)]
-    settings = _in_effect(_grouped(arguments), sections)
-    try:
-        return _applied(default, settings)
-    except InputError:
-        # A section that is turned on may only fit the other fields as they will be.
-        off = {name for name, value, _ in _optional_sections(default) if value is None}
-        last = [one for one in settings if any(one[0].startswith(f"--{name}.") for name in off)]
-        first = [one for one in settings if one not in last]
-        if not first or not last:
-            raise
-    return _applied(_applied(default, first), last)
-
-
-def _applied(default: T, settings: Assignments) -> T:
-    """Returns a copy with fields changed: first the sections that are turned on or off."""
-    if not settings:
-        return default
-    default, settings = _switched_on(default, settings)
-    known = {"--" + leaf.name: leaf for leaf in leaves(default)}
-    unknown = [_unknown(flag, known) for flag, _ in settings if flag not in known]
-    if unknown:
-        raise InputError(*unknown)
-    settings = [(flag, _written_out(values, known[flag].annotation)) for flag, values in settings]
-    parsed, complaint = _parse(default, settings)
-    if parsed is not None:
-        return parsed
-    misfits: list[str] = [
-        _misfit(known[flag], values)
-        for flag, values in settings
-        if not _fits(default, flag, values)
-    ]
-    raise InputError(*(misfits or [complaint]))
+    return _changed(default, _grouped(arguments), _typed)
 
 
 def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[str]]:
@@ -134,23 +117,85 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
     Returns:
         The changed dataclass, or None if no single override is to blame; the messages.
     """
-    found: list[str] = []
+    problems: list[str] = []
     words = list(arguments)
     while words and not words[0].startswith("--"):
-        found.append(_not_a_flag(words.pop(0)))
+        problems.append(_not_a_flag(words.pop(0)))
     settings = _grouped(words)
     while True:
         try:
-            kept = [word for flag, values in settings for word in (flag, *values)]
-            return apply(default, kept), found
+            return _changed(default, settings, _typed), problems
         except InputError as error:
             # The config's own value may be as wrong as the one that was dropped.
-            found += [message for message in error.messages if message not in found]
+            problems += [message for message in error.messages if message not in problems]
             to_blame = {name for message in error.messages for name in fields_of(message)[:1]}
-            right = [one for one in settings if not _is_within(one[0][2:], to_blame)]
+            right = [setting for setting in settings if not _is_within(setting[0], to_blame)]
             if len(right) == len(settings):
-                return None, found
+                return None, problems
             settings = right
+
+
+def replaced(instance: T, changes: Mapping[str, Any]) -> T:
+    """Returns the dataclass with the named fields changed, from Python rather than from text.
+
+    Args:
+        instance: nested frozen dataclasses.
+        changes: dotted name -> value, such as ``{"optim.peak_lr": 3e-4, "optim.muon": None}``. A
+            value is of the field's type (see :func:`field_values.plain`), or a text as one types
+            it, such as ``"2.5M"``. A field of an optional section that is None turns it on.
+
+    Raises:
+        InputError: no such field, or a value that the field does not take.
+    """
+    settings = [(name, field_values.plain(value)) for name, value in changes.items()]
+    return _changed(instance, settings, _given)
+
+
+def _typed(leaf: Leaf, words: Sequence[str]) -> Any:
+    try:
+        return field_values.parse(words, leaf.annotation)
+    except ValueError:
+        raise InputError(
+            field_values.misfit(f"--{leaf.name}", words, leaf.annotation), about=leaf.name
+        ) from None
+
+
+def _given(leaf: Leaf, value: Any) -> Any:
+    if field_values.matches(value, leaf.annotation):
+        return float(value) if leaf.annotation is float else value
+    return _typed(leaf, field_values.words(value))
+
+
+def merged(*parts: Sequence[str]) -> tuple[str, ...]:
+    """Joins overrides into one list with each field once; the last value wins.
+
+    Args:
+        parts: each a sequence of flags and values: ``("--model.remat", "block")``.
+    """
+    fields: dict[str, list[str]] = {}
+    for name, words in _grouped([word for part in parts for word in part]):
+        fields.pop(name, None)  # it takes the place of its last value
+        fields[name] = words
+    return tuple(word for name, words in fields.items() for word in (f"--{name}", *words))
+
+
+def choices(section: Any, field: str) -> tuple[str, ...]:
+    """Returns the values of a field with a fixed list of them (a ``Literal``)."""
+    return typing.get_args(typing.get_type_hints(type(section))[field])
+
+
+def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Groups arguments by field. Dashes inside a name count as underscores."""
+    settings: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            settings.append((name.replace("-", "_"), [value] if equals else []))
+        elif settings:
+            settings[-1][1].append(argument)
+        else:
+            raise InputError(_not_a_flag(argument))
+    return settings
 
 
 def _not_a_flag(word: str) -> str:
@@ -161,384 +206,107 @@ def _is_within(name: str, sections: Iterable[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in sections)
 
 
-def matches(value: Any, annotation: Any) -> bool:
-    """Whether a value fits an annotation; an int fits ``float``, a bool fits neither."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True
-    if annotation is None or annotation is type(None):
-        return value is None
-    if origin in (typing.Union, types.UnionType):
-        return any(matches(value, choice) for choice in arguments)
-    if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in arguments)
-    if origin is tuple and isinstance(value, tuple):
-        if arguments[-1] is Ellipsis:
-            arguments = arguments[:1] * len(value)
-        return len(value) == len(arguments) and all(map(matches, value, arguments))
-    if annotation in (int, float):
-        numbers = (int,) if annotation is int else (int, float)
-        return isinstance(value, numbers) and not isinstance(value, bool)
-    return isinstance(value, origin or annotation)
-
-
-def takes(annotation: Any) -> str:
-    """Describes the values that an annotation takes."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(takes(choice) for choice in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return f"a list, each {takes(arguments[0])}"
-        return f"{len(arguments)} values, each {takes(arguments[0])}"
-    if origin is not None:
-        return "a dict" if issubclass(origin, Mapping) else f"a {origin.__name__}"
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return f"a {annotation.__name__}"
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-    return words.get(annotation, "None" if annotation is type(None) else str(annotation))
-
-
-def merged(*parts: Sequence[str]) -> tuple[str, ...]:
-    """Joins overrides into one list with each field once; the last value wins.
+def _changed(default: T, settings: Settings, read: Callable[[Leaf, Any], Any]) -> T:
+    """Returns a copy with fields changed.
 
     Args:
-        parts: each a sequence of flags and values: ``("--model.remat", "block")``.
-    """
-    fields: dict[str, list[str]] = {}
-    for flag, values in _grouped([word for part in parts for word in part]):
-        fields.pop(flag, None)  # it takes the place of its last value
-        fields[flag] = values
-    return tuple(word for flag, values in fields.items() for word in (flag, *values))
-
-
-def words(value: Any) -> list[str]:
-    """A field's value as typed after its flag."""
-    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
-
-
-def choices(section: Any, field: str) -> tuple[str, ...]:
-    """Returns the values of a field with a fixed list of them (a ``Literal``)."""
-    return typing.get_args(typing.get_type_hints(type(section))[field])
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Returns ``"did you mean WORD?"``, or a list of all choices if none is close."""
-    choices = list(choices)
-    near = close_to(word, choices)
-    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
-
-
-def close_to(word: str, choices: Iterable[str]) -> list[str]:
-    """Returns up to three choices that resemble a word, the closest first."""
-    return difflib.get_close_matches(word, list(choices))
-
-
-def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Groups arguments by flag. Dashes inside a name count as underscores."""
-    settings: list[tuple[str, list[str]]] = []
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, equals, value = argument.partition("=")
-            settings.append(("--" + flag[2:].replace("-", "_"), [value] if equals else []))
-        elif settings:
-            settings[-1][1].append(argument)
-        else:
-            raise InputError(_not_a_flag(argument))
-    return settings
-
-
-def _in_effect(settings: Assignments, sections: Iterable[str]) -> Assignments:
-    """Drops the settings of a section and its fields that precede a ``--section None``."""
-    for name in sections:
-        off = [
-            place for place, setting in enumerate(settings) if setting == (f"--{name}", ["None"])
-        ]
-        if off:
-            settings = [
-                setting
-                for place, setting in enumerate(settings)
-                if place >= off[-1] or not _is_within(setting[0][2:], [name])
-            ]
-    return settings
-
-
-def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:
-    """Turns optional sections on and off; also returns the settings that remain to be parsed.
-
-    ``--model.teacher None`` turns a section off; setting a field of it turns it on.
+        default: nested frozen dataclasses.
+        settings: the last one of a field wins.
+        read: returns the value that a field is set to.
 
     Raises:
-        InputError: a field of such a section is wrong, or a required one is missing.
+        InputError: has the problems of all names and types, or else those of the first section
+            that its fields do not fit.
     """
-    for name, value, section in list(_optional_sections(default)):
-        off = [(flag, values) for flag, values in settings if flag == f"--{name}"]
-        if off and off[-1][1] == ["None"]:
-            default = _with(default, name.split("."), None)
-            settings = [setting for setting in settings if setting not in off]
-            value = None
-        given = [(flag, values) for flag, values in settings if flag.startswith(f"--{name}.")]
-        if value is None and given:
-            default = _with(default, name.split("."), _section(name, section, given))
-            settings = [setting for setting in settings if setting not in given]
-    return default, settings
-
-
-def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, Any, type[Any]]]:
-    """Yields the dotted name, value, and class of each field that is a dataclass or None."""
-    hints = typing.get_type_hints(type(instance))
-    for field in dataclasses.fields(instance):
-        name, value = prefix + field.name, getattr(instance, field.name)
-        for choice in typing.get_args(hints[field.name]):
-            if dataclasses.is_dataclass(choice):
-                yield name, value, typing.cast(type[Any], choice)
-        if dataclasses.is_dataclass(value):
-            yield from _optional_sections(value, f"{name}.")
-
-
-def _section(name: str, section: type[Any], given: Assignments) -> Any:
-    """Builds a section from some of its fields; the others keep their defaults."""
-    fields = {field.name: field for field in dataclasses.fields(section)}
-    hints = typing.get_type_hints(section)
-    own = [(f"--{flag.removeprefix(f'--{name}.')}", values) for flag, values in given]
-    for flag, _ in own:
-        if flag[2:] not in fields:
-            near = did_you_mean(flag[2:], fields)
-            raise InputError(
-                f"unknown field --{name}.{flag[2:]}; {near}",
-                about=f"{name}.{flag[2:]}",
-            )
-    lacking = [
-        f"--{name}.{field.name}"
-        for field in fields.values()
-        if field.default is dataclasses.MISSING and f"--{field.name}" not in dict(own)
-    ]
-    if lacking:
-        raise InputError(
-            f"{given[0][0]} turns on {name}, which also needs {', '.join(lacking)}",
-            about=(name, *(flag.removeprefix("--") for flag in lacking)),
-        )
-    made, complaint = _parse(section, own)
-    if made is not None:
-        return made
-    for flag, values in own:
-        if not _fits_alone(section, own, flag, values):
-            leaf = Leaf(f"{name}.{flag[2:]}", None, hints[flag[2:]])
-            raise InputError(_misfit(leaf, values))
-    raise InputError(f"{name}: {complaint}", about=name)
-
-
-def _fits_alone(section: type[Any], own: Assignments, flag: str, values: list[str]) -> bool:
-    """Whether a value has the type of its field; required fields of the section are added."""
-    needed = [
-        (other, given)
-        for other, given in own
-        if {field.name: field for field in dataclasses.fields(section)}[other[2:]].default
-        is dataclasses.MISSING
-        and other != flag
-    ]
-    try:
-        return _parse(section, [*needed, (flag, values)])[0] is not None
-    except InputError:  # from the section's own check: the type is right
-        return True
-
-
-def _with(instance: T, path: Sequence[str], value: Any) -> T:
-    """Returns a copy of a nested dataclass with one field changed."""
-    name, *rest = path
-    inner = _with(getattr(instance, name), rest, value) if rest else value
-    return dataclasses.replace(instance, **{name: inner})  # type: ignore[type-var]
-
-
-def _unknown(flag: str, known: dict[str, Leaf]) -> Problem:
-    message, likely = _in_words(flag, known)
-    return Problem(message, flag.removeprefix("--"), *(one.removeprefix("--") for one in likely))
-
-
-def _in_words(flag: str, known: dict[str, Leaf]) -> tuple[str, list[str]]:
-    """Returns the error for an unknown flag, and the fields that were probably meant."""
-    message = f"unknown field {flag}"
-    for other, leaf in known.items():
-        if flag.startswith(other + ".") and leaf.value is None:
-            return f"{message}: {leaf.name} is None, not a section", [leaf.name]
-    if any(other.startswith(flag + ".") for other in known):
-        inside = [other for other in known if other.startswith(flag + ".")]
-        return f"{flag} is a section, not a field; its fields are {', '.join(inside)}", inside
-    word = flag.rpartition(".")[2].removeprefix("--")
-    same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
-    if not same and f"--{_OTHER_NAMES.get(word)}" in known:
-        same = [f"--{_OTHER_NAMES[word]}"]
-    if same:
-        return f"{message}; did you mean {' or '.join(same)}?", same
-    dashed = flag.replace("_", "-")
-    if dashed in RUN_FLAGS:  # suggesting the same word would not help
-        return f"{message}; {dashed} is a flag that not every command takes", []
-    near = difflib.get_close_matches(flag, [*known, *RUN_FLAGS], n=1)
-    hint = f"did you mean {near[0]}?" if near else "--help all lists the fields"
-    return f"{message}; {hint}", near
-
-
-def _fits(default: Any, flag: str, values: list[str]) -> bool:
-    try:
-        return _parse(default, [(flag, values)])[0] is not None
-    except InputError:  # from the config's own check: the type is right
-        return True
-
-
-def _misfit(leaf: Leaf, values: list[str]) -> Problem:
-    wanted = takes(leaf.annotation)
-    if not values:
-        return Problem(f"--{leaf.name} needs a value: {wanted}", leaf.name)
-    given = " ".join(values)
-    near = nearest_value(given, leaf.annotation)
-    hint = "" if near is None else f"; did you mean {near}?"
-    return Problem(f"--{leaf.name} takes {wanted}, not '{given}'{hint}", leaf.name)
-
-
-def _written_out(values: list[str], annotation: Any) -> list[str]:
-    """Writes out 500k, 2.5M and 1B if the field takes a whole number."""
-    if annotation is not int and int not in typing.get_args(annotation):
-        return values
-    found = [(value, whole_number(value)) for value in values]
-    return [value if number is None else str(number) for value, number in found]
-
-
-def whole_number(text: str) -> int | None:
-    """The number behind "500k", "2.5M" or "1B"; None for other text and for fractions."""
-    match = _WRITTEN.fullmatch(text.replace("_", ""))
-    if match is None:
-        return None
-    digits, decimals, factor = match[1], match[2] or "", _FACTORS[match[3]]
-    value, rest = divmod(int(digits + decimals) * factor, 10 ** len(decimals))
-    return None if rest else value
-
-
-def nearest_value(given: str, annotation: Any) -> str | None:
-    """The value of this type that ``given`` probably stands for, or None."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        found = (nearest_value(given, choice) for choice in arguments)
-        return next((value for value in found if value is not None), None)
-    if origin is Literal:
-        near = difflib.get_close_matches(given.lower(), list(map(str, arguments)), n=1)
-        return near[0] if near else None
-    if annotation is bool:
-        words = {"1": "True", "yes": "True", "on": "True", "0": "False", "no": "False"}
-        words |= {"true": "True", "false": "False", "off": "False"}
-        return words.get(given.lower())
-    if annotation is int:
-        with contextlib.suppress(ValueError, OverflowError):
-            if float(given) == int(float(given)):
-                return str(int(float(given)))
-    if annotation is type(None) and given.lower() in ("none", "null", "off"):
-        return "None"
-    return None
-
-
-def _tyro_options() -> dict[str, Any]:
-    import tyro
-
-    return {
-        "use_underscores": True,
-        # A bool takes True or False like any field; optional sections are not subcommands.
-        "config": (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
-    }
-
-
-def _parse(default: T | type[T], settings: Assignments) -> tuple[T | None, str]:
-    """The parsed instance, or None and tyro's error in one line."""
-    import tyro
-
-    arguments: list[str] = []
-    for flag, values in settings:
-        dashed = len(values) == 1 and values[0].startswith("-")
-        arguments += [f"{flag}={values[0]}"] if dashed else [flag, *values]
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            if isinstance(default, type):
-                parsed = tyro.cli(default, args=arguments, **_tyro_options())
-            else:
-                parsed = tyro.cli(type(default), default=default, args=arguments, **_tyro_options())
-    except SystemExit:
-        inside = (line.strip("│ ") for line in said.getvalue().splitlines() if "│" in line)
-        return None, " ".join(line for line in inside if line.strip("─"))
-    return parsed, ""
-
-
-def replaced(instance: T, changes: Mapping[str, Any]) -> T:
-    """Returns the dataclass with the named fields changed, from Python rather than from text.
-
-    Args:
-        instance: nested frozen dataclasses.
-        changes: dotted name -> value, such as ``{"optim.peak_lr": 3e-4, "optim.muon": None}``. A
-            value is of the field's type (see :func:`plain`), or a text as one types it, such as
-            ``"2.5M"``. A field of an optional section that is None switches the section on.
-
-    Raises:
-        InputError: no such field, or a value that the field does not take.
-    """
-    known = {"--" + leaf.name: leaf for leaf in leaves(instance)}
-    sections = {name: section for name, _, section in _optional_sections(instance)}
-    off = [name for name in sections if name in changes and changes[name] is None]
-    known = {flag: leaf for flag, leaf in known.items() if not _is_within(leaf.name, off)}
-    names = list(changes)
-    undone = {
-        name
-        for section in off
-        for name in names[: names.index(section)]
-        if _is_within(name, [section])
-    }
-    wrong: list[str] = []
-    typed: list[str] = []
-    direct: dict[str, Any] = {}
-    for name, given in changes.items():
-        if name in undone:
+    known = {leaf.name: leaf for leaf in _fields(type(default), default, "", off=True)}
+    problems: list[str] = []
+    changes: dict[str, Any] = {}
+    for name, given in settings:
+        leaf = known.get(name)
+        if leaf is None or (_is_section(leaf) and not dataclasses.is_dataclass(given)):
+            problems.append(_unknown(name, known))
             continue
-        value = plain(given)
-        leaf = known.get(f"--{name}")
-        if leaf is not None and isinstance(value, str) and not matches(value, leaf.annotation):
-            typed += [f"--{name}", value]
-        elif leaf is not None and not matches(value, leaf.annotation):
-            wrong.append(_misfit(leaf, words(value)))
-        elif leaf is not None:
-            direct[name] = float(value) if leaf.annotation is float else value
-        elif any(name.startswith(f"{section}.") for section in sections):
-            typed += [f"--{name}", *words(value)]
-        elif (name in sections and (value is None or isinstance(value, sections[name]))) or (
-            dataclasses.is_dataclass(value) and hasattr(instance, name)
-        ):
-            direct[name] = value
-        else:
-            wrong.append(_unknown(f"--{name}", known))
-    if wrong:
-        raise InputError(*wrong)
-    return apply(_with_all(instance, direct), typed)
+        try:
+            value = read(leaf, given)
+        except InputError as error:
+            problems += error.messages
+            continue
+        # A section as a whole, such as None, undoes what precedes it.
+        changes = {
+            other: set_to for other, set_to in changes.items() if not _is_within(other, [name])
+        }
+        changes[name] = value
+    if problems:
+        raise InputError(*problems)
+    return cast(T, _built(type(default), default, changes, "")) if changes else default
 
 
-def plain(value: Any) -> Any:
-    """Returns a value as a config stores it: a list as a tuple, a path as text, NumPy as Python."""
-    if isinstance(value, list | tuple):
-        return tuple(plain(one) for one in value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, bool | int):
-        return float(value)
-    return value
+def _is_section(leaf: Leaf) -> bool:
+    """Whether a field is a section that cannot be turned off."""
+    return dataclasses.is_dataclass(leaf.value) and section_class(leaf.annotation) is None
 
 
-def _with_all(instance: T, changes: Mapping[str, Any]) -> T:
-    """Changes the fields of each section at once, as a section checks its fields together."""
-    own: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
-    nested: dict[str, dict[str, Any]] = {}
+def _built(kind: type[Any], instance: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    """Makes a section with all its changes at once, as it checks its fields together.
+
+    Args:
+        kind: its class.
+        instance: None if the changes turn the section on; other fields keep their defaults.
+        changes: names inside the section -> values.
+        prefix: the name of the section, and a dot.
+    """
+    hints = typing.get_type_hints(kind)
+    own = {name: value for name, value in changes.items() if "." not in name}
+    inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         head, dot, rest = name.partition(".")
         if dot:
-            nested.setdefault(head, {})[rest] = value
-    for head, inner in nested.items():
-        own[head] = _with_all(own.get(head, getattr(instance, head)), inner)
-    return dataclasses.replace(instance, **own)  # type: ignore[type-var]
+            inner.setdefault(head, {})[rest] = value
+    for head, inside in inner.items():
+        before = own[head] if head in own else getattr(instance, head, None)
+        section = section_class(hints[head]) if before is None else type(before)
+        own[head] = _built(cast(type[Any], section), before, inside, f"{prefix}{head}.")
+    if instance is not None:
+        return dataclasses.replace(instance, **own)
+    lacking = [
+        f"{prefix}{field.name}"
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in own
+    ]
+    if lacking:
+        section_name = prefix.removesuffix(".")
+        raise InputError(
+            f"--{prefix}{next(iter(changes))} turns on {section_name}, which also needs --"
+            + ", --".join(lacking),
+            about=(section_name, *lacking),
+        )
+    return kind(**own)
+
+
+def _unknown(name: str, known: Mapping[str, Leaf]) -> Problem:
+    """Returns the error for an unknown field; it is about the fields that were probably meant."""
+    inside = [other for other in known if other.rpartition(".")[0] == name]
+    if inside:
+        fields = ", --".join(inside)
+        return Problem(
+            f"--{name} is a section, not a field; its fields are --{fields}", name, *inside
+        )
+    message, flag = f"unknown field --{name}", name.replace("_", "-")
+    section, _, word = name.rpartition(".")
+    off = [leaf.name for leaf in known.values() if leaf.value is None and section_class(leaf[2])]
+    if section in known and section not in off and not _is_section(known[section]):
+        return Problem(f"{message}: {section} is a field, not a section", section)
+    if section in off:
+        candidates = [other for other in known if other.startswith(f"{section}.")]
+    else:
+        candidates = [other for other in known if other in off or not _is_within(other, off)]
+    near = [other for other in candidates if other.rpartition(".")[2] == word]
+    if not near and _OTHER_NAMES.get(word) in known:
+        near = [_OTHER_NAMES[word]]
+    if not near and flag in run_flags.NAMES:  # suggesting the same word would not help
+        return Problem(f"{message}; --{flag} is a flag that not every command takes", name)
+    near = near or difflib.get_close_matches(name, [*candidates, *run_flags.NAMES], n=1)
+    hint = f"did you mean --{' or --'.join(near)}?" if near else "--help all lists the fields"
+    return Problem(f"{message}; {hint}", name, *near)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from jaxtrain.config import bounds, files, invocation, metrics, overrides
+from jaxtrain.config import bounds, field_values, files, invocation, metrics, overrides
 from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
@@ -336,7 +336,7 @@ def _changes(base: Run, run: Run) -> list[str]:
         word
         for leaf in overrides.leaves(run)
         if leaf.name not in before or before[leaf.name] != leaf.value
-        for word in (f"--{leaf.name}", *overrides.words(leaf.value))
+        for word in (f"--{leaf.name}", *field_values.words(leaf.value))
     ]
 
 
@@ -367,9 +367,9 @@ def _check_fields(run: Run) -> Iterator[str]:
                         addresses.check(value, leaf.name)
         except InputError as error:
             yield Problem(str(error), leaf.name)
-        if not overrides.matches(leaf.value, leaf.annotation):
-            wanted = overrides.takes(leaf.annotation)
-            near = overrides.nearest_value(str(leaf.value), leaf.annotation)
+        if not field_values.matches(leaf.value, leaf.annotation):
+            wanted = field_values.takes(leaf.annotation)
+            near = field_values.nearest(str(leaf.value), leaf.annotation)
             hint = "" if near is None else f"; did you mean {near}?"
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
             continue
@@ -378,7 +378,7 @@ def _check_fields(run: Run) -> Iterator[str]:
         numbers = [value for value in values if isinstance(value, int | float)]
         least = -math.inf if section == "model" else 0  # models check their own fields
         if any(not math.isfinite(n) or n < least or (positive and n == 0) for n in numbers):
-            takes = overrides.takes(leaf.annotation)
+            takes = field_values.takes(leaf.annotation)
             above = "at least 1" if "whole" in takes else "above 0"
             bound = (above if positive else "at least 0") + (", or None" if "None" in takes else "")
             wanted = bound if all(map(math.isfinite, numbers)) else "a finite number"

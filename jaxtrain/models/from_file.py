@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxtrain import config, errors, models
-from jaxtrain.config import overrides
+from jaxtrain.config import field_values
 from jaxtrain.errors import InputError
 
 T = TypeVar("T")
@@ -151,9 +151,9 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
                 return _make(choice, value, source, where)
     held = tuple(value) if isinstance(value, list) else value
-    if not overrides.matches(held, annotation):
+    if not field_values.matches(held, annotation):
         raise InputError(
-            f"{source}: {where} takes {overrides.takes(annotation)}, not {errors.shown(value)}"
+            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
         )
     for number in held if isinstance(held, tuple) else (held,):
         if isinstance(number, int | float) and not _is_sane(number):

@@ -10,7 +10,7 @@ is used.
 
 import dataclasses
 
-from jaxtrain.config import overrides
+from jaxtrain.config import field_values
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import hardware
 
@@ -122,7 +122,7 @@ def card(name: str) -> Card:
         InputError: there is no such card; the message suggests others.
     """
     if name not in CARDS:
-        raise InputError(f"--gpu {name} is unknown; {overrides.did_you_mean(name, CARDS)}")
+        raise InputError(f"--gpu {name} is unknown; {field_values.did_you_mean(name, CARDS)}")
     return CARDS[name]
 
 

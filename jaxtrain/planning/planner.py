@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.config import Mesh, invocation, overrides
+from jaxtrain.config import Mesh, field_values, invocation, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import (
     cards,
@@ -337,7 +337,7 @@ def predict(
     typed = [
         word
         for field, value in changes.items()
-        for word in (f"--{field}", *overrides.words(overrides.plain(value)))
+        for word in (f"--{field}", *field_values.words(field_values.plain(value)))
     ]
     if isinstance(name, config.Run):
         given = config.as_typed(name)

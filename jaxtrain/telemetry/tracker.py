@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from jaxtrain import versions
-from jaxtrain.config.overrides import did_you_mean
+from jaxtrain.config.field_values import did_you_mean
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, first_line, shown
 from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import read_json, write_whole

@@ -10,7 +10,7 @@ import pytest
 from config_reads import Program
 
 from jaxtrain import config, main
-from jaxtrain.config import files, help, overrides
+from jaxtrain.config import field_values, files, help, overrides
 from jaxtrain.errors import InputError
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
@@ -263,6 +263,18 @@ def test_help_of_each_config_lists_each_field(
         text = capsys.readouterr().out
         for section in ("teacher.decode", "perceptual.weights", "adversary.replay"):
             assert (f"--model.{section} " in text) == (f"model.{section.split('.')[0]}" in off)
+
+
+def test_each_value_is_the_same_when_it_is_typed(runs: dict[str, config.Run]) -> None:
+    for name, run in runs.items():
+        leaves = list(overrides.leaves(run))
+        for leaf in leaves:
+            typed = field_values.parse(field_values.words(leaf.value), leaf.annotation)
+            assert typed == leaf.value, (name, leaf.name)
+        typed_all = [
+            word for one in leaves for word in (f"--{one.name}", *field_values.words(one.value))
+        ]
+        assert overrides.apply(run, typed_all) == run, name
 
 
 def test_each_field_has_help(runs: dict[str, config.Run]) -> None:

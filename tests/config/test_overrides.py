@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import overrides
+from jaxtrain.config import field_values, overrides
 from jaxtrain.errors import InputError, fields_of
 
 
@@ -72,7 +72,7 @@ def test_merged_overrides_keep_the_order_of_the_last_values() -> None:
         (["--model.perceptual.weight", "1"], r"also needs --model.perceptual.weights$"),
         (
             ["--model.adversary.wight", "1"],
-            r"unknown field --model.adversary.wight; .* mean weight\?",
+            r"unknown field --model.adversary.wight; .* mean --model.adversary.weight\?",
         ),
         (
             ["--model.adversary.weight", "abc"],
@@ -105,7 +105,7 @@ def test_a_section_that_cannot_be_enabled_is_refused(arguments: list[str], messa
     ],
 )
 def test_a_whole_number_with_a_suffix(text: str, number: int | None) -> None:
-    assert overrides.whole_number(text) == number
+    assert field_values.whole_number(text) == number
 
 
 @pytest.mark.parametrize(("text", "number"), [("2.5M", 2_500_000), ("1B", 10**9), ("70", 70)])

@@ -112,7 +112,7 @@ def test_the_last_of_two_overrides_wins() -> None:
         (["--data.eps", "1"], "did you mean --optim.eps?"),
         (["--mesh", "8"], "--mesh is a section, not a field; its fields are --mesh.data, --mesh.f"),
         (["--xyzzy", "8"], "--help all lists the fields"),
-        (["--model.head.width", "8"], "model.head is None, not a section"),
+        (["--model.head.width", "8"], "model.head is a field, not a section"),
         (["8"], "unexpected argument '8'"),
         (["--seed"], "--seed needs a value: a whole number"),
         (["--seed", "1", "2"], "--seed takes a whole number, not '1 2'"),

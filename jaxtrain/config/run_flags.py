@@ -1,0 +1,31 @@
+"""The flags of a run that are not config fields; a test freezes this list."""
+
+import dataclasses
+from typing import Annotated
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """What a command line sets for one run, beside its config."""
+
+    config: Annotated[str | None, "NAME"] = None
+    """a shipped config, or the path of a .py file"""
+    output_dir: Annotated[str | None, "DIR"] = None
+    """run directory, or s3:// or gs:// (default: output/NAME/<UTC time>)"""
+    resume: Annotated[str | None, "latest|STEP|PATH"] = None
+    """resume from the latest checkpoint, from a step, or from another run"""
+    simulate_devices: Annotated[int | None, "N"] = None
+    """run on N virtual CPU devices, to try a mesh without GPUs"""
+    debug: bool = False
+    """check for NaNs, disable buffer donation, log collectives"""
+    profile: Annotated[str | None, "START:STOP"] = None
+    """write a profiler trace of these steps"""
+    track: Annotated[tuple[str, ...], "NAME"] = ()
+    """also record the run with wandb, trackio, or mlflow; repeat the flag for several"""
+
+
+NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(RunFlags))
+"""As typed, without dashes in front."""
+
+ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
+"""Flags that commands for later runs do not repeat."""
