@@ -459,7 +459,7 @@ def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool
 def newest_runs(root: Path) -> list[Path]:
     """Returns the runs of all configs in ``output``, the one that saved last first."""
     names = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    runs = [run for name in names if not name.is_symlink() for run in _runs(name)]
+    runs = [run for name in names for run in _runs(name)]
     return sorted(runs, key=lambda run: (_last_save(run), run), reverse=True)
 
 

@@ -22,6 +22,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights
 from jaxtrain.ops.sampling import Choice
+from jaxtrain.storage.atomic import LATEST, expanded
 from jaxtrain.training import run_directory
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -65,7 +66,7 @@ def _newest_run() -> Path:
     Raises:
         InputError: no run has such a model.
     """
-    for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
+    for run in (expanded(run_directory.ROOT / LATEST), *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version
             model = weights.model_at(run)
             if model is not None and model.task == "generate":
@@ -82,7 +83,7 @@ def _is_model(text: str) -> bool:
         return True
     # pathlib would raise for an unknown user and for a path that is too long.
     name = os.path.expanduser(text)
-    return os.path.lexists(name) and weights.model_at(Path(name)) is not None
+    return os.path.lexists(name) and weights.model_at(expanded(name)) is not None
 
 
 def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:

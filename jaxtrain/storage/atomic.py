@@ -275,18 +275,39 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield file
 
 
+LATEST = "latest"
+"""A file with the relative path of a folder beside it, for which its own path stands in commands.
+
+A link would do the same for a shell, too, but TensorBoard follows links: it would show the newest
+run of a folder twice.
+"""
+
+
 def expanded(path: str | Path) -> Path:
-    """Expands ~ in a typed path.
+    """Expands ~ in a typed path, and ``output/latest`` to the run that this file names.
 
     Raises:
         InputError: the path begins with ~, and the home folder is unknown.
     """
     try:
-        return Path(path).expanduser()
+        given = Path(path).expanduser()
     except RuntimeError:  # for example in a container without HOME or a user name
         raise InputError(
             f"{path}: the home folder for ~ is unknown: pass the full path, or set HOME"
         ) from None
+    for parent in (given, *given.parents):
+        if parent.name == LATEST and (named := _named_by(parent)) is not None:
+            return named / given.relative_to(parent)
+    return given
+
+
+def _named_by(file: Path) -> Path | None:
+    """Returns the folder that a file :data:`LATEST` names; None if it is another file."""
+    try:
+        folder = file.parent / file.read_text(encoding="utf-8").strip()
+        return folder if folder.is_dir() else None
+    except (OSError, ValueError):  # a folder, or another file
+        return None
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:

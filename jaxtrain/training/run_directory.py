@@ -24,7 +24,7 @@ from jaxtrain.checkpoint.remote import IN_BUCKET
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import atomic, json_lines, lock
-from jaxtrain.storage.atomic import expanded, write_whole
+from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history, line_files
 
@@ -497,12 +497,12 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
     remove_leftovers(directory, alone=lock.hold(directory, say))
 
 
-def link_latest(
+def point_latest(
     directory: Path, root: Path = ROOT, say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Atomically points ``root/latest`` at a run below ``root``.
+    """Writes into ``root/latest`` which run below ``root`` is the newest (``atomic.LATEST``).
 
-    It writes nothing if the link already points there, as after most saves.
+    It writes nothing if the file already names this run, as after most saves.
 
     Args:
         directory: of the run.
@@ -512,21 +512,12 @@ def link_latest(
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:
         return
-    link = root / "latest"
-    beside = root / f".latest-{os.getpid()}"
-    target = directory.relative_to(root)
-    with contextlib.suppress(OSError):  # there is no link yet
-        if link.readlink() == target:
-            return
+    file, named = root / LATEST, f"{directory.relative_to(root)}\n"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
-        beside.symlink_to(target)
-        os.replace(beside, link)
+        if not file.is_file() or file.read_text() != named:
+            write_whole(file, named)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        say(f"warning: cannot link {link} to {directory} ({error.strerror})")
+        say(f"warning: cannot write {file}, which names {directory} ({error.strerror})")
 
 
 def is_own(name: str) -> bool:

@@ -591,11 +591,11 @@ def _open_saver(
     """Opens what writes checkpoints, and begins to copy them to the bucket, if there is one."""
     run, say, mirror = built.run, log.say, directory.mirror
     # The cache prints a warning once, not after each save.
-    link_latest = functools.partial(
-        run_directory.link_latest, directory.path, say=functools.cache(say)
+    point_latest = functools.partial(
+        run_directory.point_latest, directory.path, say=functools.cache(say)
     )
     if directory.resumes:
-        link_latest()  # otherwise the first save links it
+        point_latest()  # otherwise the first save does
     checkpoints = Checkpoints(
         directory.path,
         run.checkpoint.keep,
@@ -615,7 +615,7 @@ def _open_saver(
         first.meta,
         first.run_progress,
         say,
-        _after_save(link_latest, mirror),
+        _after_save(point_latest, mirror),
         built.definition.constants,
     )
     return checkpoints, saver

@@ -15,6 +15,7 @@ import small_checkpoint
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
+from jaxtrain.storage.atomic import expanded
 from jaxtrain.training import run_directory
 
 
@@ -28,7 +29,7 @@ def fake_checkpoint(run: Path, step: int) -> Path:
     return small_checkpoint.write(run, step, saved=f"2026-01-01T00:00:{step:02}Z")
 
 
-def test_a_new_run_is_named_after_the_time_and_linked(root: Path) -> None:
+def test_a_new_run_is_named_after_the_time(root: Path) -> None:
     first = run_directory.prepare("demo", None, None, None, root)
     second = run_directory.prepare("demo", None, None, None, root)
     assert first != second
@@ -36,30 +37,30 @@ def test_a_new_run_is_named_after_the_time_and_linked(root: Path) -> None:
         assert directory.is_dir()
         assert directory.parent == root / "demo"
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ(-\d+)?", directory.name)
-    run_directory.link_latest(first, root)
-    run_directory.link_latest(second, root)
-    link = root / "latest"
-    assert link.resolve() == second.resolve()
-    assert not os.path.isabs(link.readlink())  # the folder can be moved
+    run_directory.point_latest(first, root)
+    run_directory.point_latest(second, root)
+    assert expanded(root / "latest") == second
+    assert expanded(root / "latest/report.html") == second / "report.html"
+    assert (root / "latest").read_text() == f"demo/{second.name}\n"  # the folder can be moved
     assert sorted(path.name for path in root.iterdir()) == ["demo", "latest"]
 
 
-def test_a_given_directory_is_linked_only_below_the_root(root: Path, tmp_path: Path) -> None:
+def test_latest_is_a_run_below_the_root(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "elsewhere" / "run"
     assert run_directory.prepare("demo", str(given), None, None, root) == given
-    run_directory.link_latest(given, root)
+    run_directory.point_latest(given, root)
     assert not root.exists()
     inside = root / "demo" / "mine"
     assert run_directory.prepare("demo", str(inside), None, None, root) == inside
-    run_directory.link_latest(inside, root)
-    assert (root / "latest").resolve() == inside.resolve()
+    run_directory.point_latest(inside, root)
+    assert expanded(root / "latest") == inside
 
 
-def test_a_link_that_is_up_to_date_is_not_written_again(root: Path) -> None:
+def test_latest_is_not_written_again(root: Path) -> None:
     run = run_directory.prepare("demo", None, None, None, root)
-    run_directory.link_latest(run, root)
+    run_directory.point_latest(run, root)
     first = (root / "latest").lstat()
-    run_directory.link_latest(run, root)
+    run_directory.point_latest(run, root)
     assert os.path.samestat(first, (root / "latest").lstat())
 
 
@@ -156,23 +157,22 @@ def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
     (root / "latest").mkdir(parents=True)
     run = run_directory.prepare("demo", None, None, None, root)
     said: list[str] = []
-    run_directory.link_latest(run, root, said.append)
-    assert said == [f"warning: cannot link {root / 'latest'} to {run} (Is a directory)"]
-    assert not list(root.glob(".latest*"))
+    run_directory.point_latest(run, root, said.append)
+    assert said == [f"warning: cannot write {root / 'latest'}, which names {run} (Is a directory)"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
-def test_a_disk_that_rejects_links_does_not_end_the_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+def test_a_full_disk_does_not_end_the_run_after_a_save(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, said = run_directory.prepare("demo", None, None, None, root), list[str]()
 
-    def refuse(link: Path, target: Path) -> None:
-        raise OSError(number, os.strerror(number))
+    def refuse(path: Path, data: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    run_directory.link_latest(run, root, said.append)
-    assert said == [f"warning: cannot link {root / 'latest'} to {run} ({os.strerror(number)})"]
+    monkeypatch.setattr(run_directory, "write_whole", refuse)
+    run_directory.point_latest(run, root, said.append)
+    why = "No space left on device"
+    assert said == [f"warning: cannot write {root / 'latest'}, which names {run} ({why})"]
 
 
 def test_a_new_run_on_a_full_disk_is_a_temporary_failure(
