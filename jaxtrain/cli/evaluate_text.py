@@ -10,10 +10,10 @@ window of them where the text has as many.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain import terminal, versions
@@ -26,14 +26,13 @@ from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import weights
 from jaxtrain.models.contract import Task
 from jaxtrain.storage import addresses, atomic
+from jaxtrain.telemetry import progress_bar
 
 KINDS: dict[Task, type[MaskedModel] | type[CausalModel]] = {
     "fill": MaskedModel,
     "generate": CausalModel,
 }
 """A model's task, and the class that uses it."""
-
-_PRINT_EVERY_S = 10.0
 
 
 def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> int:
@@ -65,7 +64,8 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
     except OSError as error:
         raise InputError(f"--data {flags.data} cannot be read: {error.strerror}") from error
     try:
-        found = model.score(texts, rows=flags.rows, max_tokens=flags.max_tokens, each=_progress())
+        with _progress("windows" if kind is CausalModel else "tokens") as each:
+            found = model.score(texts, rows=flags.rows, max_tokens=flags.max_tokens, each=each)
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
     terminal.out(_report(found, model, flags))
@@ -106,18 +106,19 @@ def _check_readable(path: Path) -> None:
         raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
 
 
-def _progress() -> Callable[[int, int], None]:
-    """Returns a function that prints the progress every ten seconds."""
-    printed = time.monotonic()
+@contextlib.contextmanager
+def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows the progress; yields a function that takes how much is done, and of how much."""
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[int, int], None]] = []
 
-    def show(done: int, count: int) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        if now - printed >= _PRINT_EVERY_S:
-            printed = now
-            terminal.out(f"{done / count:.0%} measured")
+        def each(done: int, count: int) -> None:
+            if not shown:  # only now is the count known
+                counted = progress_bar.counted("measuring", things, count, 0, terminal.out)
+                shown.append(stack.enter_context(counted))
+            shown[0](done, 0)
 
-    return show
+        yield each
 
 
 def _derived(found: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:

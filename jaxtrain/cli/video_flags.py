@@ -10,6 +10,7 @@ from jaxtrain import terminal
 from jaxtrain.cli import command_line, job_flags
 from jaxtrain.data import engines, jobs
 from jaxtrain.errors import InputError
+from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
     from jaxtrain.inference import video_folder
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are c
 
 _MOST_WORKERS = 1024
 _WORST_CRF = 51
-_PRINT_EVERY_S = 10.0
 
 
 def add_crf(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def autoencoder(flags: argparse.Namespace, command: str) -> "Autoencoder":
 
 
 class Counter:
-    """Counts frames or clips, and prints the progress every ten seconds."""
+    """Counts frames or clips, and prints the progress every 30 seconds."""
 
     def __init__(self, expected: int, what: str = "frame") -> None:
         self._expected, self._done, self._what = expected, 0, what
@@ -87,7 +87,7 @@ class Counter:
         self._done += 1
         if self._done == 1:
             self._first_s = now - self._began
-        if now - self._printed >= _PRINT_EVERY_S:
+        if now - self._printed >= SAY_EVERY_S:
             self._printed = now
             terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
 

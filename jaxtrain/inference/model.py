@@ -102,12 +102,15 @@ class Model:
     def encode(self, video: str | Path | np.ndarray) -> np.ndarray:
         """Encodes a video of any length.
 
+        With k frames per latent (``model.time_downscale``; usually 4), T frames become
+        L = ceil((T - 1) / k) + 1 latents, enough to decode all of them: 12 frames become 4 latents.
+
         Args:
             video: a file, or uint8 [T, H, W, 3]. Sides that are not multiples of the model's factor
                 are padded by repeating the last row and column.
 
         Returns:
-            Latents, float32 [L, h, w, C].
+            Latents, float32 [L, h, w, C]. With ``model.trim="h3"``, L is 5 n - 3.
 
         Raises:
             InputError: not a video autoencoder, or the video cannot be read.
@@ -119,14 +122,15 @@ class Model:
     def decode(
         self, latents: np.ndarray, *, height: int | None = None, width: int | None = None
     ) -> np.ndarray:
-        """Decodes latents to a video.
+        """Decodes latents to a video, which may be up to k - 1 frames longer than the encoded one.
 
         Args:
             latents: [L, h, w, C], of a complete video.
             height, width: of a frame without padding; None takes all of the decoded frame.
 
         Returns:
-            uint8 [T, H, W, 3]; up to three frames more than the encoded video had.
+            uint8 [k (L - 1) + 1, H, W, 3], see :meth:`encode`: 4 latents become 13 frames, of which
+            the first T are those of a video of T frames.
 
         Raises:
             InputError: not a video autoencoder.

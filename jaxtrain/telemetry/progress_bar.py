@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 def counted(
     what: str, things: str, total: int, before: int, say: Say
 ) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many things are done while the block runs, how fast, and how many failed.
+    """Shows how many things are done while the block runs, how fast, and how many failed, if any.
 
     On a terminal this is one line that is rewritten in place. If a run already has a live line
     there, the count is part of that line.
@@ -37,7 +37,8 @@ def counted(
         passed = now - began
         rate = (done - before) / passed if passed > 0 else 0.0
         left = _left(total - done, rate)
-        return f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}, {failed:,} failed"
+        text = f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}"
+        return f"{text}, {failed:,} failed" if failed else text
 
     display = terminal.taken()
     if display is not None:

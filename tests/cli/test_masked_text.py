@@ -15,6 +15,7 @@ import small_checkpoint
 from flax import nnx
 
 from jaxtrain import main
+from jaxtrain.cli import evaluate_text
 from jaxtrain.data import text
 from jaxtrain.data.text import documents, specials, tokenizer
 from jaxtrain.errors import InputError
@@ -22,6 +23,7 @@ from jaxtrain.inference import fill_mask, load
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
+from jaxtrain.telemetry import progress_bar
 from jaxtrain.training import setup
 
 VOCABULARY = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
@@ -311,6 +313,20 @@ def test_only_the_beginning_of_a_long_text_is_read(
         for text in (read, TEXT * 20)
     ]
     assert scores[0] == scores[1]
+
+
+def test_a_pipe_gets_a_line_of_progress_every_30_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now)
+    with evaluate_text._progress("tokens") as each:
+        for number in range(1, 21):
+            now += 5.0  # 100 s
+            each(number, 20)
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"measuring: {done} of 20 tokens" for done in (7, 13, 19)
+    ]
 
 
 def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> None:
