@@ -130,7 +130,10 @@ def train(
 
 
 def load_model(
-    source: "str | Path | TrainResult", *, precision: "Precision" = "float32"
+    source: "str | Path | TrainResult",
+    *,
+    precision: "Precision" = "float32",
+    config: str | Path | None = None,
 ) -> "Model":
     """Loads a trained model.
 
@@ -138,6 +141,8 @@ def load_model(
         source: a result of :func:`train`, a run directory, a checkpoint, a weights file, or a model
             on the Hugging Face Hub, such as ``"hf:org/model"`` or ``"hf:org/model@revision"``.
         precision: of the computation; ``"bfloat16"`` is faster on GPUs.
+        config: the config that it was trained with, a ``.py`` file; required only for your own
+            model, which this file defines or imports.
 
     Returns:
         The model; ``generate``, ``fill_mask``, ``encode``, ``decode``, and ``evaluate`` work if
@@ -150,13 +155,13 @@ def load_model(
     from jaxtrain.config import Precision, invocation
 
     where = getattr(source, "directory", source)  # of a TrainResult
-    _check_types(source=(where, str), precision=(precision, Precision))
+    _check_types(source=(where, str), precision=(precision, Precision), config=(config, str | None))
     from jaxtrain.inference.model import Model
     from jaxtrain.xla import platform
 
     platform.use_cpu_without_driver(os.environ)
     with invocation.from_python():
-        return Model(cast(str | Path, where), precision)
+        return Model(cast(str | Path, where), precision, config)
 
 
 def plan(

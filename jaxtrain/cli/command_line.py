@@ -179,6 +179,22 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def own_config(text: str) -> config.Run:
+    """Runs a config file, so that its model can be loaded; a type for argparse."""
+    return config.named(text)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--config`` to a command that uses a trained model."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE.py",
+        type=own_config,
+        help="the config that it was trained with; only for your own model, which this file "
+        "defines or imports",
+    )
+
+
 def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | None:
     """Returns the flags; for ``--help``, prints the help and returns None.
 

@@ -164,4 +164,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     video_flags.add_workers(parser)
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

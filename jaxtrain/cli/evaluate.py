@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use, or nothing can be measured.
     """
     _check_present(arguments)
+    for value in command_line.values_of("--config", arguments):  # before SOURCE is looked at
+        command_line.own_config(value)
     # They import jax, which takes seconds.
     from jaxtrain.cli import evaluate_text
     from jaxtrain.inference import compare, load
@@ -400,4 +402,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     job_flags.add_for_models(parser, parts=False)
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

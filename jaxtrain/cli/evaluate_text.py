@@ -185,4 +185,5 @@ def _parser() -> argparse.ArgumentParser:
         help="also write the results to FILE, as JSON",
     )
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

@@ -170,4 +170,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="license to name in the model card, such as apache-2.0 (default: none)",
     )
+    command_line.add_config(parser)
     return parser

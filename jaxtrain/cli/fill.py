@@ -39,4 +39,5 @@ def _parser() -> argparse.ArgumentParser:
     add("text", metavar="TEXT", help="a text with [MASK] where you want a prediction")
     add("--top", metavar="N", type=int, default=5, help="number of tokens per mask (default: 5)")
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

@@ -166,4 +166,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", metavar="N", type=int, default=0, help="random seed of the sampling (default: 0)")
     add("--samples", metavar="N", type=int, default=1, help="number of completions (default: 1)")
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

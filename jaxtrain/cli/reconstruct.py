@@ -115,4 +115,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-audio", action="store_true", help="do not copy the audio")
     video_flags.add_crf(parser)
     command_line.add_precision(parser)
+    command_line.add_config(parser)
     return parser

@@ -83,6 +83,11 @@ def execute(path: Path) -> Any:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
+    # Its folder comes last, so that a model beside it can be imported, also in worker processes,
+    # and hides no package.
+    folder = str(path.absolute().parent)
+    if path.parent != directory() and folder not in sys.path:
+        sys.path.append(folder)
     sys.modules[module_name] = module  # dataclasses look up their module by name
     try:
         exec(code, module.__dict__)

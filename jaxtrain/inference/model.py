@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import config
 from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
 from jaxtrain.data.text import documents
@@ -27,13 +28,22 @@ class Model:
         source: a checkpoint, a run directory (its best checkpoint, or else its newest), a folder
             of transformers, a weights file, or ``hf:ORG/MODEL[@REVISION][:FILE]`` on the Hub.
         precision: of the computation; bfloat16 is faster on GPUs.
+        config_file: the config that it was trained with; required only if that file defines or
+            imports the model.
 
     Raises:
         InputError: nothing is at ``source``, or another version wrote it.
         RunAgain: the Hub cannot be reached now.
     """
 
-    def __init__(self, source: str | Path, precision: Precision = "float32") -> None:
+    def __init__(
+        self,
+        source: str | Path,
+        precision: Precision = "float32",
+        config_file: str | Path | None = None,
+    ) -> None:
+        if config_file is not None:
+            config.named(str(config_file))
         source = hub.local(source)
         weights.check_there(source)
         self._source, self._precision = source, precision

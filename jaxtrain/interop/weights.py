@@ -87,7 +87,7 @@ def load(
         return Weights(model, params, str(source))
     if source.is_dir() or pointer.is_checkpoint(source):
         path = resume.of_source(source)
-        model = from_file.model_config(_described(path), str(path))
+        model = _model_of(path)
         check(model)
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
@@ -124,7 +124,7 @@ def model_at(source: Path) -> Any | None:
     if huggingface.is_one(source):
         return huggingface.model(source)
     path = next(resume.complete_of_source(source), None)
-    return None if path is None else from_file.model_config(_described(path), str(path))
+    return None if path is None else _model_of(path)
 
 
 def run_meta(source: Path) -> Mapping[str, Any]:
@@ -256,6 +256,12 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
         for field, held in model.not_in_weights
         if field not in known
     ]
+
+
+def _model_of(path: Path) -> Any:
+    """Returns the model config in a checkpoint."""
+    defined_in = pointer.read_meta(path).get("model_file")
+    return from_file.model_config(_described(path), str(path), defined_in)
 
 
 def _described(path: Path) -> Mapping[str, Any]:

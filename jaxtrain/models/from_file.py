@@ -1,9 +1,10 @@
 """Builds a model's config from its description in a file.
 
 Files are data: a name in a file never decides which code runs. A file has the short name of its
-model, such as ``gpt``, which is looked up among the modules of this package. Only a ``Config``
-class in one of them is instantiated, with the dataclasses that its fields declare. So a new model
-needs no entry anywhere.
+model, such as ``gpt``, which is looked up among the modules of this package, and then among the
+classes that are imported already: a ``--config`` file that you pass defines or imports your own
+model. Only such a class is instantiated, with the dataclasses that its fields declare. So a new
+model needs no entry anywhere.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import importlib
 import json
 import math
 import pkgutil
+import sys
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,8 +46,13 @@ def name_of(model: Any) -> str:
     return str(config.to_dict(model)["class"])
 
 
-def model_config(saved: Any, source: str) -> Any:
+def model_config(saved: Any, source: str, defined_in: str | None = None) -> Any:
     """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
+
+    Args:
+        saved: the description.
+        source: the file that has it, for messages.
+        defined_in: the file of the model's class as it was recorded. It is never imported.
 
     Raises:
         InputError: the model is unknown, or the fields do not fit it.
@@ -55,10 +62,29 @@ def model_config(saved: Any, source: str) -> Any:
         raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
     made = config_class(said)
     if made is None:
-        raise InputError(
-            f"{source}: unknown model {errors.shown(said)}; the models are {', '.join(names())}"
-        )
+        raise _unknown(said, source, defined_in)
     return _make(made, _without_class(saved), source, "model")
+
+
+def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
+    """Makes the error for a model that is neither in this package nor imported."""
+    if "." not in name:
+        return InputError(
+            f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
+        )
+    where = f" (it was defined in {errors.shown(defined_in, 200)})" if defined_in else ""
+    return InputError(
+        f"{source}: its model {errors.shown(name)} is not part of jaxtrain{where}: pass the config "
+        "that it was trained with, --config FILE.py"
+    )
+
+
+def file_of(model: Any) -> str | None:
+    """Returns the file of the class of a model that is not in this package; None for the others."""
+    kind = type(model)
+    if kind.__module__.startswith("jaxtrain."):
+        return None
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
 def section(kind: type[T], saved: Any, source: str, name: str) -> T:
@@ -110,7 +136,11 @@ def _modules() -> list[str]:
 
 
 def config_class(name: str) -> type[Any] | None:
-    """Returns the ``Config`` of the model with this name, or None if there is none."""
+    """Returns the ``Config`` of the model with this name, or None if there is none.
+
+    Args:
+        name: a short name such as ``gpt``, or ``MODULE.CLASS`` of a class that is imported already.
+    """
     from jaxtrain.models.contract import ModelConfig  # imports jax
 
     for own in _modules():
@@ -118,7 +148,18 @@ def config_class(name: str) -> type[Any] | None:
             found = vars(importlib.import_module(f"{models.__name__}.{own}")).get("Config")
             if isinstance(found, type) and issubclass(found, ModelConfig):
                 return found
-    return None
+    newest = None  # a config file may have been run twice
+    for kind in _below(ModelConfig):
+        if f"{kind.__module__}.{kind.__qualname__}" == name:
+            newest = kind
+    return newest
+
+
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yields the imported subclasses of a class, in the order of their definition."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
 
 
 def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:

@@ -14,6 +14,7 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.models import from_file
 from jaxtrain.storage.disks import reason
 from jaxtrain.training.run_progress import NAME, Best, RunProgress
 from jaxtrain.training.state import State, saved_part
@@ -35,12 +36,14 @@ class RunMeta:
         versions: of jaxtrain and its dependencies.
         constants: part of the model -> SHA-256 of the values that it reads from files, which
             checkpoints lack.
+        model_file: the file of the model's class, if it is not part of jaxtrain: for messages.
     """
 
     fingerprint: str
     config: dict[str, Any]
     versions: dict[str, Any]
     constants: dict[str, str] = dataclasses.field(default_factory=dict)
+    model_file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary that can be written as JSON."""
@@ -49,7 +52,8 @@ class RunMeta:
 
 def describe(run: config.Run, fingerprint: str) -> RunMeta:
     """Returns the metadata of a new run."""
-    return RunMeta(fingerprint, config.to_dict(run), versions.versions())
+    file = from_file.file_of(run.model)
+    return RunMeta(fingerprint, config.to_dict(run), versions.versions(), model_file=file)
 
 
 def patience_over(settings: config.Loop, progress: RunProgress) -> bool:

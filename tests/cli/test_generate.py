@@ -38,7 +38,11 @@ def run(*arguments: Any) -> int:
 
 
 def saved(
-    folder: Path, model: Any, files: dict[str, bytes], data: dict[str, str] | None = None
+    folder: Path,
+    model: Any,
+    files: dict[str, bytes],
+    data: dict[str, str] | None = None,
+    **meta: Any,
 ) -> Path:
     """Writes a run directory with a checkpoint of random parameters."""
     rng = np.random.default_rng(0)
@@ -55,7 +59,7 @@ def saved(
         params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
     checkpoints = saver.Checkpoints(folder, 3, lambda line: None, files=files)
     described = {"seed": 0, "model": config.to_dict(model), "data": data or {}}
-    meta = meta_of(3) | {"config": described}
+    meta = meta_of(3) | {"config": described} | meta
     checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)
     checkpoints.close()
     return folder
@@ -240,6 +244,64 @@ def test_the_default_source_is_the_latest_run(
     (tmp_path / "output/latest").write_text("demo_mlm/b\n")
     assert run("generate", "once", *FLAGS) == 0
     assert capsys.readouterr().out == expected(model, "once") + "\n"
+
+
+OWN_MODEL = """
+import dataclasses
+from jaxtrain.models import gpt
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(gpt.Config):
+    pass
+"""
+OWN_CONFIG = """
+import dataclasses, own_lm
+from jaxtrain import config
+
+base = config.named("demo_gpt")
+run = dataclasses.replace(base, model=own_lm.Config.tiny())
+"""
+
+
+def test_a_model_outside_the_package_needs_its_config(
+    tokenizer_files: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The file that the run names is shown, and never imported."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    described = config.to_dict(MODEL) | {"class": "own_lm.Config"}
+    trap = tmp_path / "own_lm.py"
+    trap.write_text("raise SystemExit('imported')")
+    whole = {"seed": 0, "model": described, "data": {}}
+    run_of = saved(tmp_path / "run", MODEL, tokenizer_files, config=whole, model_file=str(trap))
+    (tmp_path / "text.txt").write_text("once upon a time")
+    out = tmp_path / "out"
+    commands: list[tuple[Any, ...]] = [
+        ("generate", run_of, "once", *FLAGS),
+        ("export", run_of, out, "--format", "hf"),
+        ("evaluate", run_of, "--data", tmp_path / "text.txt"),
+    ]
+    for arguments in commands:
+        assert run(*arguments) == 2
+        assert capsys.readouterr().err == (
+            f"error: {run_of}/checkpoints/3.json: its model 'own_lm.Config' is not part of "
+            f"jaxtrain (it was defined in '{trap}'): pass the config that it was trained with, "
+            "--config FILE.py\n"
+        )
+    with pytest.raises(InputError, match=r"that it was trained with, config FILE\.py$"):
+        jaxtrain.load_model(run_of)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "own_lm.py").write_text(OWN_MODEL)
+    own = mine / "own_run.py"
+    own.write_text(OWN_CONFIG)
+    for arguments in commands:
+        assert run(*arguments, "--config", own) == 0
+    assert capsys.readouterr().out.startswith("once")
+    assert (out / "model.safetensors").exists()
+    assert jaxtrain.load_model(run_of, config=own).generate("once", tokens=2).startswith("once")
 
 
 @pytest.mark.parametrize(
