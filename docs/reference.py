@@ -130,21 +130,6 @@ def _place(section: tuple[str, type[object]]) -> tuple[int, str, str]:
     return _SECTIONS.index(name.partition(".")[0]), kind.__module__, name
 
 
-def results() -> str:
-    """The newest row of each claim in benchmarks/RESULTS.md."""
-    text = (DOCS.parent / "benchmarks" / "RESULTS.md").read_text()
-    claims = text.partition("## Claims\n")[2].partition("\n## ")[0].strip().splitlines()
-    head, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in claims)
-    columns = [head.index(name) for name in ("area", "claim", "value", "goal", "date")]
-    newest: dict[tuple[str, str], list[str]] = {}
-    for row in rows[1:]:
-        assert len(row) == len(head), row
-        chosen = [row[column] for column in columns]
-        if newest.get((row[0], row[1]), [""])[-1] <= chosen[-1]:
-            newest[row[0], row[1]] = chosen
-    return table([head[column] for column in columns], newest.values())
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "training-metrics": lambda: of_metrics("training", "train"),
     "validation-metrics": lambda: of_metrics("validation", "val"),
@@ -153,7 +138,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "run-directory": run_directory,
     "commands": command_help,
-    "results": results,
     "fields": config_fields,
 }
 

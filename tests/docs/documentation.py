@@ -30,7 +30,18 @@ PLACEHOLDER = re.compile(r"NAME|COMMAND|\.\.\.|[A-Z]")
 LAUNCHERS_DOCTOR = "--doctor"
 # In front of flags that are not the program's.
 OTHER_PROGRAMS = (
-    *("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git", "ray ", "apptainer"),
+    *(
+        "sbatch",
+        "srun",
+        "kubectl",
+        "docker",
+        "tensorboard",
+        "nvidia-smi",
+        "pip",
+        "git",
+        "ray ",
+        "apptainer",
+    ),
 )
 # What was measured or changed once: its commands and paths were right at the time.
 HISTORY = ("RESULTS.md", "LOG.md", "CHANGELOG.md")
@@ -330,3 +341,55 @@ def test_error_messages_in_troubleshooting_are_those_of_the_code() -> None:
         if len(piece) > 3 and not any(piece in text for text in texts)
     ]
     assert not missing, "\n".join(missing)
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text))
+
+
+def newest_claims() -> list[dict[str, str]]:
+    """The newest row of each claim in benchmarks/RESULTS.md, by column."""
+    text = (CHECKOUT / "benchmarks" / "RESULTS.md").read_text()
+    lines = text.partition("## Claims\n")[2].partition("\n## ")[0].strip().splitlines()
+    head, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
+    newest: dict[tuple[str, str], dict[str, str]] = {}
+    for row in (dict(zip(head, cells, strict=False)) for cells in rows):
+        key = row["area"], row["claim"]
+        if key not in newest or newest[key]["date"] <= row["date"]:
+            newest[key] = row
+    return [*newest.values()]
+
+
+def table_rows(page: str) -> Iterator[list[str]]:
+    for line in (CHECKOUT / page).read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("|--"):
+            yield [cell.strip() for cell in line[1:-1].split("|")]
+
+
+def test_results_are_the_newest_rows_of_the_record() -> None:
+    """Each row of docs/results.md has the date and the numbers of a row in RESULTS.md."""
+    rows = [row for row in table_rows("docs/results.md") if re.match(r"\d{4}-", row[-1])]
+    assert len(rows) > 30
+    claims = newest_claims()
+    unknown = [
+        claim
+        for claim, result, _, date in rows
+        if not any(
+            row["date"] == date and numbers(result) <= numbers(row["claim"] + " " + row["value"])
+            for row in claims
+        )
+    ]
+    assert not unknown, unknown
+
+
+def test_measured_numbers_in_readme_are_in_the_record() -> None:
+    text = (CHECKOUT / "README.md").read_text().partition("## Results")[2].partition("\n## ")[0]
+    recorded = numbers(" ".join(row["claim"] + " " + row["value"] for row in newest_claims()))
+    measured = [
+        number
+        for line in text.splitlines()
+        if line.startswith("| ") and "planned" not in line and "---" not in line
+        for number in numbers(" ".join(line.split("|")[3:5]))
+    ]
+    assert len(measured) > 8
+    assert set(measured) <= recorded, set(measured) - recorded
