@@ -13,7 +13,7 @@ nccl_settings() { # nccl_settings HOSTS
     local hosts=$1
     # By default NCCL prints nothing, even when it fails; WARN prints only the reason.
     export NCCL_DEBUG=${NCCL_DEBUG-WARN}
-    ((hosts > 1)) || return 0 # one node: NVLink or PCIe, nothing to set
+    [[ $hosts =~ ^[0-9]+$ ]] && ((hosts > 1)) || return 0 # one node: NVLink or PCIe, nothing to set
 
     # 2 hosts and more. NCCL ignores lo and docker*, but not libvirt's virtual bridges and containers'
     # veth devices, whose addresses are different machines on every host. "^" excludes.

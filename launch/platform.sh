@@ -8,27 +8,12 @@
 # One process per node uses all its GPUs. Every node needs the same DIR, on shared storage. Each node
 # restarts its own process; they meet again at the same address.
 #
-# Settings (MAX_RESTARTS, PYTHON, ...): supervise.sh; of NCCL: nccl.sh.
+# Settings (MAX_RESTARTS, PYTHON, ...): jaxtrain/supervisor.py; of NCCL: nccl.sh.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/supervise.sh
 source "$here/supervise.sh"
 # shellcheck source=launch/nccl.sh
 source "$here/nccl.sh"
-
-read_arguments "$@"
-set -- "${arguments[@]}"
-check_settings
-directory=$(output_dir "$@") || exit
-hosts=${WORLD_SIZE:-1}
-is_count "$hosts" || refuse "WORLD_SIZE is '$hosts': set it to the number of nodes"
-((hosts > 1)) || trap leave EXIT
-make_directory "$directory"
-nccl_settings "$hosts"
-
-start_process() {
-    shift
-    in_background "$PYTHON" -m jaxtrain.main "$@"
-}
-
-run_until_done 1 "$directory" "$@"
+nccl_settings "${WORLD_SIZE:-1}"
+supervise platform "$@"

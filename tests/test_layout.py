@@ -12,9 +12,10 @@ from jaxtrain.telemetry import tracker
 
 # The packages and top-level modules; each imports only those after it.
 ORDER = (
-    *("__main__", "main", "cli", "doctor", "bench", "inference", "planning", "training"),
-    *("reporting", "interop", "data", "telemetry", "checkpoint", "distributed", "optim", "models"),
-    *("sharding", "xla", "ops", "config", "terminal", "storage", "versions", "errors"),
+    *("__main__", "main", "supervisor", "cli", "doctor", "bench", "inference", "planning"),
+    *("training", "reporting", "interop", "data", "telemetry", "checkpoint", "distributed"),
+    *("optim", "models", "sharding", "xla", "ops", "config", "terminal", "storage", "versions"),
+    "errors",
 )
 # Modules that are named otherwise than their distribution. jax requires one version of jaxlib.
 DISTRIBUTIONS = {
@@ -25,11 +26,13 @@ DISTRIBUTIONS = {
     "orbax": "orbax-checkpoint",
     "pynvml": "nvidia-ml-py",
 }
-MOST_ROOT_MODULES = 6
+MOST_ROOT_MODULES = 7
 # Imports that would slow down worker processes and the parsing of a command line.
 _JAX = {"jax", "flax", "optax", "orbax", "grain"}
 LIGHT = {
     "jaxtrain.main": _JAX | {"numpy", "rich"},
+    # For ssh, a machine that only starts runs on others needs no packages.
+    "jaxtrain.supervisor": _JAX | {"numpy", "obstore", "psutil", "rich"},
     # Commands that check their input before they load jax and a model.
     **{
         f"jaxtrain.cli.{name}": _JAX

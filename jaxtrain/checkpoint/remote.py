@@ -167,7 +167,7 @@ def noted(run: Path, url: str) -> set[str]:
 
 def stage(url: str, cache_root: Path, process: int = 0) -> Path:
     """Returns the folder on disk for a run in a bucket."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "", url.rpartition("/")[2])[:40]  # as launchers do
+    name = re.sub(r"[^A-Za-z0-9_.-]", "", url.rpartition("/")[2])[:40]
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
     own = "run" if process == 0 else f"run-{process}"
     return cache_root / "buckets" / f"{name}-{digest}" / own

@@ -14,9 +14,7 @@ RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
 # Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded.
 PYTHON = """\
 #!/usr/bin/env bash
-[[ $1 != -c ]] || exec "$REAL_PYTHON" -c 'import sys; sys.modules["jaxtrain"] = sys
-sys.modules["jaxtrain.main"] = sys; sys.modules["jax"] = sys
-exec(sys.argv[1])' "$2"
+[[ $1 != -c && $2 != jaxtrain.supervisor ]] || exec "$REAL_PYTHON" "$@"
 index=${JAX_PROCESS_ID:-${SLURM_PROCID:-${RANK:-0}}}
 touch "$STUBS/calls.$index"
 attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))

@@ -485,19 +485,6 @@ def test_restarts_after_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
     ] * 6  # exec replaced the script
 
 
-def test_commands_in_a_run_directory_do_not_run(tmp_path: Path) -> None:
-    """Not even from a file that cannot be replaced: bash would run those in its arithmetic."""
-    stubs = Stubs(tmp_path, "play() { exit 75; }")
-    file = tmp_path / "run" / ".pod-restarts"
-    file.parent.mkdir()
-    for text in ("none made[$(touch ran)]", "none made[$(touch ran)] 1", "$(touch ran) 1"):
-        file.write_text(f"{text}\n")
-        code, err = started(stubs, 1)
-        assert code == 75, err
-        assert "restart 1 of at most 2 without a new checkpoint" in err
-        assert not (tmp_path / "ran").exists()
-
-
 def test_only_pod_zero_counts(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (tmp_path / "run").mkdir()

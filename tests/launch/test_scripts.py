@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from launch.stub import LAUNCH, Stubs
 
-from jaxtrain.checkpoint import remote
-from jaxtrain.storage import bucket
-
 RUN = ("--config", "demo", "--output-dir", "run")
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
 TEXTS = [path for path in sorted(LAUNCH.iterdir()) if path.is_file()]
@@ -143,36 +140,3 @@ def test_the_image_copies_existing_files_and_installs_the_cuda12_extra() -> None
     assert re.search(r"^ARG BASE=python:3\.11\.", text, re.MULTILINE)
     # The files that setuptools needs for the build.
     assert {"pyproject.toml", "README.md", "LICENSE", "jaxtrain", "configs"} <= set(copied)
-
-
-@pytest.mark.parametrize(
-    ("output", "cache"),
-    [
-        ("s3://bucket/runs/one", "/cache"),
-        ("gcs://bucket//a b%20é/", "/cache"),
-        ("s3:/bucket/" + 50 * "x", "relative/cache"),
-    ],
-)
-def test_a_run_in_a_bucket_has_the_folder_on_disk_that_jaxtrain_uses(
-    output: str, cache: str
-) -> None:
-    script = (
-        f'source {LAUNCH}/supervise.sh; read_arguments "$@"; output_dir "$@"; echo "$in_bucket"'
-    )
-    found = subprocess.run(
-        ["bash", "-c", script, "bash", "--output-dir", output, "--data.cache_dir", cache],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    expected = remote.stage(bucket.normalized(output, ""), Path(cache))
-    assert found.stdout.splitlines() == [str(expected), "yes"]
-
-
-def test_a_run_in_a_bucket_restarts_without_its_disk() -> None:
-    script = (
-        f"source {LAUNCH}/supervise.sh; is_lost none 12 && echo lost; in_bucket=yes;"
-        " is_lost none 12 || echo fetched"
-    )
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["lost", "fetched"]

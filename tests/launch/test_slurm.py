@@ -75,30 +75,6 @@ def test_restarts_without_progress_are_counted_over_the_starts_of_a_job(tmp_path
     assert submitted(stubs, *RUN, MAX_RESTARTS="2")[0] == 0
 
 
-def test_commands_in_a_run_directory_do_not_run(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { exit 75; }")
-    file = tmp_path / "run" / ".slurm-restarts"
-    file.parent.mkdir()
-    file.write_text("none made[$(touch ran)]\n")
-    code, err = submitted(stubs, *RUN, SLURM_RESTART_COUNT="1")
-    assert code == 0, err
-    assert "requeued, restart 1 of at most 5" in err
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_only_a_file_can_count_restarts(tmp_path: Path, kind: str) -> None:
-    stubs = Stubs(tmp_path, "play() { exit 75; }")
-    mine, count = tmp_path / "mine", tmp_path / "run" / ".slurm-restarts"
-    mine.write_text("keep\n")
-    count.parent.mkdir()
-    count.symlink_to(mine) if kind == "link" else os.mkfifo(count)
-    code, err = submitted(stubs, *RUN)
-    assert code == 2
-    assert "run/.slurm-restarts is a symbolic link or a pipe: remove it" in err
-    assert mine.read_text() == "keep\n"
-
-
 def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) -> None:
     plan = "play() { trap 'sleep 0.3; touch saved.$index; exit 75' TERM; stopped; }"
     stubs = Stubs(tmp_path, plan)

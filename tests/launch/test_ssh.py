@@ -1,18 +1,16 @@
 """ssh.sh, with an ssh that runs each command on this machine, through sh as a login shell."""
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launch.stub import Stubs
 from launch.test_local import wait_until
 
+from jaxtrain import supervisor
 from jaxtrain.checkpoint import remote
 
 RUN = ("--config", "demo", "--output-dir", "run")
@@ -43,114 +41,25 @@ def test_each_host_runs_a_process_and_its_output_has_its_name(tmp_path: Path) ->
     assert (tmp_path / "a b").is_dir()
 
 
-def note(directory: Path, index: int) -> Path:
-    """The path of the process record of that process on its host."""
-    text = f"{directory} run\n"
-    total = subprocess.run(["cksum"], input=text, capture_output=True, text=True, check=True)
-    name = f"ssh-{total.stdout.split()[0]}.{index}.{socket.gethostname()}"
-    return directory / "home" / ".cache" / "jaxtrain" / name
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("runtime", [False, True])
-def test_a_process_is_recorded_where_only_its_user_can_write(tmp_path: Path, runtime: bool) -> None:
-    stubs = Stubs(tmp_path, "play() { stopped; }")
-    place, more = note(tmp_path, 1), {}
-    if runtime:
-        (tmp_path / "user").mkdir(mode=0o700)
-        place = tmp_path / "user" / "jaxtrain" / place.name
-        more = {"XDG_RUNTIME_DIR": str(tmp_path / "user")}
-    with stubs.start("ssh.sh", hosts(tmp_path), *RUN, **more) as launcher:
-        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2 and place.exists(), launcher)
-        assert place.stat().st_mode & 0o777 == 0o600
-        assert place.parent.stat().st_mode & 0o777 == 0o700
-        pid, began = place.read_text().split()
-        assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19] == began
-        launcher.send_signal(signal.SIGTERM)
-        launcher.communicate(timeout=60)
-    assert not list(place.parent.iterdir())
-    assert not [
-        path for path in Path("/tmp").glob("jaxtrain-ssh-*") if path.stat().st_uid == os.getuid()
-    ]
-
-
-@pytest.mark.long
-def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
-    """Its target used to be overwritten, and the process with the number in it killed."""
-    stubs = Stubs(tmp_path, "play() { :; }")
-    with bystander() as innocent:
-        precious = tmp_path / "precious"
-        precious.write_text(noted(innocent))
-        place = note(tmp_path, 1)
-        place.parent.mkdir(parents=True)
-        place.symlink_to(precious)
-        code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
-        assert code == 0, err
-        assert precious.read_text() == noted(innocent)
-        assert innocent.poll() is None
-    assert not place.is_symlink()
-
-
-@contextlib.contextmanager
-def bystander() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process group of this user with "jaxtrain" in its command line, such as another run's."""
-    command = ["bash", "-c", "while :; do sleep 0.1; done", "jaxtrain.main"]
-    with subprocess.Popen(command, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def noted(process: "subprocess.Popen[bytes]") -> str:
-    stat = Path(f"/proc/{process.pid}/stat").read_text()
-    return f"{process.pid} {stat.rpartition(') ')[2].split()[19]}\n"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("wrong", ["time", "no time", "words", "owner"])
-def test_a_foreign_process_is_not_killed(tmp_path: Path, wrong: str) -> None:
-    if wrong == "owner" and os.getuid() != 0:
-        pytest.skip("only root can give a file away")
-    stubs = Stubs(tmp_path, "play() { :; }")
-    with bystander() as innocent:
-        place = note(tmp_path, 1)
-        place.parent.mkdir(parents=True)
-        text = noted(innocent)
-        place.write_text(
-            {
-                "time": f"{innocent.pid} 1\n",
-                "no time": f"{innocent.pid}\n",
-                "words": f"-1 {text}",
-                "owner": text,
-            }[wrong]
-        )
-        if wrong == "owner":
-            os.chown(place, 65534, 65534)
-        code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
-        assert code == 0, err
-        assert innocent.poll() is None
-
-
 @pytest.mark.long
 def test_a_process_left_by_a_broken_connection_is_ended(tmp_path: Path) -> None:
+    """The host finds it by a variable, and ends no other process."""
     stubs = Stubs(tmp_path, "play() { :; }")
-    with bystander() as left:
-        place = note(tmp_path, 1)
-        place.parent.mkdir(parents=True)
-        place.write_text(noted(left))
+    loop = ["bash", "-c", "while :; do sleep 0.1; done", "jaxtrain.main"]
+    marks = {index: f"{tmp_path} run {index}" for index in (1, 2)}
+    left, other = (
+        subprocess.Popen(loop, env={supervisor.MARK: mark}, start_new_session=True)
+        for mark in marks.values()
+    )
+    try:
         code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
         assert code == 0, err
         assert left.wait(10) == -signal.SIGTERM
-
-
-@pytest.mark.long
-def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { echo hello; }")
-    code, out, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, HOME="/proc/none")
-    assert code == 0, err
-    assert "[a] hello" in out
-    assert "[a] cannot record this process (mkdir: " in out
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.long
