@@ -333,7 +333,7 @@ def test_error_messages_in_troubleshooting_are_those_of_the_code() -> None:
     texts = [text for path in (CHECKOUT / "jaxtrain").rglob("*.py") for text in texts_of(path)]
     page = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
     headings = MESSAGE.findall(page)
-    assert len(headings) >= 20
+    assert len(headings) >= 15
     missing = [
         f"{piece!r} of {heading!r}"
         for heading in headings
