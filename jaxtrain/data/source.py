@@ -12,6 +12,9 @@ import numpy as np
 
 from jaxtrain.errors import BadExample
 
+ArrayTypes = dict[str, tuple[tuple[int, ...], str]]
+"""Array of an example -> shape and dtype."""
+
 
 class Source(Protocol):
     """One split. It is small and picklable: worker processes receive it and open its files."""

@@ -31,7 +31,7 @@ from jaxtrain.errors import DONE, InputError
 from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
-from jaxtrain.training import preflight, run_directory, run_summary
+from jaxtrain.training import model_check, preflight, run_directory, run_summary
 from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
@@ -136,6 +136,7 @@ def open_training(
         RunAgain: a disk is full or does not respond, or another run uses the directory.
     """
     with contextlib.ExitStack() as stack:
+        model_check.check(run)  # before data are read, and anything is compiled
         directory = open_directory(run, flags, log, stack)
         data = open_data(run, directory, log)
         built = build(run, directory.mesh, len(data.sources.train), log.say, directory.position)

@@ -12,10 +12,10 @@ from typing import Any
 
 from jaxtrain.config import bounds
 from jaxtrain.data import cache
-from jaxtrain.data.source import Sources
+from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.text import specials, tokenizer_file, windows
 from jaxtrain.data.text.layout import SPLITS, TOKEN_BYTES, Rule, Split
-from jaxtrain.data.text.masking import MaskedSource
+from jaxtrain.data.text.masking import MaskedSource, masked_count
 from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
@@ -51,6 +51,19 @@ class Masked(Text):
                 "--data.tokenizer_kind bpe, which is byte-level too",
                 about="data.tokenizer_kind",
             )
+
+    def arrays(self, model: Any) -> ArrayTypes:
+        """Returns shape and dtype of each array of an example."""
+        tokens = ((model.sequence_length,), "int32")
+        masked = (masked_count(model.sequence_length, model.mask_fraction),)
+        segments = {"segments": tokens} if model.attend == "document" else {}
+        return segments | {
+            "tokens": tokens,
+            "positions": (masked, "int32"),
+            "targets": (masked, "int32"),
+            "target_weights": (masked, "float32"),
+            "weight": ((), "float32"),
+        }
 
     def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
         """Opens both splits of text that is in the cache.
@@ -170,6 +183,16 @@ class Causal(Text):
                 "--data.tokenizer_kind byte_bpe",
                 about="data.tokenizer_kind",
             )
+
+    def arrays(self, model: Any) -> ArrayTypes:
+        """Returns shape and dtype of each array of an example."""
+        tokens = ((model.sequence_length,), "int32")
+        return {
+            "tokens": tokens,
+            "targets": tokens,
+            "target_bytes": tokens,
+            "weight": ((), "float32"),
+        }
 
     def examples(self, prepared: Prepared, model: Any, say: Callable[[str], None]) -> Sources:
         """Opens both splits of text that is in the cache.

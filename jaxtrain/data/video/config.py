@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from jaxtrain.config import bounds, invocation
 from jaxtrain.data import cache, quarantine
-from jaxtrain.data.source import Sources
+from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.clips import Clips
+from jaxtrain.data.video.clips import IDENTITY, Clips
 from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
@@ -137,6 +137,16 @@ class Config(bounds.Section):
         return crop is not None and all(
             side <= most for side, most in zip(crop, self._plane_size(model), strict=True)
         )
+
+    def arrays(self, model: Any) -> ArrayTypes:
+        """Returns shape and dtype of each array of an example, before :meth:`sent`."""
+        part = model.batch_spec(1).get("latents")
+        latents = {} if part is None else {"latents": (part.shape[1:], str(part.dtype))}
+        return latents | {
+            "video": ((model.frames, model.height, model.width, 3), "uint8"),
+            "augment": ((len(IDENTITY),), "float32"),
+            "weight": ((), "float32"),
+        }
 
     def sent(self, spec: dict[str, Any], model: Any) -> dict[str, Any]:
         """Returns the arrays of a batch as the workers make them.
