@@ -166,7 +166,7 @@ def print_summary(
     here = _typed(directory)
     say(f"run directory: {here}")
     quoted = shlex.quote(here)
-    # In the run directory, an output is no new file of a git checkout. Buckets take no output.
+    # In the run directory, an output does not appear in git status. Buckets take no output.
     out = "" if isinstance(directory, str) else f"{quoted}/"
     file = shlex.quote(example_file or "IN.mp4")
     if run.model.usage:
