@@ -53,17 +53,17 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         host,
         flags.efficiency,
     )
-    for line in planner.said:
-        terminal.out(line)
-    if platform.has_cuda_plugin():
-        terminal.out("compiling the step (about half a minute) ...")
-    else:
+    complete = platform.has_cuda_plugin()
+    if not complete:
         terminal.out(
             "without jax's compiler for GPUs, this is an estimate: whether the run fits, its time, "
             "and its cost stay unknown. To install it (no GPU required), press Ctrl-C and run "
             f"{versions.install('cuda12')}"
         )
-        terminal.out("compiling the step for a CPU (up to several minutes) ...")
+    for line in planner.said:
+        terminal.out(line)
+    where = "(about half a minute)" if complete else "for a CPU (up to several minutes)"
+    terminal.out(f"compiling the step {where} ...")
     plan = planner.plan()
     terminal.out(f"\n{report.text(plan)}")
     found = plan.as_json()

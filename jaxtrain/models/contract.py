@@ -147,6 +147,14 @@ class ModelConfig(bounds.Section):
         """Lists numbers that follow from fields, with their formulas, for a run's first lines."""
         return []
 
+    @property
+    def largest_rate(self) -> float | None:
+        """Returns the largest ``optim.peak_lr`` that suits the widths; a larger one is warned of.
+
+        None if it is unknown, or if the rates follow from the width.
+        """
+        return None
+
     def problems(self) -> list[str]:
         """Returns why the config cannot be trained on this machine, such as missing files.
 

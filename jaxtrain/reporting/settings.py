@@ -23,7 +23,7 @@ _MAX_CHARACTERS = 20_000
 
 _ROWS = (
     "Rows of a reconstruction: original, reconstruction, error (black = 0, white = 25% of the "
-    "range). Early reconstructions are gray because brightness is learned before color."
+    "range)."
 )
 
 

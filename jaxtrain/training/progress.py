@@ -346,9 +346,9 @@ class Progress:
             if workers:  # each of them holds this many parts of batches ready
                 more += f" or --data.prefetch (now {prefetch})"
             if self._run.data.workers is None:
-                more = (
-                    f"use a host with more CPU cores (they allow {workers} workers), or fewer GPUs"
-                )
+                allowed = f"{workers} worker{'' if workers == 1 else 's'}"
+                fewer = "" if jax.default_backend() == "cpu" else ", or fewer GPUs"
+                more = f"use a host with more CPU cores (they allow {allowed}){fewer}"
             fix = f"{self._faster}; or {more}" if self._faster else more
             self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")
 

@@ -180,6 +180,12 @@ def build(
     if definition.frozen:
         say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
+    largest = run.model.largest_rate
+    if largest is not None and run.optim.peak_lr > largest:
+        say(
+            f"warning: --optim.peak_lr {run.optim.peak_lr:g} is high for layers as wide as this "
+            f"model's, and training may diverge: use at most {largest:.2g}"
+        )
     for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make_optimizer(run.optim, total, trained, groups, rule, run.precision)

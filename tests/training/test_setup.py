@@ -15,6 +15,7 @@ from program import TINY_MLM
 
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, saver
+from jaxtrain.config import files
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError
 from jaxtrain.training import (
@@ -162,3 +163,26 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
         r"than this config's files have \(\w{8}\): pass the files",
     ):
         first(other, path)
+
+
+def warnings_of_rate(changes: dict[str, object]) -> list[str]:
+    said: list[str] = []
+    run = config.named("demo").override(changes)
+    step_setup.build(run, sharding.make_mesh(run.mesh, jax.devices()[:1]), 1000, said.append)
+    return [line for line in said if "optim.peak_lr" in line]
+
+
+def test_a_rate_that_is_high_for_the_width_is_warned_of() -> None:
+    wide: dict[str, object] = {"model.decoder_widths": (256, 128, 64, 64)}
+    assert warnings_of_rate(wide) == [
+        "warning: --optim.peak_lr 0.001 is high for layers as wide as this model's, and training "
+        "may diverge: use at most 0.00039"
+    ]
+    assert warnings_of_rate(wide | {"optim.peak_lr": 3e-4}) == []
+    assert warnings_of_rate({}) == []
+
+
+@pytest.mark.parametrize("name", files.names())
+def test_no_shipped_config_has_such_a_rate(name: str) -> None:
+    run = config.named(name)
+    assert run.model.largest_rate is None or run.optim.peak_lr <= run.model.largest_rate

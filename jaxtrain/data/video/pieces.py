@@ -164,8 +164,8 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         if writer is not None:
             writer.abandon()
     if not pieces:
-        text = f"{settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
-        raise BadExample(path, f"is too short: it does not have {text}")
+        text = f"{settings.min_frames} frames (--min-frames) in a row without a cut"
+        raise BadExample(path, f"is too short: none of its {left_out} frames begins {text}")
     return Cut(tuple(pieces), left_out, info.traits)
 
 
