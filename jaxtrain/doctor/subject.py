@@ -93,13 +93,6 @@ class Subject:
         return total_bytes(self.built.saved)
 
     @property
-    def saved_bytes(self) -> int:
-        """Bytes of the state that this process saves: with ZeRO-3 over all hosts, its shards."""
-        mesh = self.run.mesh
-        shards = mesh.fsdp if mesh.shard == "params" else 1
-        return self.state_bytes * min(self.devices, shards) // shards
-
-    @property
     def devices(self) -> int:
         """Number of the config's devices that belong to this process."""
         return max(1, self.run.mesh.devices // (self.processes or 1))

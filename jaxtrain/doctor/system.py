@@ -1,9 +1,8 @@
-"""Checks the host: shared memory, open files, memory, and the disk for the checkpoints."""
+"""Checks the host: shared memory, workers, and the disk for the checkpoints."""
 
 import dataclasses
 import math
 import os
-import resource
 import secrets
 import shutil
 import subprocess
@@ -31,8 +30,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     run = dataclasses.replace(subject.run, data=data)
     return {
         "shared memory": lambda: shared_memory(run, subject.rows),
-        "open files": lambda: open_files(subject.workers, subject.gpus),
-        "host memory": lambda: host_memory(run, subject.rows, subject.saved_bytes),
+        "workers": lambda: workers(subject.workers, subject.gpus),
         "writable": lambda: writable(subject),
         # Files in a bucket survive without the folder where they are staged.
         "file system": lambda: (
@@ -84,56 +82,17 @@ def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     return worker_count.most_batches(rows, workers, prefetch, devices)
 
 
-def open_files(workers: int, gpus: int) -> Iterator[Finding]:
-    """Checks, like a run, that the system allows the workers: open files, processes, memory.
+def workers(number: int, gpus: int) -> Iterator[Finding]:
+    """Checks, like a run, that this host has the open files and the memory for the workers.
 
     Args:
-        workers: of this process.
+        number: of workers of this process.
         gpus: of this process.
     """
-    if text := worker_count.too_many(workers, gpus):  # says what to do
+    if text := worker_count.too_many(number, gpus):  # says what to do
         yield Finding(level="problem", seen=text)
-        return
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-    need = worker_count.files_needed(workers, gpus)
-    yield ok(f"this process may have {most} open files; about {need:,} are needed")
-
-
-def host_memory(
-    run: Run, rows: int, state_bytes: int, memory: tuple[float, bool] | None = None
-) -> Iterator[Finding]:
-    """Checks that the host's memory holds the workers, their batches, and a state being saved.
-
-    Args:
-        run: the config.
-        rows: examples of a batch that this process loads.
-        state_bytes: size of the part of the state that this process saves.
-        memory: bytes of memory free, and whether a container limits them; None asks the system.
-    """
-    free, limited = worker_count.memory() if memory is None else memory
-    if math.isinf(free):
-        yield ok("unknown how much host memory is free: /proc/meminfo has no MemAvailable")
-        return
-    spec = run.batch_spec(rows).values()
-    batch = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec)
-    held = batch / rows * run.loop.eval_examples if run.loop.eval_every is not None else 0.0
-    parts = {
-        "main process": worker_count.PROGRAM_BYTES,
-        counted(run.data.workers, "worker"): run.data.workers * worker_count.WORKER_BYTES,
-        "their batches": batch * _batches(run, rows, run.data.workers, run.data.prefetch),
-        "validation": held,
-        "state being saved": float(state_bytes),
-    }
-    need = sum(parts.values())
-    listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part >= 2**20)
-    note = " (the container's limit)" if limited else ""
-    seen = f"{size(free)} of host memory free{note}; about {size(need)} is needed ({listed})"
-    if need <= free:
-        yield ok(seen)
-        return
-    cure = "lower --data.workers or --data.prefetch, or use a host or memory limit with more"
-    yield problem(seen, cure)
+    else:
+        yield ok(f"{counted(number, 'worker')} fit into this host's open files and memory")
 
 
 def writable(subject: Subject) -> Iterator[Finding]:

@@ -1,6 +1,5 @@
 """Doctor's checks of the host and its disk, with real shortages where root can cause them."""
 
-import math
 import resource
 from pathlib import Path
 
@@ -37,46 +36,22 @@ def test_no_workers_and_small_batches_need_no_shared_memory(tmp_path: Path) -> N
         assert "through pipes" in all_ok(system.shared_memory(piped, 8, folder))
 
 
-def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of this process, however many devices the run has."""
+def test_workers_need_open_files_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this process, however many devices the run has; the soft limit is raised."""
 
     def limit(files: int) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, files))
 
-    limit(1024)  # the soft limit is raised
-    text = all_ok(system.open_files(16, gpus=8))
-    assert text == "this process may have 1,024 open files; about 712 are needed"
+    limit(1024)
+    monkeypatch.setattr(worker_count, "memory", lambda: (64.0 * 2**30, False))
+    assert all_ok(system.workers(16, gpus=8)).startswith("16 workers fit")
     limit(500)
-    found = only_problem(system.open_files(16, gpus=8))
+    found = only_problem(system.workers(16, gpus=8))
     assert found.seen == worker_count.too_many(16, 8)
     assert "about 712 open files" in found.seen
-    limit(resource.RLIM_INFINITY)
-    assert "any number" in all_ok(system.open_files(16, gpus=8))
-
-
-def test_a_process_saves_its_shards(tmp_path: Path) -> None:
-    def saved(processes: int, *mesh: str) -> float:
-        own = subject(tmp_path, tiny(*mesh), processes=processes)
-        return own.saved_bytes / own.state_bytes
-
-    over_all = ("--mesh.data", "1", "--mesh.fsdp", "8", "--mesh.shard", "params")
-    assert saved(1, *over_all) == 1
-    assert saved(4, *over_all) == pytest.approx(1 / 4, rel=1e-3)
-    in_each = ("--mesh.data", "2", "--mesh.fsdp", "4", "--mesh.shard", "params")
-    assert saved(2, *in_each) == 1
-    assert saved(2, *over_all[:-1], "none") == 1
-
-
-def test_host_memory_and_a_containers_limit(video: config.Run) -> None:
-    eight = 8.0 * 2**30, False
-    assert "8.0 GiB of host memory free;" in all_ok(system.host_memory(video, 4, 0, eight))
-    found = only_problem(system.host_memory(video, 4, 9 * 2**30, eight))
-    assert "state being saved 9.0 GiB" in found.seen
-    assert "--data.workers" in found.cure
-    found = only_problem(system.host_memory(video, 4, 0, (1.0 * 2**30, True)))
-    assert "1.0 GiB of host memory free (the container's limit)" in found.seen
-    assert "unknown how much" in all_ok(system.host_memory(video, 4, 0, (math.inf, False)))
-    assert all_ok(system.host_memory(video, 4, 0))  # of this machine
+    limit(1024)
+    monkeypatch.setattr(worker_count, "memory", lambda: (0.1 * 2**30, True))
+    assert "the container's limit leaves" in only_problem(system.workers(16, gpus=8)).seen
 
 
 def test_a_directory_that_can_be_created_or_written(tmp_path: Path) -> None:
