@@ -6,6 +6,7 @@ Each node is a separate host (hosts.py), so slurmd needs no support for several 
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -217,6 +218,21 @@ def test_doctor_checks_both_nodes(slurm: Slurm) -> None:
     assert not (slurm.directory / "checked").exists()
 
 
+def unlike_the_guide(log: str, run_: Path) -> list[str]:
+    """The lines of the log in docs/guides/slurm.md, without those of steps, that a log lacks."""
+    guide = (LAUNCH.parent / "docs" / "guides" / "slurm.md").read_text()
+    shown = re.search(r"^```text\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert shown
+
+    def same(line: str) -> str:
+        return re.sub(r"[\d.,]+", "0", line.strip())
+
+    printed = {same(line) for line in log.replace(str(run_), "/shared/run1").splitlines()}
+    lines = [line for line in shown[1].splitlines() if not line.startswith("step ")]
+    assert len(lines) > 8
+    return [line for line in lines if same(line) not in printed]
+
+
 @pytest.mark.timeout(1500)
 def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> None:
     folder = slurm.directory / "rough" / "checkpoints"
@@ -258,6 +274,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     log = slurm.log(job)
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "2")
     assert f"resumed from {folder / str(limited)}:" in log
+    assert not (wrong := unlike_the_guide(log, folder.parent)), wrong
     assert log.count("resumed from") == 2
     assert not slurm.trainers()
     rough = losses(slurm.directory / "rough")
