@@ -393,3 +393,13 @@ def test_measured_numbers_in_readme_are_in_the_record() -> None:
     ]
     assert len(measured) > 8
     assert set(measured) <= recorded, set(measured) - recorded
+
+
+def test_counts_in_readme_are_right() -> None:
+    text = (CHECKOUT / "README.md").read_text()
+    gpu = [name for name in shipped() if not name.startswith("demo")]
+    assert (
+        f"Of the [{len(shipped())} configs](docs/reference/configs.md), {len(gpu)} are for" in text
+    )
+    assert "The [training loop](jaxtrain/training/loop.py) is under 100 lines" in text
+    assert len((CHECKOUT / "jaxtrain/training/loop.py").read_text().splitlines()) < 100
