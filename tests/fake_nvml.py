@@ -11,7 +11,7 @@ Card = dict[str, Any]
 def card(uuid: str, share: Any = 50, watts: Any = 300, celsius: Any = 60, **more: Any) -> Card:
     """Returns a GPU; a value may be an NVMLError, which is then raised.
 
-    ``used``: bytes of its memory in use. ``slices``: its MIG devices.
+    ``used``: bytes of its memory in use.
     """
     return {"uuid": uuid, "share": share, "watts": watts, "celsius": celsius, "used": 0, **more}
 
@@ -55,16 +55,6 @@ class Nvml:
     def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int) -> Any:
         assert version == pynvml.nvmlMemory_v2
         return SimpleNamespace(total=81559 * 2**20, used=_reported(handle["used"]))
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
-        if "slices" not in handle:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Card, index: int) -> Card:
-        if index >= len(handle["slices"]):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return handle["slices"][index]
 
     def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
         return SimpleNamespace(gpu=_reported(handle["share"]), memory=0)

@@ -21,8 +21,8 @@ _CRASH_CURE = "see dmesg (out of memory, Xid errors of a GPU); for NCCL, set NCC
 # What a group of checks did not do, and the fix.
 _HANGS = {
     "start": (
-        "the process that runs the checks did not start",
-        "check whether this host is overloaded: uptime, free",
+        "the process that runs the checks did not start, or the NVIDIA driver did not answer",
+        "check whether this host is overloaded (uptime, free), and that nvidia-smi answers",
     ),
     "processes": (
         "the processes of the run did not all connect",

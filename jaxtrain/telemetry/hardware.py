@@ -14,14 +14,13 @@ The last column is taken over the GPUs, the time since the last record, and all 
 run. A metric that a machine cannot measure is omitted.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +83,8 @@ def _rates(device_kind: str) -> tuple[float | None, float | None]:
 
 _CORE = pynvml.NVML_TEMPERATURE_GPU
 
-# Errors of a single field: the card has no such sensor, or a MIG device cannot read it. All other
-# errors mean that the driver has failed.
+# Errors of a single field: the card has no such sensor. All other errors mean that the driver has
+# failed.
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
@@ -148,51 +147,42 @@ class Driver:
         return self.version is not None or bool(self.failure)
 
     def visible(self, names: str | None) -> list[Gpu]:
-        """Returns the GPUs that CUDA_VISIBLE_DEVICES names; of MIG devices, none.
-
-        Args:
-            names: its value; None if it is not set. See :class:`Gpus`.
-        """
-        if names is None:
-            return list(self.gpus)
-        found = []
-        for name in map(str.strip, names.split(",")):
-            named = [
-                gpu
-                for gpu in self.gpus
-                if name == str(gpu.index) or (name and gpu.uuid.startswith(name))
-            ]
-            if len(named) != 1:  # like CUDA, which stops at the first invalid name
-                break
-            found += named
-        return found
+        """Returns the GPUs that CUDA_VISIBLE_DEVICES names, see :func:`visible`."""
+        return [self.gpus[index] for index in visible(names, [gpu.uuid for gpu in self.gpus])]
 
 
-def driver(nvml: Any = pynvml, proc: Path = _PROC, timeout_s: float = 10.0) -> Driver:
+def visible(names: str | None, uuids: Sequence[str]) -> list[int]:
+    """Returns the indices of the GPUs that CUDA sees; of MIG devices, none.
+
+    Indices follow the PCI order, which is CUDA's own order if all cards are alike or
+    CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Args:
+        names: value of CUDA_VISIBLE_DEVICES, indices or (beginnings of) UUIDs; None if not set.
+        uuids: of all GPUs of the host.
+    """
+    if names is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for name in map(str.strip, names.split(",")):
+        named = [
+            index
+            for index, uuid in enumerate(uuids)
+            if name == str(index) or (name and uuid.startswith(name))
+        ]
+        if len(named) != 1:  # like CUDA, which stops at the first invalid name
+            break
+        found += named
+    return found
+
+
+def driver(nvml: Any = pynvml, proc: Path = _PROC) -> Driver:
     """Queries the NVIDIA driver through NVML, or through the kernel if NVML is not installed.
 
     Args:
         nvml: the module ``pynvml``, or a replacement for tests.
         proc: the kernel module's version file.
-        timeout_s: seconds after which a driver that does not respond counts as broken.
     """
-    answer: concurrent.futures.Future[Driver] = concurrent.futures.Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(_driver(nvml, proc))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # A call into a hung driver never returns; only a daemon thread can be abandoned.
-    threading.Thread(target=ask, name="nvml", daemon=True).start()
-    try:
-        return answer.result(timeout_s)
-    except concurrent.futures.TimeoutError:
-        return Driver(failure=f"no response within {timeout_s:g} s")
-
-
-def _driver(nvml: Any, proc: Path) -> Driver:
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -249,9 +239,7 @@ class Gpus:
     """The GPUs that this process uses, through NVML; close it when done.
 
     Args:
-        environment: ``os.environ``. CUDA_VISIBLE_DEVICES selects the GPUs that CUDA sees: indices,
-            or ``GPU-...`` or ``MIG-...`` names or their prefixes. Indices follow the PCI order,
-            which is CUDA's own order if all cards are alike or CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        environment: ``os.environ``. CUDA_VISIBLE_DEVICES selects the GPUs that CUDA sees.
         ordinals: indices of this process's GPUs among those that CUDA sees; None for all.
         nvml: the module ``pynvml``, or a replacement for tests.
 
@@ -268,14 +256,16 @@ class Gpus:
         self._nvml = nvml
         nvml.nvmlInit()
         try:
-            visible = list(self._visible(environment.get("CUDA_VISIBLE_DEVICES")))
+            every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            uuids = [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in every]
         except pynvml.NVMLError:
             nvml.nvmlShutdown()
             raise
+        seen = [every[i] for i in visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)]
         if ordinals is None:
-            self._handles = visible
-        elif all(ordinal < len(visible) for ordinal in ordinals):
-            self._handles = [visible[ordinal] for ordinal in ordinals]
+            self._handles = seen
+        elif all(ordinal < len(seen) for ordinal in ordinals):
+            self._handles = [seen[ordinal] for ordinal in ordinals]
         else:  # do not measure the GPUs of other processes
             self._handles = []
 
@@ -302,39 +292,6 @@ class Gpus:
             _sensor(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
             _sensor(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, _CORE))),
         )
-
-    def _visible(self, names: str | None) -> Iterator[Any]:
-        """Yields handles in CUDA's order; like CUDA, it stops at the first invalid name."""
-        nvml = self._nvml
-        count = nvml.nvmlDeviceGetCount()
-        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        if names is None:
-            yield from gpus
-            return
-        for name in map(str.strip, names.split(",")):
-            if name.isdecimal() and int(name) < count:
-                yield gpus[int(name)]
-                continue
-            devices = self._mig_devices(gpus) if name.startswith("MIG-") else gpus
-            found = [
-                gpu for gpu in devices if name and nvml.nvmlDeviceGetUUID(gpu).startswith(name)
-            ]
-            if len(found) != 1:
-                return
-            yield found[0]
-
-    def _mig_devices(self, gpus: Sequence[Any]) -> list[Any]:
-        """Returns the MIG devices of all GPUs."""
-        nvml, found = self._nvml, []
-        for gpu in gpus:
-            try:
-                count = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
-            except pynvml.NVMLError_NotSupported:  # this card has no MIG
-                continue
-            for index in range(count):
-                with contextlib.suppress(pynvml.NVMLError_NotFound):
-                    found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
-        return found
 
 
 def _sensor(read: Callable[[], float]) -> float | None:
@@ -487,14 +444,14 @@ class SystemMetrics:
             return
         with self._lock:
             for reading in readings:
-                self._add("train/gpu_utilization", reading.utilization)
-                self._add("train/gpu_power_w", reading.power_w)
-                self._raise("train/gpu_temperature_c", reading.temperature_c)
+                self._add_to_mean("train/gpu_utilization", reading.utilization)
+                self._add_to_mean("train/gpu_power_w", reading.power_w)
+                self._keep_largest("train/gpu_temperature_c", reading.temperature_c)
 
     def _sample_host(self) -> None:
         shared = self._read_shared()
         if shared is not None:
-            self._keep("train/shm_gib", shared.used)
+            self._set_newest("train/shm_gib", shared.used)
             if shared.size and shared.used > _SHARED_FULL * shared.size and not self._warned:
                 self._warned = True
                 self._say(_warning(shared))
@@ -504,19 +461,19 @@ class SystemMetrics:
             ended = time.monotonic()
             self._read_host_at = ended + max(_HOST_EVERY_S, (ended - began) / _HOST_FRACTION)
             if held is not None:
-                self._keep("train/host_memory_gib", held)
+                self._set_newest("train/host_memory_gib", held)
 
-    def _keep(self, name: str, size: int) -> None:
+    def _set_newest(self, name: str, size: int) -> None:
         with self._lock:
             self._newest[name] = size / GIB
-            self._raise(name, size / GIB)
+            self._keep_largest(name, size / GIB)
 
-    def _add(self, name: str, value: float | None) -> None:
+    def _add_to_mean(self, name: str, value: float | None) -> None:
         if value is not None:
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = [total + value, count + 1]
 
-    def _raise(self, name: str, value: float | None) -> None:
+    def _keep_largest(self, name: str, value: float | None) -> None:
         if value is not None:
             self._most[name] = max(value, self._most.get(name, value))
 
