@@ -233,7 +233,8 @@ def prepare(
             directory = _absolute(output_dir)
             made = next((path for path in directory.parents if not path.exists()), None)
             _make(directory)
-            if made is not None:
+            # A mount point is not below the current folder, such as output/first.
+            if made is not None and not made.is_relative_to(Path.cwd()):
                 terminal.warn(
                     f"--output-dir {directory}: {directory.parent} did not exist and was created: "
                     "is its disk mounted?"

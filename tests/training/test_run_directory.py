@@ -324,9 +324,14 @@ def test_the_directory_of_a_config_stays_if_it_has_other_runs(tmp_path: Path) ->
 
 
 def test_folders_made_above_a_run_are_reported(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not below the current folder, where the first run of a tutorial makes output/first."""
     run_directory.prepare("demo", str(tmp_path / "one"), None, None, root)
+    (tmp_path / "here").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "here")
+        run_directory.prepare("demo", "output/first", None, None, root)
     assert capsys.readouterr().err == ""
     run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
     said = capsys.readouterr().err
