@@ -73,14 +73,17 @@ def page(runs: Sequence[RecordedRun]) -> str:
             f"Curves of more than {curves.MOST_POINTS:,} points are thinned to the lowest and "
             "highest point of each interval; metrics.jsonl has all points."
         )
+    configs = settings.configs(runs)
+    several = len(runs) > 1  # of which one asks first what differs
     body = [
         sections.head(runs),
+        configs if several else "",
         sections.curves(runs, notes, constants),
         settings.samples(runs),
         commands.next_commands(runs),
         costs.where_time_went(runs),
         element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
-        settings.configs(runs),
+        "" if several else configs,
         settings.hardware(runs),
         settings.starts(runs),
         settings.problems(runs),

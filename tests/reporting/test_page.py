@@ -116,6 +116,7 @@ def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Pat
     parsed = made(one, two)
     text = text_of(parsed)
     assert "Differences one two seed 1 2 All" in text
+    assert text.index("Differences") < text.index("Curves")  # one asks first what differs
     assert len(parsed.all("mark")) >= 2
     assert "two: history.jsonl is missing" in text
     assert len([one for one in parsed.all("input") if "data-run" in one]) == 2
