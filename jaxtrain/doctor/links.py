@@ -1,12 +1,10 @@
 """Measures how fast pairs of hosts exchange data, and names hosts and links that are slow.
 
-In a collective that all devices join, all wait for the slowest link. So pairs of hosts exchange
-data, each host with up to three others in turn.
+In a collective that all devices join, all wait for the slowest link. So each host exchanges data
+with the next one, one pair after the other.
 """
 
-import itertools
 import json
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,8 +21,7 @@ from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import counted
 from jaxtrain.storage import lock
 
-_MOST_ROUNDS = 3
-_SLOW = 0.6  # of the median of the others: a host or a link below it is slow
+_SLOW = 0.6  # of the rate of the faster links: one below it is slow
 _TIMES = 5  # measurements of an exchange, of which the shortest one counts
 _EXCHANGES = 8  # one after the other, in each direction
 # Bytes that each device sends in an exchange. By the datasheets, all exchanges take 3 ms between
@@ -52,63 +49,57 @@ def links(devices: Sequence[jax.Device], store: KeyValueStore, host: str) -> Ite
     if len(names) == 1:
         return
     of_host = devices_of(names, [of_processes[one.process_index] for one in devices])
-    rounds = list(itertools.islice(disjoint_pairs(len(names)), _MOST_ROUNDS))
+    pairs = neighbors(len(names))
     sent = _SENT.get(devices[0].platform, _SENT["gpu"])
-    programs = [exchange(devices, swaps(of_host, pairs), sent, _EXCHANGES) for pairs in rounds]
+    programs = [exchange(devices, swaps(of_host, pair), sent, _EXCHANGES) for pair in pairs]
     texts = store.gather("links", json.dumps(seconds_of(programs, devices)), ANSWER_S)
     measured = list(zip(of_processes, map(json.loads, texts), strict=True))
     moved = sent * _EXCHANGES * len(of_host[0])
     rates = {}
-    for turn, pairs in enumerate(rounds):
-        for pair in pairs:
-            both = {names[number] for number in pair}
-            slowest_s = max(seconds[turn] for name, seconds in measured if name in both)
-            rates[pair] = moved / slowest_s
-    yield from judged_links(rates, names)
+    for number, pair in enumerate(pairs):
+        both = {names[host] for host in pair}
+        rates[pair] = moved / max(seconds[number] for name, seconds in measured if name in both)
+    yield from judged(rates, names)
 
 
-def judged_links(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[Finding]:
-    """Names hosts all of whose links are slow, and other slow links.
+def neighbors(count: int) -> list[Pair]:
+    """Returns the pairs of a ring of hosts: each is in two of them, or in the only one."""
+    return [(host, (host + 1) % count) for host in range(count if count > 2 else 1)]
+
+
+def judged(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[Finding]:
+    """Names hosts both of whose links are slow, and other slow links.
 
     Args:
         rates: pair of hosts -> bytes/s in each direction.
         names: of the hosts.
     """
-    best = {
-        (host,): max(rate for pair, rate in rates.items() if host in pair)
-        for host in sorted({host for pair in rates for host in pair})
-    }
-    slow = _slow(best)
-    slow_hosts = {host for (host,) in slow}
-    slow |= _slow({pair: r for pair, r in rates.items() if not slow_hosts.intersection(pair)})
-    for hosts, (own, others) in slow.items():
-        which = " and ".join(names[host] for host in hosts)
-        yield warning(
-            f"host {which} exchanges data with others at {_speed(own)} at most, the other hosts at "
-            f"{_speed(others)} (measured)"
-            if len(hosts) == 1
-            else f"hosts {which} exchange data at {_speed(own)}, other pairs at {_speed(others)} "
-            "(measured)",
-            "every step waits for it: check the cable, the port, and the driver of its network "
-            "adapter (ethtool, ibstatus), and NCCL_DEBUG=INFO for the adapter that NCCL uses",
-        )
+    # A slow host has two of the links, of three hosts most of them. So the median is no measure.
+    usual = sorted(rates.values())[-1 - len(rates) // 4]
+    slow = [pair for pair, rate in rates.items() if rate < _SLOW * usual]
     if not slow:
         low, high = _speed(min(rates.values())), _speed(max(rates.values()))
         yield ok(
             f"{counted(len(rates), 'pair')} of {len(names)} hosts exchange data at "
             f"{low if low == high else f'{low} to {high}'} in each direction (measured)"
         )
+        return
+    of_both = [host for host in range(len(names)) if sum(host in pair for pair in slow) == 2]
+    for host in of_both:
+        best = max(rate for pair, rate in rates.items() if host in pair)
+        yield _warning(f"host {names[host]} exchanges data at {_speed(best)} at most", usual)
+    for first, second in slow:
+        if first not in of_both and second not in of_both:
+            seen = f"hosts {names[first]} and {names[second]} exchange data at"
+            yield _warning(f"{seen} {_speed(rates[first, second])}", usual)
 
 
-def _slow(rates: Mapping[Any, float]) -> dict[Any, tuple[float, float]]:
-    """Returns the rates that are slow, each with the median of the others."""
-    found = {}
-    for key, rate in rates.items():
-        others = [other for name, other in rates.items() if name != key]
-        # Two hosts have one link, which is compared with nothing.
-        if others and rate < _SLOW * (median := statistics.median(others)):
-            found[key] = (rate, median)
-    return found
+def _warning(seen: str, usual: float) -> Finding:
+    return warning(
+        f"{seen}, against {_speed(usual)} between others (measured)",
+        "every step waits for it: check the cable, the port, and the driver of its network adapter "
+        "(ethtool, ibstatus), and NCCL_DEBUG=INFO for the adapter that NCCL uses",
+    )
 
 
 def _speed(rate: float) -> str:
@@ -141,31 +132,15 @@ def devices_of(names: Sequence[str], hosts: Sequence[str]) -> list[list[int]]:
     return [indices[: min(map(len, every))] for indices in every]
 
 
-def disjoint_pairs(count: int) -> Iterator[list[Pair]]:
-    """Yields rounds of pairs, in which each of ``count`` hosts is at most once, and meets all.
-
-    The circle method: host 0 stays, and the others move around it.
-    """
-    even = count + count % 2
-    for turn in range(even - 1):
-        circle = [0, *(1 + (index + turn) % (even - 1) for index in range(even - 1))]
-        pairs = zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True)
-        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
-
-
-def swaps(of_host: Sequence[Sequence[int]], pairs: Sequence[Pair]) -> list[Pair]:
+def swaps(of_host: Sequence[Sequence[int]], pair: Pair) -> list[Pair]:
     """Returns from which device to which one a pair's data goes: each has one partner.
 
     Args:
         of_host: the devices of each host that take part, by their indices among all.
-        pairs: pairs of hosts.
+        pair: of hosts.
     """
-    return [
-        swap
-        for first, second in pairs
-        for one, other in zip(of_host[first], of_host[second], strict=True)
-        for swap in ((one, other), (other, one))
-    ]
+    partners = zip(of_host[pair[0]], of_host[pair[1]], strict=True)
+    return [swap for one, other in partners for swap in ((one, other), (other, one))]
 
 
 def exchange(

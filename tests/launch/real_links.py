@@ -50,4 +50,4 @@ def test_doctor_names_the_host_with_the_slow_network(tmp_path: Path) -> None:
     for output in outputs:
         print(output)
         (named,) = [line for line in output.splitlines() if "exchange" in line]
-        assert named.startswith("warning host n3 exchanges data with others at 0.00"), outputs
+        assert named.startswith("warning host n3 exchanges data at 0.00"), outputs
