@@ -2,41 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtrain.config import metrics
-from jaxtrain.reporting import facts
+from jaxtrain.reporting import facts, formats
 from jaxtrain.reporting.run_files import RecordedRun
 
 MOST_POINTS = 2000
 _LEAST_GIB = 0.1  # smaller memory is drawn in MiB
 
 
-class Constant(NamedTuple):
-    """A metric that never changed, which needs no chart.
-
-    Attributes:
-        name: such as ``train/learning_rate``.
-        unit: of the metric.
-        values: of each run; None where the run has not recorded it.
-    """
-
-    name: str
-    unit: str
-    values: list[float | None]
-
-
-def charts(
-    runs: Sequence[RecordedRun],
-) -> tuple[list[dict[str, Any]], list[Constant], bool]:
+def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns a chart for each metric, with the training and validation curves of all runs.
 
     Returns:
-        The charts, as JSON-able dicts; the constant metrics; and whether any curve was thinned. A
-        chart has ``name``, ``title``, ``percent`` (shown in percent), ``zero`` (y axis begins at
-        0), ``unit`` (prefixes such as 1k are confusing before it), ``log`` (allows a log scale) and
-        ``curves``. A curve has ``run`` (index), ``kind`` ("train" or "val"),
-        ``step``, ``time`` (seconds since the run began) and ``value`` (None for NaN/Inf).
+        The charts, as JSON-able dicts; and sentences about metrics that never changed, which need
+        no chart, and about thinned curves. A chart has ``name``, ``title``, ``percent`` (shown in
+        percent), ``zero`` (y axis begins at 0), ``unit`` (prefixes such as 1k are confusing before
+        it), ``log`` (allows a log scale) and ``curves``. A curve has ``run`` (index), ``kind``
+        ("train" or "val"), ``step``, ``time`` (seconds since the run began) and ``value`` (None for
+        NaN/Inf).
     """
     names = {
         name.partition("/")[2]
@@ -51,7 +36,7 @@ def charts(
     known = metrics.table(added)
     thinned = False
     found = []
-    constants: list[Constant] = []
+    constants: list[str] = []
     for name in sorted(names, key=lambda name: metrics.position(name, known)):
         metric = metrics.describe(name, known)
         lines: list[dict[str, Any]] = []
@@ -65,11 +50,10 @@ def charts(
                     line: dict[str, Any] = {"run": index, "kind": kind, "step": step, "time": time}
                     lines.append(line | {"value": [_rounded(one) for one in value]})
         if lines and not metric.better and _is_constant(lines):
-            for kind in ("train", "val"):
-                values = {line["run"]: line["value"][0] for line in lines if line["kind"] == kind}
-                if values:
-                    of_runs = [values.get(index) for index in range(len(runs))]
-                    constants.append(Constant(f"{kind}/{name}", metric.unit, of_runs))
+            for kind in dict.fromkeys(line["kind"] for line in lines):
+                values = [line["value"][0] for line in lines if line["kind"] == kind]
+                shown = dict.fromkeys(formats.metric(value, metric.unit) for value in values)
+                constants.append(f"{kind}/{name} {' or '.join(shown)}")
         elif lines:
             unit = "" if metric.unit in ("fraction", "1/s") else metric.unit
             title = _in_mib(f"{metric.title}, {unit}" if unit else metric.title, lines)
@@ -84,7 +68,13 @@ def charts(
                     "curves": lines,
                 }
             )
-    return found, constants, thinned
+    notes = [f"Constant, without a chart: {', '.join(constants)}."] if constants else []
+    if thinned:
+        notes.append(
+            f"Curves of more than {MOST_POINTS:,} points are thinned to the lowest and highest "
+            "point of each interval; metrics.jsonl has all points."
+        )
+    return found, notes
 
 
 def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:

@@ -66,19 +66,14 @@ def page(runs: Sequence[RecordedRun]) -> str:
     The browser runs only scripts with the page's random nonce and loads nothing, so a run's text
     that ever got in unescaped could not run.
     """
-    charts, constants, thinned = curves.charts(runs)
-    notes = [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
-    if thinned:
-        notes.append(
-            f"Curves of more than {curves.MOST_POINTS:,} points are thinned to the lowest and "
-            "highest point of each interval; metrics.jsonl has all points."
-        )
+    charts, notes = curves.charts(runs)
+    notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
     configs = settings.configs(runs)
     several = len(runs) > 1  # of which one asks first what differs
     body = [
         sections.head(runs),
         configs if several else "",
-        sections.curves(runs, notes, constants),
+        sections.curves(runs, notes),
         settings.samples(runs),
         commands.next_commands(runs),
         costs.where_time_went(runs),

@@ -6,7 +6,6 @@ A section without any data is omitted; the header lists what is missing.
 from collections.abc import Callable, Sequence
 
 from jaxtrain.reporting import facts, formats, times
-from jaxtrain.reporting.curves import Constant
 from jaxtrain.reporting.markup import Html, element, escaped, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
 
@@ -157,15 +156,12 @@ def _useful(run: RecordedRun) -> object:
     return formats.percent(account.seconds[times.STEPS], account.total_s)
 
 
-def curves(
-    runs: Sequence[RecordedRun], notes: Sequence[str], constants: Sequence[Constant]
-) -> Html:
+def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     """Builds the placeholder for the charts, their controls, and the table of results.
 
     Args:
         runs: the runs of the page.
         notes: sentences about what the curves do not show.
-        constants: metrics without a chart.
     """
     toggles = [
         element(
@@ -210,23 +206,10 @@ def curves(
         element("noscript", element("p", "The curves require JavaScript.", class_="hint")),
         element("div", id="charts"),
         element("ul", *(element("li", note) for note in notes), class_="note") if notes else "",
-        _constant(runs, constants),
         element("h3", "First, last, and best values") if results else "",
         results,
         note="Lines: training. Dots: validation. Drag to zoom all charts; double-click to reset.",
     )
-
-
-def _constant(runs: Sequence[RecordedRun], constants: Sequence[Constant]) -> Html:
-    """Builds the table of metrics that never changed, collapsed."""
-    if not constants:
-        return Html("")
-    rows: list[Row] = [
-        (name, [formats.metric(value, unit) for value in values])
-        for name, unit, values in constants
-    ]
-    count = "1 constant metric" if len(rows) == 1 else f"{len(rows)} constant metrics"
-    return element("details", element("summary", count), side_by_side(runs, rows), id="constant")
 
 
 def _results(runs: Sequence[RecordedRun]) -> Html:

@@ -234,15 +234,6 @@ def test_all_charts_have_the_same_range_of_steps(single: Opened) -> None:
     assert found[0][1] > 100
 
 
-def test_constant_metrics_are_collapsed(single: Opened) -> None:
-    tab = single.page
-    row = tab.locator("#constant tr", has_text="train/mfu")
-    assert not row.is_visible()
-    tab.locator("#constant summary").press("Enter")
-    assert row.is_visible()
-    assert row.text_content() == "train/mfu40.0%"
-
-
 def test_a_single_point_has_a_readable_axis(browser: Browser, tmp_path: Path) -> None:
     run = written_run.write(tmp_path / "run", metrics=written_run.records([7]))
     page.write([run], run / "report.html")

@@ -15,24 +15,20 @@ def read(directory: Path, **how: Any) -> run_files.RecordedRun:
 
 def test_training_and_validation_of_all_runs_share_a_chart(tmp_path: Path) -> None:
     runs = [read(tmp_path / "a"), read(tmp_path / "b")]
-    charts, constants, thinned = curves.charts(runs)
+    charts, notes = curves.charts(runs)
     loss = charts[0]
     assert loss["name"] == "loss"
     assert [(one["run"], one["kind"]) for one in loss["curves"]] == [
         *((0, "train"), (0, "val"), (1, "train"), (1, "val"))
     ]
     assert loss["curves"][1]["step"] == (50, 100)
-    assert not thinned
     names = [chart["name"] for chart in charts]
     assert "loss_std" not in names  # the spread over examples gets no chart
     # The records have tokens, examples and steps per second; tokens alone would have a chart.
     assert names == ["loss", "grad_norm"]
-    assert [(one.name, one.values) for one in constants] == [
-        ("train/learning_rate", [0.01, 0.01]),
-        ("train/tokens_per_second", [512, 512]),
-        ("train/mfu", [0.4, 0.4]),
-        ("train/data_wait_fraction", [0.05, 0.05]),
-        ("train/gpu_memory_usage", [11, 11]),
+    assert notes == [
+        "Constant, without a chart: train/learning_rate 0.01, train/tokens_per_second 512, "
+        "train/mfu 40.0%, train/data_wait_fraction 5.0%, train/gpu_memory_usage 11.0 GiB."
     ]
 
 
@@ -41,20 +37,20 @@ def test_a_metric_has_a_chart_unless_it_is_constant_in_every_run(tmp_path: Path)
     fast = written_run.records([1, 2, 3])
     fast[2]["train/mfu"] = 0.5
     runs = [read(tmp_path / "slow", metrics=slow), read(tmp_path / "fast", metrics=fast)]
-    charts, constants, _ = curves.charts(runs)
+    charts, (note,) = curves.charts(runs)
     assert "mfu" in [chart["name"] for chart in charts]
-    assert "train/mfu" not in [one.name for one in constants]
+    assert "train/mfu" not in note
     single = read(tmp_path / "single", metrics=written_run.records([1]))
-    charts, constants, _ = curves.charts([single])  # nothing is known to be constant
+    charts, notes = curves.charts([single])  # nothing is known to be constant
     assert "mfu" in [chart["name"] for chart in charts]
-    assert not constants
+    assert not notes
 
 
 def test_small_memory_is_in_mib(tmp_path: Path) -> None:
     records = written_run.records([1, 2])
     for number, record in enumerate(records):
         record |= {"train/shm_gib": number * 0.05, "train/host_memory_gib": 1.0 + number}
-    charts, _, _ = curves.charts([read(tmp_path, metrics=records)])
+    charts, _ = curves.charts([read(tmp_path, metrics=records)])
     found = {chart["title"]: chart["curves"][0]["value"] for chart in charts if chart["unit"]}
     assert found == {"/dev/shm, MiB": [0, 51.2], "host memory, GiB": [1, 2]}
 
@@ -64,7 +60,7 @@ def test_nan_and_inf_are_gaps_and_are_counted(tmp_path: Path) -> None:
     records[1] |= {"train/loss": None, "nonfinite": {"train/loss": "nan"}}
     records[2] |= {"train/loss": None, "nonfinite": {"train/loss": "inf"}}
     run = read(tmp_path, metrics=records)
-    charts, _, _ = curves.charts([run])
+    charts, _ = curves.charts([run])
     values = charts[0]["curves"][0]["value"]
     assert [value is None for value in values] == [False, True, True, False]
     found = facts.results(run)
