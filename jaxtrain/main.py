@@ -5,7 +5,6 @@ chosen the command, and no jax in workers.
 """
 
 import atexit
-import importlib
 import multiprocessing
 import os
 import sys
@@ -77,9 +76,10 @@ def _with_flags(arguments: list[str]) -> list[str]:
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; {_hint(name)}")
-    module = importlib.import_module(f"jaxtrain.cli.{name.replace('-', '_')}")
+    from jaxtrain.cli import command_line
+
     try:
-        code: int = module.main(arguments)
+        return command_line.run(name, arguments)
     except (BrokenPipeError, ConnectionError):
         raise
     except OSError as error:  # of a file or disk, not handled by the command
@@ -92,7 +92,6 @@ def _command(name: str, arguments: list[str]) -> int:
         if disks.is_full(error):
             raise RunAgain(f"{text}; free space there, or write to another disk") from error
         raise InputError(text) from error
-    return code
 
 
 def _hint(name: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from program import TINY_MLM
 
 from jaxtrain import config
-from jaxtrain.cli import doctor
+from jaxtrain.cli import command_line
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding
@@ -49,7 +49,7 @@ def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
     found = list(findings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "examine", lambda request: iter(found))
-        code = doctor.main(["--config", "demo"])
+        code = command_line.run("doctor", ["--config", "demo"])
     return found, code
 
 

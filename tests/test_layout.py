@@ -207,16 +207,14 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 # Places where a variable name chooses code or an attribute, and the origin of that name. It must
 # never come from a file, a URL or the network (SECURITY.md).
 _FIELDS = "fields that the class declares"
-_FLAGS = "flags that the parser declares"
+_FLAGS = "flags that the class declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
-    "cli/evaluate.py _check": _FLAGS,
-    "cli/evaluate.py _resolve": "names in the table _USUAL",
-    "cli/evaluate_text.py main": _FLAGS,
+    "cli/evaluate.py _refuse": "names in its callers",
+    "cli/evaluate.py _resolved": "names in the table _USUAL",
     "cli/import.py _changed": _FLAGS,
     "cli/import.py _folder": _FLAGS,
-    "cli/prepare.py _clips": _FLAGS,
     "config/bounds.py Section.__post_init__": _FIELDS,
     "config/run.py _check_value": "names in its callers",
     "config/run.py _exactly_one": "names in _check_sections",
@@ -228,7 +226,7 @@ CHOSEN = {
     "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
-    "main.py _command": "a key of COMMANDS",
+    "cli/command_line.py run": "commands.TABLE",
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",

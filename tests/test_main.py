@@ -1,19 +1,20 @@
 """The command line: its flags are fixed, and wrong use is one line and exit code 2."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import program
 import pytest
 
-from jaxtrain import main
-from jaxtrain.cli import bench, command_line, doctor, plan, train
-from jaxtrain.config import run_flags
+from jaxtrain import config, main
+from jaxtrain.cli import command_line, commands, train
+from jaxtrain.config import flags, run_flags
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError
 from jaxtrain.training import session
 from jaxtrain.training.diagnosis import profiler
@@ -21,23 +22,51 @@ from jaxtrain.training.diagnosis import profiler
 
 def test_the_flags_are_fixed() -> None:
     """New settings are config fields, not flags."""
-    assert set(run_flags.NAMES) == {
-        "config",
-        "output-dir",
-        "resume",
-        "simulate-devices",
-        "debug",
-        "profile",
-        "track",
-    }
+    run = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+    assert {flag.typed for flag in flags.of(RunFlags)} == {*run, "--track"}
+    assert set(train.FLAGS) == {*run, "--track", "--version", "--help", "-h"}
+    assert set(run_flags.ONE_RUN_ONLY) < set(run_flags.FLAGS)
 
 
-@pytest.mark.parametrize("command", [bench, doctor, plan])
-def test_the_arguments_of_a_run_can_be_pasted(command: ModuleType) -> None:
-    valued = [f"--{name}" for name in run_flags.NAMES if name != "debug"]
-    typed = ["--debug", *(word for flag in valued for word in (flag, "1")), "--seed", "3"]
-    flags, overrides = command_line.parse(command._parser(), typed)
-    assert (flags.config, overrides) == ("1", ["--seed", "3"])
+@pytest.mark.parametrize("command", ["bench", "doctor", "plan"])
+def test_the_arguments_of_a_run_can_be_pasted(command: str) -> None:
+    typed = ["--debug"]
+    for flag in flags.of(RunFlags):
+        typed += [] if flag.kind is bool else [flag.typed, "1"]
+    parsed = command_line.parse(command, [*typed, "--seed", "3"])
+    assert (parsed.config, parsed.overrides) == ("1", ("--seed", "3"))
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor", "plan", "configs show", "prepare tokens"])
+def test_a_config_needs_no_flag(command: str) -> None:
+    named = command_line.parse(command, ["demo", "--seed", "3"])
+    assert (named.config, named.overrides) == ("demo", ("--seed", "3"))
+    assert command_line.parse(command, ["--seed", "3", "--config", "demo"]).config == "demo"
+
+
+@pytest.mark.parametrize("command", commands.TABLE)
+def test_the_help_of_a_command_needs_no_jax(
+    command: str, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command.split(), "--help"]
+    assert main.main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: jaxtrain {command}")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for flag in flags.of(commands.TABLE[command]):
+        assert f"\n  {flag.typed}" in text
+    probe = f"import sys; from jaxtrain.main import main; main({words})"
+    probe += "; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", probe], cwd=checkout, capture_output=True, check=True)
+
+
+def test_no_field_is_taken_for_a_misspelled_flag() -> None:
+    top_level = [field.name for field in dataclasses.fields(config.Run)]
+    for command, kind in commands.TABLE.items():
+        if issubclass(kind, commands.OfConfig):
+            for name in top_level:
+                parsed, _ = flags.parse(kind, command, ["demo", "--teacher", "x", f"--{name}", "3"])
+                assert parsed.overrides[-2:] == (f"--{name}", "3")
 
 
 def test_the_documentation_has_every_exit_code(checkout: Path) -> None:

@@ -1,6 +1,5 @@
-"""Measures how fast a config starts, steps, loads data, and saves, on this machine's devices."""
+"""``jaxtrain bench``: measures a config on this machine's devices."""
 
-import argparse
 import os
 import shlex
 import tempfile
@@ -10,33 +9,22 @@ from typing import Any
 from jaxtrain import config, terminal
 from jaxtrain.bench import report, request
 from jaxtrain.bench.request import PARTS
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import efficiency
 from jaxtrain.storage import addresses, atomic
 
-_LONGEST_S = 1200.0  # twice this, and what else is measured, ends within the time limit
-_CEILINGS_HELP = "Measures the matmul and memory-bandwidth peaks of the first device."
 
-
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Bench | commands.Ceilings) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
         InputError: wrong use.
     """
-    parser = _parser()
-    if not arguments or arguments[0] in ("--help", "-h"):
-        parser.print_help()
-        return 0
-    if arguments[0] == "ceilings":
-        return _ceilings(arguments)
-    flags, overrides = command_line.parse(parser, arguments)
+    if isinstance(flags, commands.Ceilings):
+        return _ceilings(flags)
+    overrides = [*flags.overrides]
     run = config.load(flags.config, overrides)
-    if not 0 < flags.seconds <= _LONGEST_S:
-        raise InputError(
-            f"--seconds {flags.seconds:g}: use more than 0, and at most {_LONGEST_S:g}"
-        )
     points = request.batch_sizes(run) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
     if flags.efficiency is not None:
@@ -48,7 +36,7 @@ def main(arguments: list[str]) -> int:
             )
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
-        findings = addresses.scrubbed(report.complete(findings, arguments))
+        findings = addresses.scrubbed(report.complete(findings, list(flags.arguments)))
         if flags.json:
             report.write(findings, flags.json)
         return findings
@@ -69,42 +57,12 @@ def main(arguments: list[str]) -> int:
         keep(findings)
     code = _finish(keep(findings), flags.json)
     if flags.efficiency is not None:
-        _write_efficiency(findings, flags, overrides)
+        _write_efficiency(findings, flags, overrides, flags.efficiency)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    usage = (
-        "jaxtrain bench --config NAME [flags] [--section.field VALUE ...]\n"
-        "       jaxtrain bench ceilings [--json FILE]"
-    )
-    parser = command_line.parser("bench", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "--seconds",
-        metavar="S",
-        type=float,
-        default=20.0,
-        help="seconds to measure steps, and again to measure the pipeline (default: 20)",
-    )
-    add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
-    add(
-        "--sweep",
-        choices=("batch",),
-        help="also measure other batch sizes",
-    )
-    add(
-        "--efficiency",
-        metavar="FILE",
-        type=Path,
-        help="write the measured fraction of the GPU's peaks to FILE, for plan --efficiency",
-    )
-    command_line.add_ignored(parser, "--simulate-devices")
-    return parser
-
-
 def _write_efficiency(
-    findings: dict[str, Any], flags: argparse.Namespace, overrides: list[str]
+    findings: dict[str, Any], flags: commands.Bench, overrides: list[str], path: Path
 ) -> None:
     """Writes the measured efficiency to the file.
 
@@ -117,7 +75,7 @@ def _write_efficiency(
         why = findings.get("failure") or notes.get("steps") or notes.get("ceilings")
         if why is None:
             why = f"plan does not know the peaks of {findings['device']['kind']}"
-        raise InputError(f"{flags.efficiency} not written: {why}")
+        raise InputError(f"{path} not written: {why}")
     typed = addresses.scrubbed([flags.config, *overrides])
     measured = efficiency.Efficiency(
         device=findings["device"]["kind"],
@@ -125,12 +83,12 @@ def _write_efficiency(
         jax=findings["versions"]["jax"],
         efficiency=rows["synthetic/efficiency"],
     )
-    efficiency.write(flags.efficiency, measured)
-    terminal.out(f"efficiency written to {flags.efficiency}")
+    efficiency.write(path, measured)
+    terminal.out(f"efficiency written to {path}")
 
 
 def _measured(
-    flags: argparse.Namespace, overrides: list[str], compiled: str, parts: tuple[str, ...]
+    flags: commands.Bench, overrides: list[str], compiled: str, parts: tuple[str, ...]
 ) -> dict[str, Any]:
     return request.findings(
         flags.config,
@@ -142,7 +100,7 @@ def _measured(
     )
 
 
-def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+def _point(flags: commands.Bench, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as compiled:
         try:
             return _measured(flags, overrides, compiled, ("steps",))
@@ -150,14 +108,7 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
             return {"failure": str(error), "detail": ""}
 
 
-def _ceilings(arguments: list[str]) -> int:
-    usage = "jaxtrain bench ceilings [--json FILE]"
-    parser = command_line.bare_parser("bench ceilings", usage, _CEILINGS_HELP)
-    parser.add_argument("ceilings", help=argparse.SUPPRESS)
-    command_line.add_json(parser)
-    flags = command_line.parse_all(parser, arguments)
-    if flags is None:
-        return 0
+def _ceilings(flags: commands.Ceilings) -> int:
     atomic.check_writable("--json", flags.json)
     import dataclasses
 
@@ -187,7 +138,7 @@ def _ceilings(arguments: list[str]) -> int:
         "device": device,
         "sweep": {},
     }
-    return _finish(report.complete(findings, arguments), flags.json)
+    return _finish(report.complete(findings, ["ceilings", *flags.arguments]), flags.json)
 
 
 def _finish(findings: dict[str, Any], path: Path | None) -> int:

@@ -1,6 +1,5 @@
 """``jaxtrain checkpoints DIR``: lists and verifies the checkpoints of a run; changes nothing."""
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from jaxtrain.checkpoint.pointer import (
     SUSPECT,
     Damaged,
 )
-from jaxtrain.config import invocation
+from jaxtrain.cli import commands
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, bucket, lease, lock
@@ -55,7 +54,7 @@ class Finding:
     why: str
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Checkpoints) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
     Checkpoints that were moved to ``damaged/``, ``suspect/``, and ``superseded/`` do not count.
@@ -64,18 +63,6 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use.
         RunAgain: the disk does not respond.
     """
-    parser = _parser()
-    if not arguments or arguments[0] in ("--help", "-h"):
-        parser.print_help()
-        return 0
-    try:
-        flags, rest = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {invocation.program()} checkpoints --help") from None
-    if rest:
-        raise InputError(
-            f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
-        )
     damaged: dict[str, str] = {}  # in a bucket
     given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
     shown = str(given)
@@ -108,24 +95,6 @@ def main(arguments: list[str]) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
     counted = [one for one in findings if one.path.partition("/")[0] in KINDS]
     return 1 if any(one.verdict != "verified" for one in counted) else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jaxtrain checkpoints",
-        usage="jaxtrain checkpoints DIR [--json FILE]",
-        description="Lists and verifies the checkpoints of a run; shows which one a resume uses.",
-        exit_on_error=False,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="a run directory, or s3://BUCKET/PATH"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="also write the results to FILE, as JSON"
-    )
-    return parser
 
 
 def _run_of(given: Path, shown: str) -> Path:

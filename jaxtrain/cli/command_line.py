@@ -1,137 +1,103 @@
-"""Argument parsing that the commands share."""
+"""Runs a command: its help, its flags, its module; and what commands share."""
 
-import argparse
 import contextlib
-import dataclasses
-import difflib
-import itertools
+import importlib
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jaxtrain import config, terminal
-from jaxtrain.config import files, invocation, run_flags
+from jaxtrain.cli.commands import TABLE, Command, OfConfig, OfModel
+from jaxtrain.config import field_values, files, flags, help, invocation
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError, Stopped
-from jaxtrain.storage.atomic import expanded
+
+_HELP = {"--help", "-h"}
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """Keeps the paragraphs of a description."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(
-            super(_HelpFormatter, self)._fill_text(one, width, indent)
-            for one in text.strip().split("\n\n")
-        )
-
-
-def _plain(docstring: str | None) -> str | None:
-    """Returns a docstring without the markup of code."""
-    return None if docstring is None else docstring.replace("``", "")
-
-
-def _typed(parser: argparse.ArgumentParser) -> str:
-    """The command of a parser as typed here."""
-    return f"{invocation.program()} {parser.prog.removeprefix('jaxtrain ')}"
-
-
-def parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
-    """Makes a parser with ``--config`` and ``--json``; overrides are left to the config.
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Runs a command, or prints its help, and returns the exit code.
 
     Args:
-        command: the command's name, such as "plan".
-        usage: the usage, without "usage:".
-        description: the command's docstring.
-    """
-    made = argparse.ArgumentParser(
-        prog=f"jaxtrain {command}",
-        usage=usage,
-        description=_plain(description),
-        formatter_class=_HelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
-    made.add_argument(
-        "--config", metavar="NAME", help="a shipped config, or the path of a .py file"
-    )
-    add_json(made)
-    return made
-
-
-def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
-    """Accepts and ignores the flags of a run, so that a run's arguments can be pasted.
-
-    Args:
-        parser: the parser of a command.
-        without: the flags that the command uses itself.
-    """
-    for flag in (f"--{name}" for name in run_flags.NAMES):
-        if flag not in ("--config", *without):
-            action = "store_true" if flag == "--debug" else "store"
-            parser.add_argument(flag, action=action, help=argparse.SUPPRESS)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--json``."""
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="also write the results to FILE, as JSON"
-    )
-
-
-def parse(
-    parser: argparse.ArgumentParser, arguments: list[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the flags, and the overrides of the config.
+        name: of the command.
+        arguments: what follows it.
 
     Raises:
-        InputError: a flag is wrong, or ``--config`` is missing.
+        InputError: wrong use.
     """
-    try:
-        flags, overrides = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {_typed(parser)} --help") from None
-    _refuse_misspelled(parser, overrides)
-    require_config(flags.config)
-    return flags, overrides
+    command, typed = name, list(arguments)
+    if typed and f"{name} {typed[0]}" in TABLE:
+        command, typed = f"{name} {typed[0]}", typed[1:]
+    if command not in TABLE:
+        return _group(name, typed)
+    kind = TABLE[command]
+    needs_more = issubclass(kind, OfConfig) or any(flag.required for flag in flags.of(kind))
+    if not _HELP.isdisjoint(typed) or (needs_more and not typed):
+        terminal.out(help.command(kind, kind.usages or (_usage(command),)))
+        return 0
+    parsed = parse(command, typed)
+    if isinstance(parsed, OfModel) and parsed.config is not None:
+        config.named(parsed.config)  # runs the file, so that its model can be loaded
+    module = importlib.import_module(f"jaxtrain.cli.{kind.module or name}")
+    code: int = module.main(parsed)
+    return code
 
 
-def _refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
-    """Rejects arguments that resemble a flag of the command: the config would only suggest
-    fields."""
-    fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
-    for word in overrides:
-        typed = word.partition("=")[0]
-        if not typed.startswith("--") or "." in typed or typed in fields:
-            continue
-        if near := _near(parser, typed):
-            raise InputError(f"{parser.prog}: unknown flag {typed}; did you mean {near}?")
-
-
-def _near(parser: argparse.ArgumentParser, typed: str) -> str | None:
-    """Returns the flag of a command that a misspelled one resembles, if any."""
-    own = [flag for action in parser._actions for flag in action.option_strings]
-    return next(iter(difflib.get_close_matches(typed, own, n=1, cutoff=0.75)), None)
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, rest: list[str]) -> None:
-    """Rejects arguments that a command does not have.
+def _group(name: str, typed: Sequence[str]) -> int:
+    """Prints the help of a command that has actions.
 
     Raises:
-        InputError: there are any; the message has the flag that the first one resembles.
+        InputError: there is no such action.
     """
-    if rest:
-        near = _near(parser, rest[0].partition("=")[0])
-        raise InputError(
-            f"{parser.prog}: unknown argument {' '.join(rest)}; "
-            + (f"did you mean {near}? see " if near else "see ")
-            + f"{_typed(parser)} --help"
-        )
+    actions = [command for command in TABLE if command.startswith(f"{name} ")]
+    if typed and typed[0] not in _HELP:
+        hint = field_values.did_you_mean(typed[0], [action.split()[1] for action in actions])
+        raise InputError(f"{name}: unknown action '{typed[0]}'; {hint}")
+    terminal.out(help.usage(map(_usage, actions)))
+    terminal.out(f"\n{help.entries([(action, _summary(TABLE[action])) for action in actions])}")
+    terminal.out("\nFor the flags of a command, add --help to it.")
+    return 0
+
+
+def _summary(kind: type[Command]) -> str:
+    return (kind.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def _usage(command: str) -> str:
+    """Returns the usage with all positional arguments and required flags."""
+    kind = TABLE[command]
+    words = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
+    for flag in flags.of(kind):
+        if flag.positional:
+            words.append(f"{flag.typed} [{flag.typed} ...]" if flag.many else flag.typed)
+            if not flag.required:
+                words[-1] = f"[{flag.typed}]"
+        elif flag.required:
+            words.append(f"{flag.typed} {flag.shown}")
+    if any(not flag.positional and not flag.required for flag in flags.of(kind)):
+        words.append("[flags]")
+    return " ".join(words + (["[--section.field VALUE ...]"] if issubclass(kind, OfConfig) else []))
+
+
+def parse(command: str, arguments: Sequence[str]) -> Any:
+    """Returns the flags of a command.
+
+    Raises:
+        InputError: has all problems.
+    """
+    kind = TABLE[command]
+    pasted = issubclass(kind, OfConfig) and kind.takes_run_flags
+    ignored = flags.of(RunFlags) if pasted else []
+    parsed, problems = flags.parse(kind, command, arguments, ignored)
+    if problems:
+        raise InputError(*problems)
+    if isinstance(parsed, OfConfig):
+        require_config(parsed.config)
+    return parsed
 
 
 def require_config(name: str | None) -> None:
-    """Refuses a command line without ``--config``.
+    """Refuses a command line without a config.
 
     Raises:
         InputError: the message has the command that lists the configs.
@@ -141,91 +107,6 @@ def require_config(name: str | None) -> None:
             "--config is missing; try demo, demo_gpt, or demo_mlm; "
             f"{invocation.program()} configs list describes all {len(files.names())}"
         )
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises if an argument is missing; before Python 3.12 argparse would exit."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {_typed(self)} --help")
-
-
-def bare_parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
-    """Makes a parser for a command without ``--config``.
-
-    Args:
-        command: the command's name, such as "export".
-        usage: the usage, without "usage:".
-        description: the command's docstring.
-    """
-    return _Parser(
-        prog=f"jaxtrain {command}",
-        usage=usage,
-        description=_plain(description),
-        formatter_class=_HelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--precision``."""
-    parser.add_argument(
-        "--precision",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="precision of the computation; bfloat16 is faster on GPUs (default: float32)",
-    )
-
-
-def own_config(text: str) -> config.Run:
-    """Runs a config file, so that its model can be loaded; a type for argparse."""
-    return config.named(text)
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--config`` to a command that uses a trained model."""
-    parser.add_argument(
-        "--config",
-        metavar="FILE.py",
-        type=own_config,
-        help="the config that it was trained with; only for your own model, which this file "
-        "defines or imports",
-    )
-
-
-def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | None:
-    """Returns the flags; for ``--help``, prints the help and returns None.
-
-    Raises:
-        InputError: a flag is wrong, missing or unknown.
-    """
-    if not arguments or "--help" in arguments or "-h" in arguments:
-        parser.print_help()
-        return None
-    try:
-        flags, rest = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {_typed(parser)} --help") from None
-    refuse_unknown(parser, rest)
-    return flags
-
-
-def values_of(flag: str, arguments: list[str]) -> Iterator[str]:
-    """Yields the values of a flag, typed as ``--flag VALUE`` or ``--flag=VALUE``, before parsing.
-
-    So input can be checked before imports that take seconds.
-    """
-    for word, after in itertools.pairwise([*arguments, ""]):
-        name, equals, value = word.partition("=")
-        if name == flag and (value or after):
-            yield value if equals else after
-
-
-def named_file(text: str) -> Path:
-    """Expands ~ in a path; a type for argparse."""
-    return expanded(text)
 
 
 @contextlib.contextmanager

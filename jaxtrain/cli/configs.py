@@ -1,40 +1,25 @@
 """``jaxtrain configs list | show NAME | diff A B``: lists, shows, and compares configs."""
 
+from collections.abc import Sequence
+
 from jaxtrain import config, terminal
+from jaxtrain.cli import commands
 from jaxtrain.config import field_values, files, overrides
-from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
 
-USAGE = """\
-usage: jaxtrain configs list
-       jaxtrain configs show NAME [--section.field VALUE ...]
-       jaxtrain configs diff A B
 
-Lists the shipped configs, shows every field of one, or shows how two differ.
-NAME, A, and B are shipped configs or paths of .py files."""
-
-
-def main(arguments: list[str]) -> int:
+def main(flags: commands.ConfigsList | commands.ConfigsShow | commands.ConfigsDiff) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
-        InputError: wrong use.
+        InputError: no such config, or a wrong field.
     """
-    match arguments:
-        case [] | ["--help"] | ["-h"] | [_, "--help"] | [_, "-h"]:
-            print(USAGE)
-        case ["list"]:
-            _list()
-        case ["show", name, *changes]:
-            _show(name, changes)
-        case ["diff", before, after]:
-            _diff(before, after)
-        case [("list" | "show" | "diff") as action, *rest]:
-            wanted = {"list": "no argument", "show": "one NAME", "diff": "two names"}[action]
-            raise InputError(f"configs {action} takes {wanted}, not {' '.join(rest) or 'nothing'}")
-        case [action, *_]:
-            hint = field_values.did_you_mean(action, ("list", "show", "diff"))
-            raise InputError(f"configs: unknown action '{action}'; {hint}")
+    if isinstance(flags, commands.ConfigsShow):
+        _show(flags.config, flags.overrides)
+    elif isinstance(flags, commands.ConfigsDiff):
+        _diff(flags.before, flags.after)
+    else:
+        _list()
     return 0
 
 
@@ -45,7 +30,7 @@ def _list() -> None:
         terminal.out(f"{name:{width}}  {_first_line(name)}")
 
 
-def _show(name: str, changes: list[str]) -> None:
+def _show(name: str, changes: Sequence[str]) -> None:
     run = config.load(name, changes)
     terminal.out(files.docstring(name))
     print()

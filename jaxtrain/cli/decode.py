@@ -1,19 +1,12 @@
-"""Decodes latents from jaxtrain encode, a file or a folder, to videos.
+"""``jaxtrain decode``: turns latents into videos."""
 
-SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
-hf:ORG/MODEL: the model that encoded the video, or one with the same latents.
-The video has the average frame rate of the original, and no sound. For a
-folder, OUT is a folder with report.json. To resume, repeat the command.
-"""
-
-import argparse
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, job_flags, video_flags
+from jaxtrain.cli import command_line, commands, job_flags, video_flags
 from jaxtrain.data.video import writing
 from jaxtrain.inference import latent_files
 
@@ -23,16 +16,12 @@ if TYPE_CHECKING:
 _SUFFIXES = frozenset((".safetensors", ".latent"))
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Decode) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or a file that cannot be read or written.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
-    video_flags.check_crf(flags.crf)
     video_flags.check_present(flags.latents, "latents from jaxtrain encode, or a folder of them")
     if flags.latents.is_dir():
         return _folder(flags)
@@ -52,7 +41,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _folder(flags: argparse.Namespace) -> int:
+def _folder(flags: commands.Decode) -> int:
     from jaxtrain.inference import video_folder
 
     cluster = job_flags.cluster(flags)
@@ -72,27 +61,3 @@ def _decode_file(
 ) -> dict[str, Any]:
     found = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
     return {"frames": found.frames, "size": found.size}
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain decode SOURCE IN OUT [--crf N] [--workers N]"
-    parser = command_line.bare_parser("decode", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="SOURCE",
-        type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL",
-    )
-    add(
-        "latents",
-        metavar="IN",
-        type=command_line.named_file,
-        help="latents from jaxtrain encode, or a folder of them",
-    )
-    add("target", metavar="OUT", type=command_line.named_file, help="the video or folder to write")
-    video_flags.add_crf(parser)
-    video_flags.add_workers(parser)
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

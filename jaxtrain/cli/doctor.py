@@ -1,12 +1,11 @@
-"""Checks whether this machine, cluster, and data are ready for a config."""
+"""``jaxtrain doctor``: checks whether a run can start here."""
 
-import argparse
 import json
 import os
 from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.distributed import cluster_env
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding, verdict
@@ -17,28 +16,21 @@ from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 NOT_READY = 1
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Doctor) -> int:
     """Runs the command; returns 0 if a run can start, 1 if there are problems.
 
     Raises:
         InputError: wrong use.
     """
-    parser = _parser()
-    if not arguments or arguments[0] in ("--help", "-h"):
-        parser.print_help()
-        return 0
-    flags, overrides = command_line.parse(parser, arguments)
-    if flags.simulate_devices is not None and flags.simulate_devices < 1:
-        raise InputError(f"--simulate-devices {flags.simulate_devices}: use at least 1")
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
-        return _examine(flags, overrides)
+        return _examine(flags)
 
 
-def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
+def _examine(flags: commands.Doctor) -> int:
     request = examination.DoctorRequest(
         config=flags.config,
-        overrides=tuple(overrides),
+        overrides=flags.overrides,
         output_dir=flags.output_dir,
         resume=flags.resume,
         simulate_devices=flags.simulate_devices,
@@ -63,7 +55,7 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
         told = addresses.scrubbed(
             {
                 **about,
-                "overrides": overrides,
+                "overrides": list(flags.overrides),
                 "ready": ready,
                 "verdict": summary,
                 "findings": [one.as_dict() for one in findings],
@@ -80,18 +72,3 @@ def _writes_the_file() -> bool:
     except InputError:  # it is among the findings
         return True
     return cluster is None or cluster.index == 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain doctor --config NAME [flags] [--section.field VALUE ...]"
-    parser = command_line.parser("doctor", usage, __doc__)
-    add = parser.add_argument
-    add("--output-dir", metavar="DIR", help="run directory of the run (default: output/NAME)")
-    add(
-        "--resume",
-        metavar="latest|STEP|PATH",
-        help="same as for the run; a resumed run ignores model.init_from",
-    )
-    add("--simulate-devices", metavar="N", type=int, help="check a run on N virtual CPU devices")
-    command_line.add_ignored(parser, "--output-dir", "--resume", "--simulate-devices")
-    return parser

@@ -1,12 +1,5 @@
-"""Encodes a video, or all videos in a folder, to latents.
+"""``jaxtrain encode``: turns videos into latents."""
 
-SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
-hf:ORG/MODEL. The file also stores the model and the video's size, frame count,
-padding, and average frame rate, for jaxtrain decode. A folder is encoded on all
-devices, to a folder with report.json; to resume, repeat the command.
-"""
-
-import argparse
 import functools
 import math
 from collections.abc import Callable
@@ -16,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, job_flags, video_flags
+from jaxtrain.cli import command_line, commands, job_flags, video_flags
 from jaxtrain.data.video import files
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import InputError
 from jaxtrain.inference import latent_files
-from jaxtrain.storage import atomic, tensor_stream
+from jaxtrain.storage import atomic
 
 if TYPE_CHECKING:
     from jaxtrain.inference.video import Autoencoder
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Encode) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or a file that cannot be read or written.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
-    storage = latent_files.Storage(flags.dtype, flags.layout, flags.scale, flags.shift)
+    scale, shift = _numbers("--scale", flags.scale), _numbers("--shift", flags.shift)
+    if not np.asarray(scale, np.float32).all():
+        raise InputError(f"--scale {flags.scale}: use numbers other than 0, also in float32")
+    storage = latent_files.Storage(flags.dtype, flags.layout, scale, shift)
     video_flags.check_present(flags.video, "a video, or a folder of videos")
     if flags.video.is_dir():
         return _folder(flags, storage)
@@ -57,7 +50,7 @@ def _encode(
     model: "Autoencoder",
     video: Video,
     storage: latent_files.Storage,
-    flags: argparse.Namespace,
+    flags: commands.Encode,
 ) -> None:
     counter = video_flags.Counter(video.frames)
     found = latent_files.encode(model, video, flags.target, storage, counter.one)
@@ -76,7 +69,7 @@ def _note(video: Video, found: latent_files.Encoded) -> str:
     )
 
 
-def _folder(flags: argparse.Namespace, storage: latent_files.Storage) -> int:
+def _folder(flags: commands.Encode, storage: latent_files.Storage) -> int:
     from jaxtrain.inference import video_folder
 
     cluster = job_flags.cluster(flags)
@@ -111,8 +104,12 @@ def _encode_file(
     return about | ({"note": note} if note else {})
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    """Parses one number, or one for each channel, separated by commas."""
+def _numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Parses one number, or one for each channel, separated by commas.
+
+    Raises:
+        InputError: it is something else, or NaN or infinite in float32.
+    """
     try:
         found = tuple(map(float, text.split(",")))
     except ValueError:
@@ -120,49 +117,5 @@ def _numbers(text: str) -> tuple[float, ...]:
     with np.errstate(over="ignore"):
         stored = np.asarray(found, np.float32)
     if not np.isfinite(stored).all():
-        raise argparse.ArgumentTypeError(f"{text!r}: use numbers such as 0.5 or 0.5,0.25")
+        raise InputError(f"{flag} {text}: use numbers such as 0.5 or 0.5,0.25")
     return found
-
-
-def _scales(text: str) -> tuple[float, ...]:
-    found = _numbers(text)
-    if not np.asarray(found, np.float32).all():
-        raise argparse.ArgumentTypeError(f"{text!r}: use numbers other than 0, also in float32")
-    return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain encode SOURCE IN OUT [--layout NAME] [--dtype TYPE] [--workers N]"
-    parser = command_line.bare_parser("encode", usage, __doc__)
-    add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
-    add("video", metavar="IN", type=command_line.named_file, help="the video, or a folder")
-    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
-    add(
-        "--layout",
-        choices=latent_files.LAYOUTS,
-        default="lhwc",
-        metavar="NAME",
-        help="lhwc, ncthw (diffusers), ntchw (its CogVideoX), or comfyui (default: lhwc)",
-    )
-    for name, kind, default in (("scale", _scales, (1.0,)), ("shift", _numbers, (0.0,))):
-        add(
-            f"--{name}",
-            metavar="X",
-            type=kind,
-            default=default,
-            help="multiply channels by X, or by X,X,... (default: 1)"
-            if name == "scale"
-            else "add X, or X,X,..., after --scale (default: 0)",
-        )
-    add(
-        "--dtype",
-        choices=tuple(tensor_stream.DTYPES),
-        default="float32",
-        metavar="TYPE",
-        help="float32, bfloat16, or float16 (default: float32)",
-    )
-    video_flags.add_workers(parser)
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

@@ -1,23 +1,13 @@
-"""Measures the quality of one to three video autoencoders, or of a language model.
+"""``jaxtrain evaluate``: measures the quality of models."""
 
-SOURCE is a checkpoint, a run directory, a weights file, s3://BUCKET/PATH, or
-hf:ORG/MODEL on the Hub. Autoencoders reconstruct the same clips, the middle of
-each video, and each frame is compared with its original. --protocol measures as
-published, and prints the published results beside it. To measure a language
-model on a text, run jaxtrain evaluate SOURCE --data FILE.txt [--max-tokens N],
-which prints the pseudo-perplexity or the bits per byte. For the flags of a language
-model, run jaxtrain evaluate SOURCE --help.
-"""
-
-import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line, job_flags, video_flags
+from jaxtrain.cli import command_line, commands, job_flags, video_flags
 from jaxtrain.config import field_values
 from jaxtrain.data.video import evaluation_clips, files
 from jaxtrain.errors import InputError
@@ -30,6 +20,11 @@ if TYPE_CHECKING:
     from jaxtrain.inference.compare import Comparison
 
 _MOST_SOURCES = 3
+_VIDEO_FLAGS = (
+    *("split", "protocol", "frames", "height", "width", "clips", "lpips", "backbone", "i3d"),
+    *("engine", "ray_address", "ray_gpus"),
+)
+_TEXT_FLAGS = ("text_field", "max_tokens", "rows")
 _LETTERS = "ABC"
 _USUAL = {"frames": 16, "height": 256, "width": 256}
 _DIGITS = {"psnr": 3}
@@ -37,40 +32,43 @@ _USUAL_DIGITS = 4
 _UNITS = {"psnr": "psnr (dB)"}
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Evaluate) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or nothing can be measured.
     """
-    _check_present(arguments)
-    for value in command_line.values_of("--config", arguments):  # before SOURCE is looked at
-        command_line.own_config(value)
+    if files.is_absent(flags.data):  # whether it fits depends on the model
+        raise InputError(
+            f"--data {flags.data}: no such file or folder; pass a folder of videos, a video, or a "
+            "list of them; for a language model, a text file"
+        )
     # They import jax, which takes seconds.
     from jaxtrain.cli import evaluate_text
     from jaxtrain.inference import compare, load
     from jaxtrain.interop import hub, weights
 
-    arguments = [
-        str(hub.local(text)) if hub.is_remote(text) and before != "--data" else text
-        for before, text in zip(["", *arguments], arguments, strict=False)
-    ]
-    for path in _sources(arguments):
-        weights.check_there(path)
-    for source, model in _models(arguments):
-        if model.task in evaluate_text.KINDS:
-            return evaluate_text.main(arguments, evaluate_text.KINDS[model.task])
-        if model.task != "reconstruct":
+    flags = dataclasses.replace(flags, sources=tuple(map(hub.local, flags.sources)))
+    for source in flags.sources:
+        weights.check_there(source)
+    for source in flags.sources:
+        model = weights.model_at(source)
+        if model is not None and model.task in evaluate_text.KINDS:
+            _refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
+            if len(flags.sources) > 1:
+                raise InputError("evaluate: one language model at a time")
+            return evaluate_text.main(flags, source, evaluate_text.KINDS[model.task])
+        if model is not None and model.task != "reconstruct":
             tasks = (*evaluate_text.KINDS, "reconstruct")
             raise load.cannot(model, "evaluate", *tasks, source=source)
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
-    _check(flags)
-    protocol = _resolve(flags)
+    _refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
+    if len(flags.sources) > _MOST_SOURCES:
+        raise InputError(
+            f"evaluate: {len(flags.sources)} sources given; use at most {_MOST_SOURCES}"
+        )
+    size, protocol = _resolved(flags)
     cluster = job_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
-    size = {"frames": flags.frames, "height": flags.height, "width": flags.width}
     if protocol is None:
         clips = evaluation_clips.choose(
             flags.data,
@@ -108,7 +106,13 @@ def main(arguments: list[str]) -> int:
     found = compare.compare(measured, meter.names)
     rfvd = meter.rfvd()
     terminal.out(
-        _text(found, [model.source for model in meter.models], flags, meter.compared, rfvd)
+        _text(
+            found,
+            [model.source for model in meter.models],
+            size | {"compared": meter.compared},
+            flags.precision,
+            rfvd,
+        )
     )
     if protocol is not None:
         terminal.out(_published(protocol))
@@ -116,10 +120,8 @@ def main(arguments: list[str]) -> int:
         content = {
             "sources": [model.source for model in meter.models],
             "data": addresses.public(flags.data),
-            "frames": flags.frames,
             "compared_frames": meter.compared,
-            "height": flags.height,
-            "width": flags.width,
+            **size,
             "precision": flags.precision,
             "versions": versions.line(),
             "metrics": _as_json(found),
@@ -132,35 +134,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _check_present(arguments: list[str]) -> None:
-    """Refuses ``--data`` that does not exist; whether it fits depends on the model."""
-    for value in command_line.values_of("--data", arguments):
-        if files.is_absent(value):
-            raise InputError(
-                f"--data {value}: no such file or folder; pass a folder of videos, a video, or a "
-                "list of them; for a language model, a text file"
-            )
+def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:
+    """Refuses flags of the other kind of model.
 
-
-def _sources(arguments: list[str]) -> list[Path]:
-    """Returns the arguments that are not flags, nor follow one."""
-    before = ["", *arguments]
-    return [
-        command_line.named_file(text)
-        for flag, text in zip(before, arguments, strict=False)
-        if not text.startswith("-") and not (flag.startswith("-") and "=" not in flag)
-    ]
-
-
-def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
-    """The models among the arguments."""
-    from jaxtrain.interop import weights
-
-    paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
-    for path in paths:
-        model = weights.model_at(path)
-        if model is not None:
-            yield path, model
+    Raises:
+        InputError: one of them is not its default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
+    for name in names:
+        if (value := getattr(flags, name)) != defaults[name]:
+            raise InputError(f"--{name.replace('_', '-')} {value}: {reason}; omit the flag")
 
 
 def _held_out(sources: Sequence[Path], data: str) -> Sequence["Entry"] | None:
@@ -206,27 +189,14 @@ def _is_same(trained_on: str | None, data: str) -> bool:
     return atomic.expanded(trained_on).resolve() == atomic.expanded(data).resolve()
 
 
-def _check(flags: argparse.Namespace) -> None:
-    if len(flags.sources) > _MOST_SOURCES:
-        raise InputError(
-            f"evaluate: {len(flags.sources)} sources given; use at most {_MOST_SOURCES}"
-        )
-    for name in ("frames", "height", "width", "clips"):
-        value = getattr(flags, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} {value}: use at least 1")
-
-
-def _resolve(flags: argparse.Namespace) -> Protocol | None:
-    """Sets the size of a clip; returns the protocol of ``--protocol``.
+def _resolved(flags: commands.Evaluate) -> tuple[dict[str, int], Protocol | None]:
+    """Returns the size of a clip, and the protocol of ``--protocol``.
 
     Raises:
         InputError: an unknown protocol, or flags that it determines.
     """
     if flags.protocol is None:
-        for name, value in _USUAL.items():
-            setattr(flags, name, getattr(flags, name) or value)
-        return None
+        return {name: getattr(flags, name) or value for name, value in _USUAL.items()}, None
     protocol = PROTOCOLS.get(flags.protocol)
     if protocol is None:
         near = field_values.did_you_mean(flags.protocol, PROTOCOLS)
@@ -237,22 +207,21 @@ def _resolve(flags: argparse.Namespace) -> Protocol | None:
                 f"--{name} {getattr(flags, name)}: --protocol {flags.protocol} determines it; omit "
                 "one of the two"
             )
-    for name in _USUAL:
-        setattr(flags, name, getattr(protocol, name))
-    return protocol
+    return {name: getattr(protocol, name) for name in _USUAL}, protocol
 
 
 def _text(
     found: "Comparison",
     sources: Sequence[str],
-    flags: argparse.Namespace,
-    compared: int,
+    size: Mapping[str, int],
+    precision: str,
     rfvd: Sequence[float],
 ) -> str:
     lines = [
         f"measured on {found.videos} {'video' if found.videos == 1 else 'videos'} "
-        f"({found.clips} {'clip' if found.clips == 1 else 'clips'} of {flags.frames} frames, "
-        f"{compared} of them compared, {flags.height}x{flags.width}, {flags.precision})",
+        f"({found.clips} {'clip' if found.clips == 1 else 'clips'} of {size['frames']} "
+        f"frames, {size['compared']} of them compared, {size['height']}x{size['width']}, "
+        f"{precision})",
         *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
         "",
     ]
@@ -339,68 +308,3 @@ def _as_json(found: "Comparison") -> dict[str, Any]:
         }
         for name, estimates in found.estimates.items()
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain evaluate SOURCE [SOURCE [SOURCE]] --data PATH [flags]"
-    parser = command_line.bare_parser("evaluate", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "sources",
-        metavar="SOURCE",
-        nargs="+",
-        type=command_line.named_file,
-        help="an autoencoder; differences between two or three are tested for significance",
-    )
-    add("--data", metavar="PATH", required=True, help="the videos: a folder, a video, or a list")
-    add(
-        "--split",
-        choices=("val", "all"),
-        default="val",
-        help="val: of data that a SOURCE was trained on, only the part for validation; all: all "
-        "videos, as always with --protocol (default: val)",
-    )
-    add(
-        "--protocol",
-        metavar="NAME",
-        help=f"measure as published: {' or '.join(PROTOCOLS)}; it determines the clips",
-    )
-    add("--frames", metavar="N", type=int, help="frames per clip (default: 16)")
-    add("--height", metavar="N", type=int, help="clip height, pixels (default: 256)")
-    add("--width", metavar="N", type=int, help="clip width, pixels (default: 256)")
-    add(
-        "--clips",
-        metavar="N",
-        type=int,
-        help="total number of clips, spread evenly over the videos (default: one per video)",
-    )
-    add(
-        "--lpips",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="also measure LPIPS, with this state dict of lpips.LPIPS, by AlexNet (net='alex') or "
-        "VGG16 (net='vgg'), or of its linear layers",
-    )
-    add(
-        "--backbone",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="state dict of torchvision's network, if --lpips has only the linear layers",
-    )
-    add(
-        "--i3d",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="also measure rFVD, the Fréchet video distance to the originals, with this state dict "
-        "of pytorch-i3d's InceptionI3d(400)",
-    )
-    add(
-        "--json",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="also write the results, with the values of each clip, to FILE as JSON",
-    )
-    job_flags.add_for_models(parser, parts=False)
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

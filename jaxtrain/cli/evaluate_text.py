@@ -1,15 +1,5 @@
-"""Measures how well a language model predicts a text.
+"""``jaxtrain evaluate`` of a language model."""
 
-SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest),
-a transformers folder, or hf:ORG/MODEL on the Hugging Face Hub. A masked
-language model gives pseudo-perplexity: each token is masked in turn and
-predicted from the tokens around it, with one forward pass per token; unknown
-tokens ([UNK]) are skipped, as in training. A causal model gives bits per byte:
-each token is predicted from the tokens before it, with at least half a context
-window of them where the text has as many.
-"""
-
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -17,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import fill_mask, language_model
@@ -34,45 +24,44 @@ KINDS: dict[Task, type[MaskedModel] | type[CausalModel]] = {
 }
 """A model's task, and the class that uses it."""
 
+_ROWS = 16
 
-def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> int:
+
+def main(
+    flags: commands.Evaluate, source: Path, kind: type[MaskedModel] | type[CausalModel]
+) -> int:
     """Runs the command; :mod:`jaxtrain.cli.evaluate` calls it if SOURCE is a language model.
 
     Args:
-        arguments: the arguments of the command.
+        flags: of the command.
+        source: the model.
         kind: the class that measures this kind of model.
 
     Raises:
         InputError: wrong use, or nothing can be measured.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
-    for name in ("rows", "max_tokens"):
-        value = getattr(flags, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: use at least 1")
+    data, rows = atomic.expanded(flags.data), flags.rows or _ROWS
     atomic.check_writable("--json", flags.json)
-    _check_readable(flags.data)
-    _warn_of_training_text(flags.source, flags.data)
-    model = kind(flags.source, flags.precision, command="evaluate")
+    _check_readable(data)
+    _warn_of_training_text(source, data)
+    model = kind(source, flags.precision, command="evaluate")
     most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
     try:
-        texts = documents.texts(flags.data, flags.text_field, model.count, most)
+        texts = documents.texts(data, flags.text_field, model.count, most)
     except BadExample as error:
         raise InputError(f"--data {flags.data}: {error.reason}") from error
     except OSError as error:
         raise InputError(f"--data {flags.data} cannot be read: {error.strerror}") from error
     try:
         with _progress("windows" if kind is CausalModel else "tokens") as each:
-            found = model.score(texts, rows=flags.rows, max_tokens=flags.max_tokens, each=each)
+            found = model.score(texts, rows=rows, max_tokens=flags.max_tokens, each=each)
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
     terminal.out(_report(found, model, flags))
     if flags.json:
         content = {
             "source": model.source,
-            "data": str(flags.data),
+            "data": str(data),
             "max_tokens": flags.max_tokens,
             "precision": flags.precision,
             "versions": versions.line(),
@@ -130,7 +119,7 @@ def _derived(found: fill_mask.MaskedScore | language_model.TextScore) -> dict[st
 def _report(
     found: fill_mask.MaskedScore | language_model.TextScore,
     model: MaskedModel | CausalModel,
-    flags: argparse.Namespace,
+    flags: commands.Evaluate,
 ) -> str:
     cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
     head = f"measured on {flags.data}: {found.tokens:,} tokens{cut}, "
@@ -150,40 +139,3 @@ def _report(
     width = max(len(name) for name, _ in rows)
     table = (f"{name:{width}}  {value:.4f}" for name, value in rows)
     return "\n".join((head, model.source, "", *table))
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain evaluate SOURCE --data FILE.txt [flags]"
-    parser = command_line.bare_parser("evaluate", usage, __doc__)
-    add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="a language model")
-    add(
-        "--data",
-        metavar="FILE",
-        type=command_line.named_file,
-        required=True,
-        help="the text, UTF-8: a .txt or .md file is one document, each line of a .jsonl file and "
-        "each row of a .parquet file another",
-    )
-    add(
-        "--text-field",
-        metavar="NAME",
-        help="field of .jsonl objects or column of .parquet files with the text (default: the "
-        "first of text, content, body, ...)",
-    )
-    add(
-        "--max-tokens",
-        metavar="N",
-        type=int,
-        help="measure only the first N tokens, and read only as much (default: all)",
-    )
-    add("--rows", metavar="N", type=int, default=16, help="batch size, in sequences (default: 16)")
-    add(
-        "--json",
-        metavar="FILE",
-        type=command_line.named_file,
-        help="also write the results to FILE, as JSON",
-    )
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

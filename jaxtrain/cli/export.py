@@ -1,22 +1,11 @@
-"""Exports weights, with the names and layout of the model's original implementation.
+"""``jaxtrain export``: writes weights for other programs."""
 
-SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest
-checkpoint), a weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hub. A
-.pth file requires PyTorch. --format hf writes a folder, with the tokenizer and
-a model card, that transformers' from_pretrained loads.
-
---push uploads such a folder to the Hugging Face Hub instead. For a model that
-transformers does not support, it uploads one weights file and a model card. Run
-hf auth login first, or set HF_TOKEN. An existing model card is kept.
-"""
-
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, huggingface, model_card, weights
@@ -24,24 +13,22 @@ from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Export) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or the source has no model that can be exported.
         RunAgain: the Hub cannot be reached now.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
     _check(flags)
     source = hub.local(flags.source)
-    if flags.push is None:
+    if flags.target is not None:
         if flags.format == "hf":
             tokenizer.check_travels(source)
         _write(flags, source, flags.target)
         terminal.out(f"wrote {flags.target}")
         return 0
+    assert flags.push is not None, "_check() requires one of the two"
     with tempfile.TemporaryDirectory(prefix="jaxtrain-push-") as scratch:
         name = _write(flags, source, Path(scratch))
         page = hub.push(
@@ -55,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _check(flags: argparse.Namespace) -> None:
+def _check(flags: commands.Export) -> None:
     """Refuses wrong flags and targets, before a large checkpoint is read."""
     if flags.push is not None:
         if flags.target is not None:
@@ -82,7 +69,7 @@ def _can_write(model: Any, *, folder: bool) -> bool:
     return model.model_type is not None if folder else bool(model.has_weights)
 
 
-def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
+def _write(flags: commands.Export, source: Path, target: Path) -> str:
     """Writes the files of a model, and returns its name.
 
     Args:
@@ -135,40 +122,3 @@ def _write(flags: argparse.Namespace, source: Path, target: Path) -> str:
     shown = min(own, count)
     terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
     return name
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = (
-        "jaxtrain export SOURCE OUT.safetensors|OUT.pth\n"
-        "       jaxtrain export SOURCE DIR --format hf [--license NAME]\n"
-        "       jaxtrain export SOURCE --push ORG/MODEL [--private] [--license NAME]"
-    )
-    parser = command_line.bare_parser("export", usage, __doc__)
-    add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="the model to export")
-    add(
-        "target",
-        metavar="OUT",
-        type=command_line.named_file,
-        nargs="?",
-        help="the file or folder to write",
-    )
-    add(
-        "--format",
-        choices=("file", "hf"),
-        help="file: one weights file; hf: a folder for transformers (default: file; with --push: "
-        "hf if transformers supports the model)",
-    )
-    add(
-        "--push",
-        metavar="ORG/MODEL",
-        help="upload to this repository on the Hugging Face Hub; it is created if missing",
-    )
-    add("--private", action="store_true", help="with --push: the repository must be private")
-    add(
-        "--license",
-        metavar="NAME",
-        help="license to name in the model card, such as apache-2.0 (default: none)",
-    )
-    command_line.add_config(parser)
-    return parser

@@ -1,13 +1,5 @@
-"""Completes a text with a causal language model, and prints it token by token.
+"""``jaxtrain generate``: completes a text."""
 
-SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest
-checkpoint), a folder with weights and a tokenizer.json, or hf:ORG/MODEL on the
-Hub. A completion ends after --tokens tokens, or at the end of the document.
-Once the text is longer than the model's context window, the model repeatedly
-restarts with the last half of the window (a note is printed).
-"""
-
-import argparse
 import contextlib
 import os
 import sys
@@ -17,7 +9,7 @@ from pathlib import Path
 
 from jaxtrain import errors, terminal
 from jaxtrain.checkpoint import resume
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights
@@ -28,15 +20,12 @@ from jaxtrain.training import run_directory
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Generate) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or no such model.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
     source = flags.source
     if source is None:
         if _is_model(flags.text):
@@ -123,48 +112,3 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
 def _note(text: str) -> None:
     sys.stdout.flush()
     terminal.warn(f"\nnote: {text}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = (
-        'jaxtrain generate [SOURCE] "Once upon a time" [--tokens N] [--temperature T]\n'
-        "       [--top-k K] [--top-p P] [--seed N] [--samples N]"
-    )
-    parser = command_line.bare_parser("generate", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="SOURCE",
-        type=command_line.named_file,
-        nargs="?",
-        help="a causal language model (default: the newest run in output/ that has one)",
-    )
-    add("text", metavar="TEXT", help="the prompt: how the text begins")
-    add(
-        "--tokens",
-        metavar="N",
-        type=int,
-        default=200,
-        help="maximum number of tokens to generate (default: 200)",
-    )
-    add(
-        "--temperature",
-        metavar="T",
-        type=float,
-        default=0.8,
-        help="sampling temperature; 0 always picks the most likely token (default: 0.8)",
-    )
-    add(
-        "--top-k", metavar="K", type=int, help="sample from the K most likely tokens (default: all)"
-    )
-    add(
-        "--top-p",
-        metavar="P",
-        type=float,
-        help="sample from the fewest tokens with total probability P, 0 to 1 (default: all)",
-    )
-    add("--seed", metavar="N", type=int, default=0, help="random seed of the sampling (default: 0)")
-    add("--samples", metavar="N", type=int, default=1, help="number of completions (default: 1)")
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

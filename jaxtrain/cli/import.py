@@ -1,21 +1,10 @@
-"""Imports published weights: checks names and shapes, and prints which model they belong to.
+"""``jaxtrain import``: reads published weights."""
 
-OUT also stores the config of the model, so that all commands and
---model.init_from accept it. Reading a .pth file requires PyTorch.
-
-DIR is a transformers folder (BertForMaskedLM, LlamaForCausalLM, or
-NanoChatForCausalLM) with the tokenizer, or such a model on the Hugging Face
-Hub: hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and
-the next-sentence head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights
-file on the Hub.
-"""
-
-import argparse
 import dataclasses
 from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
@@ -29,16 +18,13 @@ from jaxtrain.training import state
 _SHAPES = ("patch_size", "latent_channels", "decoder")
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Import) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or weights of an unknown model.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
-    flags.source = hub.local(flags.source)
+    flags = dataclasses.replace(flags, source=hub.local(flags.source))
     if huggingface.is_one(flags.source):
         return _folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:
@@ -67,7 +53,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _folder(flags: argparse.Namespace) -> int:
+def _folder(flags: commands.Import) -> int:
     given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
     if given:
         raise InputError(f"{flags.source} is not a video autoencoder: drop {', '.join(given)}")
@@ -114,7 +100,7 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     )
 
 
-def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Config:
+def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
     """Returns the guessed model with the changes of the flags."""
     given: dict[str, Any] = {
         name: getattr(flags, name)
@@ -127,41 +113,3 @@ def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Conf
     if given.get("trim") == "h3":
         given["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
     return dataclasses.replace(model, **given)
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = (
-        "jaxtrain import IN.pth|IN.safetensors OUT.safetensors [--trim RULE]\n"
-        "       jaxtrain import DIR OUT"
-    )
-    parser = command_line.bare_parser("import", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="IN",
-        type=command_line.named_file,
-        help="the published weights",
-    )
-    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
-    add(
-        "--trim",
-        choices=("always", "odd_latents", "h3"),
-        metavar="RULE",
-        help="which frames to drop: always (Hunyuan, Wan, LTX), odd_latents (CogVideoX), or h3 "
-        "(MiniMax H3); only needed if neither the shapes nor the file name, such as taehv.pth, "
-        "decides",
-    )
-    add(
-        "--patch-size",
-        metavar="N",
-        type=int,
-        help="patch size to expect (default: from the shapes)",
-    )
-    add(
-        "--latent-channels",
-        metavar="N",
-        type=int,
-        help="latent channels to expect (default: from the shapes)",
-    )
-    add("--decoder", choices=("base", "super"), help="decoder to expect (default: from the shapes)")
-    return parser

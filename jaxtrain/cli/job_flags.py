@@ -1,75 +1,20 @@
-"""Flags that choose where the work of :mod:`jaxtrain.data.jobs` runs, and which part of it."""
+"""Which engine does the work of :mod:`jaxtrain.data.jobs`, and which part of it, by the flags."""
 
-import argparse
-import math
 import os
 from collections.abc import Mapping
 
 from jaxtrain import terminal
+from jaxtrain.cli import commands
 from jaxtrain.data import engines, worker_count
 from jaxtrain.data.jobs import Part
 from jaxtrain.errors import InputError
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a command whose work runs in processes."""
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help=f"worker processes (default: {worker_count.cores()}; all CPUs of a Ray cluster)",
-    )
-    _add_engine(parser)
-    _add_part(parser)
-
-
-def add_for_models(parser: argparse.ArgumentParser, *, parts: bool = True) -> None:
-    """Adds the flags of a command whose work runs a model.
-
-    Args:
-        parser: receives the flags.
-        parts: whether the command can do a part of its work.
-    """
-    _add_engine(parser)
-    parser.add_argument(
-        "--ray-gpus",
-        metavar="X",
-        type=float,
-        help="GPUs per Ray worker, such as 0.25 (default: 1, or 0 if there are none)",
-    )
-    if parts:
-        _add_part(parser)
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--engine",
-        choices=engines.NAMES,
-        default="local",
-        help="run here, or on a Ray cluster (default: local)",
-    )
-    parser.add_argument(
-        "--ray-address",
-        metavar="ADDR",
-        help="HOST:PORT of the cluster, or local to start one here (default: $RAY_ADDRESS, or this "
-        "machine's cluster)",
-    )
-
-
-def _add_part(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--part",
-        metavar="I/N",
-        help="do only the part I, from 0, of N equal ones; tasks of srun and of a SLURM array set "
-        "it themselves (default: everything)",
-    )
-
-
-def part(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Part:
+def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> Part:
     """Returns which part of its work this command does; prints one that the environment chose.
 
     Args:
-        flags: of :func:`add` or :func:`add_for_models`.
+        flags: of the command.
         environment: ``os.environ``.
 
     Raises:
@@ -111,14 +56,12 @@ def _of_slurm(environment: Mapping[str, str]) -> Part:
     return Part(element * tasks + task, elements * tasks)
 
 
-def engine(flags: argparse.Namespace) -> engines.Engine:
-    """Returns the engine that the flags of :func:`add` choose.
+def engine(flags: commands.InProcesses) -> engines.Engine:
+    """Returns the engine that the flags choose.
 
     Raises:
         InputError: the flags contradict each other.
     """
-    if flags.workers is not None and flags.workers < 1:
-        raise InputError(f"--workers {flags.workers}: use at least 1")
     if flags.engine == "ray":
         return engines.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
@@ -127,8 +70,8 @@ def engine(flags: argparse.Namespace) -> engines.Engine:
     return engines.Processes(flags.workers or worker_count.most_allowed(worker_count.cores(), 0))
 
 
-def cluster(flags: argparse.Namespace) -> engines.Ray | None:
-    """Returns the Ray cluster that the flags of :func:`add_for_models` choose; None without one.
+def cluster(flags: commands.OnDevices) -> engines.Ray | None:
+    """Returns the Ray cluster that the flags choose; None without one.
 
     Keeps this process off the GPUs, which the workers of the cluster need. Call it before jax looks
     for devices.
@@ -140,8 +83,6 @@ def cluster(flags: argparse.Namespace) -> engines.Ray | None:
         _refuse_ray_flags(flags)
         return None
     gpus = -1 if flags.ray_gpus is None else flags.ray_gpus
-    if flags.ray_gpus is not None and not 0 <= flags.ray_gpus < math.inf:
-        raise InputError(f"--ray-gpus {flags.ray_gpus}: use 0 or more")
     if gpus > 1 and gpus % 1:
         raise InputError(f"--ray-gpus {flags.ray_gpus}: above 1, use a whole number")
     import jax
@@ -151,11 +92,11 @@ def cluster(flags: argparse.Namespace) -> engines.Ray | None:
     return engines.Ray(_address(flags), workers, gpus, terminal.say)
 
 
-def _refuse_ray_flags(flags: argparse.Namespace) -> None:
+def _refuse_ray_flags(flags: commands.Engine) -> None:
     for name in ("ray_address", "ray_gpus"):
         if (value := vars(flags).get(name)) is not None:
             raise InputError(f"--{name.replace('_', '-')} {value} requires --engine ray")
 
 
-def _address(flags: argparse.Namespace) -> str:
+def _address(flags: commands.Engine) -> str:
     return str(flags.ray_address or os.environ.get("RAY_ADDRESS") or "auto")

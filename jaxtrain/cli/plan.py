@@ -1,15 +1,13 @@
-"""Predicts the memory, communication, time, and cost of a config on GPUs, without GPUs."""
+"""``jaxtrain plan``: predicts a run on GPUs."""
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line
-from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, input_rate, report
+from jaxtrain.cli import commands
+from jaxtrain.planning import input_rate, report
 from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
 from jaxtrain.xla import platform
@@ -17,36 +15,26 @@ from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
 
-_LONGEST_SEARCH_S = 7 * 24 * 3600.0
 _SHOWN = 3  # alternatives that fit
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Plan) -> int:
     """Runs the command; returns 0 if the run fits, 3 if it does not.
 
     Raises:
         InputError: wrong use.
     """
-    parser = _parser()
-    if not arguments or arguments[0] in ("--help", "-h"):
-        parser.print_help()
-        return 0
-    flags, typed = command_line.parse(parser, arguments)
-    if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
-        raise InputError(
-            f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
-        )
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
-        return _plan(flags, typed)
+        return _plan(flags)
 
 
-def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
+def _plan(flags: commands.Plan) -> int:
     host = input_rate.Host(cores=flags.cores, source=flags.source, per_core=flags.rate_per_core)
     check_numbers(host, flags.price_per_gpu_hour)
     planner = Planner(
         flags.config,
-        typed,
+        flags.overrides,
         flags.gpu,
         flags.gpus,
         flags.price_per_gpu_hour,
@@ -76,7 +64,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     return DOES_NOT_FIT if plan.fits is False else 0
 
 
-def _search(planner: Planner, plan: Plan, flags: argparse.Namespace) -> dict[str, Any]:
+def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any]:
     """Prints the ranking; returns it as JSON."""
     what = "alternatives" if flags.fit else f"alternatives until {_SHOWN} fit"
     terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
@@ -112,59 +100,3 @@ def _search(planner: Planner, plan: Plan, flags: argparse.Namespace) -> dict[str
 def _write(found: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain plan --config NAME [flags] [--section.field VALUE ...]"
-    parser = command_line.parser("plan", usage, __doc__)
-    add = parser.add_argument
-    add("--gpu", metavar="GPU", help=f"{', '.join(cards.CARDS)} (default: from the config's name)")
-    add(
-        "--gpus",
-        metavar="2x8",
-        help="nodes x GPUs per node (default: the config's mesh in nodes of 8)",
-    )
-    add(
-        "--fit",
-        action="store_true",
-        help="compile alternatives with the same global batch and rank them",
-    )
-    add(
-        "--fit-seconds",
-        metavar="S",
-        type=float,
-        default=300.0,
-        help="time limit of --fit in seconds; an alternative takes about 30 (default: 300)",
-    )
-    add(
-        "--cores",
-        metavar="N",
-        type=int,
-        help="CPU cores (vCPUs) of each node, which load the data (default: "
-        f"{input_rate.CORES_PER_GPU} per GPU)",
-    )
-    add(
-        "--source",
-        choices=("videos", "clips"),
-        help="clips for the output of prepare clips, videos for all others (default: that of "
-        "data.path if it is on this machine, else videos)",
-    )
-    add(
-        "--rate-per-core",
-        metavar="R",
-        type=float,
-        help="examples/s that a core loads, such as the rate of the loader that doctor measures, "
-        "divided by its workers (default: recorded rates)",
-    )
-    add(
-        "--efficiency",
-        metavar="FILE",
-        type=Path,
-        help="predict times with the fraction of the peaks that bench --efficiency FILE measured "
-        "on the same kind of GPU",
-    )
-    add(
-        "--price-per-gpu-hour", metavar="P", type=float, help="price in any currency; adds the cost"
-    )
-    command_line.add_ignored(parser)
-    return parser

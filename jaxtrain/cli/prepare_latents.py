@@ -1,8 +1,4 @@
-"""Computes a teacher's latents for all fixed clips of a config's data, once.
-
-Training with a teacher then uses these clips (data.windows fixed) and never
-runs the teacher. To resume after a stop, repeat the command.
-"""
+"""``jaxtrain prepare latents``: computes a teacher's latents."""
 
 import dataclasses
 import functools
@@ -10,54 +6,20 @@ import json
 import os
 
 from jaxtrain import config, terminal
-from jaxtrain.cli import command_line, job_flags
+from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data import jobs
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.PrepareLatents) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
         InputError: wrong use.
     """
-    usage = (
-        "jaxtrain prepare latents --config NAME --teacher PATH [flags]\n"
-        "                                [--section.field VALUE ...]"
-    )
-    parser = command_line.parser("prepare latents", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "--teacher",
-        metavar="PATH",
-        help="a checkpoint, a run directory, a weights file, or a folder of diffusers' "
-        "autoencoder of CogVideoX, HunyuanVideo, LTX, LTX-2, or Wan",
-    )
-    add(
-        "--teacher-scaling",
-        metavar="X",
-        type=float,
-        help="factor to multiply the latents by (default: from the teacher's folder)",
-    )
-    add(
-        "--teacher-sample",
-        metavar="SEED",
-        type=int,
-        help="sample the latents with this seed (default: their mode)",
-    )
-    add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
-    job_flags.add_for_models(parser)
-    if not arguments or set(arguments) & {"--help", "-h"}:
-        parser.print_help()
-        return 0
-    flags, overrides = command_line.parse(parser, arguments)
-    if not flags.teacher:
-        raise InputError("--teacher is missing: pass a checkpoint, a weights file, or a folder")
-    if flags.batch < 1:
-        raise InputError(f"--batch {flags.batch}: use at least 1")
     atomic.check_writable("--json", flags.json)
-    run = config.load(flags.config, overrides)
+    run = config.load(flags.config, flags.overrides)
     if run.model.latent_shape is None:
         raise InputError(
             f"--config {flags.config} is not a video autoencoder, so it has no latents"
@@ -65,7 +27,7 @@ def main(arguments: list[str]) -> int:
     return _prepare(run, flags)
 
 
-def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
+def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     import jax
 
     cluster, part = job_flags.cluster(flags), job_flags.part(flags)

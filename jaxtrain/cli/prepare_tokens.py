@@ -1,58 +1,45 @@
-"""Prepares the tokenizer, tokens, and examples of a text config, before you rent GPUs.
+"""``jaxtrain prepare tokens``: prepares the examples of a text config."""
 
-It does what a run does when it starts: it downloads Hugging Face datasets, trains a
-tokenizer, tokenizes the text on all cores, and, for masked models, packs it into
-sequences. A run with the same settings then starts at once. To resume after a
-stop, repeat the command.
-"""
-
-import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.cli import command_line, job_flags
+from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.PrepareTokens) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
         InputError: wrong use, or data that a run would refuse.
     """
-    usage = "jaxtrain prepare tokens --config NAME [flags] [--section.field VALUE ...]"
-    parser = command_line.parser("prepare tokens", usage, __doc__)
-    job_flags.add(parser)
-    if not arguments or set(arguments) & {"--help", "-h"}:
-        parser.print_help()
-        return 0
-    flags, overrides = command_line.parse(parser, arguments)
-    _check_present(flags.config, overrides)
-    run = config.load(flags.config, overrides)
+    _check_present(flags.config, flags.overrides)
+    run = config.load(flags.config, flags.overrides)
     atomic.check_writable("--json", flags.json)
     with command_line.resumable("parts"):
         return _prepare(run, flags, terminal.say)
 
 
-def _check_present(name: str, overrides: list[str]) -> None:
+def _check_present(name: str, typed: Sequence[str]) -> None:
     """Refuses ``--data.path`` that does not exist before a config imports jax for its model.
 
     A run checks the same and more, after that.
     """
-    from jaxtrain.config import files
+    from jaxtrain.config import files, overrides
     from jaxtrain.data.text import documents, hub_datasets
 
     files.find(name)
-    for value in command_line.values_of("--data.path", overrides):
-        if value.startswith("--") or value == "None":
+    path = dict(overrides.grouped(typed)).get("data.path", ())
+    for value in path:
+        if value == "None":
             continue
         if not hub_datasets.is_named(value) and documents.is_absent(value):
             raise InputError(documents.absent("--data.path", value))
 
 
-def _prepare(run: config.Run, flags: argparse.Namespace, say: Callable[[str], None]) -> int:
+def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str], None]) -> int:
     from jaxtrain.data import cache, text
     from jaxtrain.interop import hub
 

@@ -1,11 +1,5 @@
-"""Encodes and decodes a video of any length, with only a few frames in memory.
+"""``jaxtrain reconstruct``: encodes and decodes a video."""
 
-SOURCE is a checkpoint, a run directory, a weights file, a run in a bucket
-(s3://BUCKET/PATH), or hf:ORG/MODEL on the Hugging Face Hub. The result has the
-frames, timestamps, and size of the original; the audio is copied unchanged.
-"""
-
-import argparse
 import collections
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +9,7 @@ import av
 import numpy as np
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, video_flags
+from jaxtrain.cli import command_line, commands, video_flags
 from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.data.video.writing import Writer
@@ -24,19 +18,15 @@ if TYPE_CHECKING:
     from jaxtrain.inference.video import Autoencoder
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Reconstruct) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or a file that cannot be read or written.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
     video_flags.check_present(flags.video, "a video")
     writing.check_path(flags.target)
     video_flags.check_apart(flags.video, flags.target)
-    video_flags.check_crf(flags.crf)
     video = Video(flags.video)
     model = video_flags.autoencoder(flags, "reconstruct")
     with command_line.cleaning_up():
@@ -45,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _reconstruct(
-    model: "Autoencoder", video: Video, target: Path, flags: argparse.Namespace
+    model: "Autoencoder", video: Video, target: Path, flags: commands.Reconstruct
 ) -> None:
     from jaxtrain.inference import video as autoencoding
 
@@ -97,23 +87,3 @@ def _images(
 
 def _beside(original: np.ndarray, reconstruction: np.ndarray) -> np.ndarray:
     return np.concatenate([original, reconstruction], axis=1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain reconstruct SOURCE IN OUT.mp4 [--side-by-side] [flags]"
-    parser = command_line.bare_parser("reconstruct", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="SOURCE",
-        type=command_line.named_file,
-        help="the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL",
-    )
-    add("video", metavar="IN", type=command_line.named_file, help="the video to reconstruct")
-    add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
-    add("--side-by-side", action="store_true", help="put the original on the left")
-    add("--no-audio", action="store_true", help="do not copy the audio")
-    video_flags.add_crf(parser)
-    command_line.add_precision(parser)
-    command_line.add_config(parser)
-    return parser

@@ -1,30 +1,21 @@
-"""Writes an HTML page about one run, or about several side by side; the page works offline.
+"""``jaxtrain report``: writes an HTML page about runs."""
 
-RUN is a run directory, such as output/latest, or s3://BUCKET/PATH. A run writes
-its own page when it ends; this command writes it at any time. For several runs,
-the page marks the differences.
-"""
-
-import argparse
 from pathlib import Path
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import remote
-from jaxtrain.cli import command_line
+from jaxtrain.cli import commands
 from jaxtrain.data import cache
 from jaxtrain.reporting import page, run_files
 from jaxtrain.storage import atomic, bucket
 
 
-def main(arguments: list[str]) -> int:
+def main(flags: commands.Report) -> int:
     """Runs the command.
 
     Raises:
         InputError: wrong use, or a RUN is not a run directory.
     """
-    flags = command_line.parse_all(_parser(), arguments)
-    if flags is None:
-        return 0
     directories, beside = [], len(flags.runs) == 1
     for one in flags.runs:
         given = one
@@ -42,24 +33,3 @@ def main(arguments: list[str]) -> int:
     page.write(directories, out)
     terminal.out(f"report: {out}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE]"
-    parser = command_line.bare_parser("report", usage, __doc__)
-    add = parser.add_argument
-    add(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=command_line.named_file,
-        help="a run directory; others are compared with the first",
-    )
-    add(
-        "--out",
-        metavar="FILE",
-        type=command_line.named_file,
-        help=f"the page to write (default: {page.NAME} in RUN; for several runs or a bucket, "
-        f"in the current directory)",
-    )
-    return parser

@@ -1,13 +1,12 @@
-"""Flags, checks, and printed lines that the video commands share."""
+"""Checks and printed lines that the video commands share."""
 
-import argparse
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal
-from jaxtrain.cli import command_line, job_flags
+from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data import engines, jobs
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
@@ -15,30 +14,6 @@ from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
     from jaxtrain.inference import video_folder
     from jaxtrain.inference.video import Autoencoder
-
-_MOST_WORKERS = 1024
-_WORST_CRF = 51
-
-
-def add_crf(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--crf``."""
-    parser.add_argument(
-        "--crf",
-        metavar="N",
-        type=int,
-        default=16,
-        help="H.264 quality, from 0 (lossless) to 51 (worst) (default: 16)",
-    )
-
-
-def check_crf(crf: int) -> None:
-    """Checks that H.264 has this quality.
-
-    Raises:
-        InputError: it does not; the message has the range.
-    """
-    if not 0 <= crf <= _WORST_CRF:
-        raise InputError(f"--crf {crf}: use a number from 0 (lossless) to {_WORST_CRF}")
 
 
 def check_present(path: Path, things: str) -> None:
@@ -65,7 +40,9 @@ def check_apart(source: Path, target: Path) -> None:
         raise InputError(f"output {target} is the same file as the input: choose another one")
 
 
-def autoencoder(flags: argparse.Namespace, command: str) -> "Autoencoder":
+def autoencoder(
+    flags: commands.Encode | commands.Decode | commands.Reconstruct, command: str
+) -> "Autoencoder":
     """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
     from jaxtrain.inference.video import Autoencoder
     from jaxtrain.interop import hub
@@ -105,26 +82,8 @@ class Counter:
         return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
 
 
-def _workers(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) <= _MOST_WORKERS):
-        raise argparse.ArgumentTypeError(f"{text}: use 1 to {_MOST_WORKERS}")
-    return int(text)
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--workers``, and the flags that choose who does the work."""
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=_workers,
-        help="files processed at once, also by each Ray worker (default: based on cores and "
-        "memory)",
-    )
-    job_flags.add_for_models(parser)
-
-
-def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
-    """Checks that the flags of :func:`add_workers` are only given for a folder.
+def check_is_folder(flags: commands.Folder, source: Path) -> None:
+    """Checks that flags for a folder are only given for a folder.
 
     Raises:
         InputError: one of them is given for a file.
@@ -139,7 +98,7 @@ def check_is_folder(flags: argparse.Namespace, source: Path) -> None:
 def process_folder(
     model: "Autoencoder",
     todo: list[jobs.Item],
-    flags: argparse.Namespace,
+    flags: commands.Encode | commands.Decode,
     settings: dict[str, Any],
     work: "video_folder.Work",
     doing: str,

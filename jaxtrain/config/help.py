@@ -1,9 +1,9 @@
-"""The help of a config: its sections, and the fields of a section with their defaults.
+"""The help of a config and of commands, from the same dataclasses that parse them.
 
-The help of a field is the docstring below it, that of a section the docstring of its class.
+The help of a field or flag is the docstring below it, that of a section or command the docstring of
+its class.
 """
 
-import argparse
 import ast
 import dataclasses
 import functools
@@ -13,10 +13,11 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxtrain.config import field_values
+from jaxtrain.config import field_values, flags
+from jaxtrain.config.overrides import section_class
 from jaxtrain.errors import InputError
 
 TOP = "run"
@@ -24,7 +25,8 @@ TOP = "run"
 ALL = "all"
 REQUIRED = "required"
 
-_HELP_COLUMN = 30  # at which the help of a field begins
+_NO_DEFAULT = (None, False, "", (), dataclasses.MISSING)
+_HELP_COLUMN = 30  # at which the help of a field begins, at most
 
 
 class Section(NamedTuple):
@@ -53,7 +55,7 @@ def _nested(instance: Any, prefix: str = "") -> Iterator[Section]:
         if dataclasses.is_dataclass(value):
             yield Section(name, typing.cast(type[Any], type(value)), value)
             yield from _nested(value, f"{name}.")
-        elif kind := _section_class(hints[field.name]):
+        elif kind := section_class(hints[field.name]):
             yield Section(name, kind, None)
 
 
@@ -61,7 +63,7 @@ def overview(run: Any) -> str:
     """Lists the sections of a config, one line each."""
     found = sections(run)
     width = max(len(one.name) for one in found)
-    columns = shutil.get_terminal_size().columns
+    columns = _columns()
     lines = [
         f"{one.name:{width}}  "
         + textwrap.shorten(_summary(one), max(columns - width - 5, 20), placeholder=" ...")
@@ -123,7 +125,7 @@ def _own_fields(section: Section) -> list[dataclasses.Field[Any]]:
         field
         for field in dataclasses.fields(section.kind)
         if not dataclasses.is_dataclass(getattr(section.value, field.name, None))
-        and _section_class(hints[field.name]) is None
+        and section_class(hints[field.name]) is None
     ]
 
 
@@ -160,27 +162,99 @@ def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
 
 
 def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS,
-        add_help=False,
-        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=_HELP_COLUMN),
-    )
     off = ", off" if section.value is None else ""
-    group = parser.add_argument_group(section.name + off, " ".join(_paragraph(section).split()))
-    for field in chosen:
-        one = _field(section, field)
+    rows = []
+    for one in (_field(section, field) for field in chosen):
         default = one.default if one.default == REQUIRED else f"default: {one.default}"
-        group.add_argument(
-            f"--{one.name}",
-            metavar=one.takes,
-            help=f"{one.text} ({default})".replace("%", "%%").replace("``", "").strip(),
-        )
-    return parser.format_help().strip()
+        rows.append((f"--{one.name} {one.takes}", f"{one.text} ({default})".strip()))
+    return f"{section.name}{off}:\n{paragraphs(_paragraph(section), '  ')}\n\n{entries(rows)}"
+
+
+def command(kind: type[Any], usages: Iterable[str]) -> str:
+    """Returns the help of a command.
+
+    Args:
+        kind: the class of its flags.
+        usages: the ways to type it.
+    """
+    known = flags.of(kind)
+    parts = [usage(usages), paragraphs(inspect.cleandoc(kind.__doc__ or ""))]
+    for title in ("arguments", "flags"):
+        chosen = [flag for flag in known if flag.positional == (title == "arguments")]
+        if chosen:
+            parts.append(f"{title}:\n{of_flags(kind, chosen)}")
+    return "\n\n".join(parts)
+
+
+def usage(usages: Iterable[str]) -> str:
+    """Returns the ways to type a command, below each other; what is in brackets stays together."""
+    return "\n".join(
+        textwrap.fill(
+            re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\0"), f"jaxtrain {one}"),
+            _columns() - 2,
+            initial_indent=" " * 7 if number else "usage: ",
+            subsequent_indent=" " * 9,
+            break_on_hyphens=False,
+        ).replace("\0", " ")
+        for number, one in enumerate(usages)
+    )
+
+
+def of_flags(
+    kind: type[Any], chosen: Iterable[flags.Flag], more: Iterable[tuple[str, str]] = ()
+) -> str:
+    """Describes flags, with their defaults.
+
+    Args:
+        kind: the class that has them.
+        chosen: the flags.
+        more: what else can be typed, and what it means.
+    """
+    texts = docstrings(kind)  # type: ignore[arg-type]
+    rows = []
+    for flag in chosen:
+        text = " ".join(texts[flag.field].split())
+        if flag.default not in _NO_DEFAULT and "(default" not in text:
+            text += f" (default: {flag.default})"
+        rows.append((flag.typed if flag.positional else f"{flag.typed} {flag.shown}", text))
+    return entries([*rows, *more])
+
+
+def entries(rows: Sequence[tuple[str, str]]) -> str:
+    """Lists what can be typed and, in a second column, what it means."""
+    column = min(max(len(typed.rstrip()) for typed, _ in rows) + 4, _HELP_COLUMN)
+    lines: list[str] = []
+    for typed, text in rows:
+        wrapped = _wrapped(text, max(_columns() - 2 - column, 20))
+        start = f"  {typed.rstrip()}"
+        if len(start) + 2 > column:
+            lines.append(start)
+            start = ""
+        lines.append(f"{start:{column}}{wrapped[0]}")
+        lines += [" " * column + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def paragraphs(text: str, indent: str = "") -> str:
+    """Wraps each paragraph of a text."""
+    return "\n\n".join(
+        "\n".join(f"{indent}{line}" for line in _wrapped(one, _columns() - 2 - len(indent)))
+        for one in text.strip().split("\n\n")
+    )
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    plain = " ".join(text.replace("``", "").split())
+    return textwrap.wrap(plain, width, break_on_hyphens=False, break_long_words=False)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def _paragraph(section: Section) -> str:
     """The first paragraph of a section's docstring."""
-    return inspect.cleandoc(section.kind.__doc__ or "").partition("\n\n")[0].replace("``", "")
+    return inspect.cleandoc(section.kind.__doc__ or "").partition("\n\n")[0]
 
 
 def _default(section: Section, field: dataclasses.Field[Any]) -> str:
@@ -210,14 +284,6 @@ def _placeholder(annotation: Any) -> str:
         return " ".join(map(_placeholder, arguments))
     known = {int: "INT", float: "FLOAT", bool: "{True,False}", str: "TEXT", type(None): "None"}
     return known.get(annotation, "VALUE")
-
-
-def _section_class(annotation: Any) -> type[Any] | None:
-    """The dataclass of an optional section, or None for any other field."""
-    for choice in typing.get_args(annotation):
-        if isinstance(choice, type) and dataclasses.is_dataclass(choice):
-            return choice
-    return None
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def from_python() -> Iterator[None]:
 
 # Flags of commands whose functions have the argument, and fields of a config.
 _ARGUMENTS = (
-    *run_flags.NAMES,
+    *(flag[2:] for flag in run_flags.FLAGS),
     *(
         "gpu",
         "gpus",

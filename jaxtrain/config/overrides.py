@@ -106,7 +106,7 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     Raises:
         InputError: an unknown field, or a value that the field does not take.
     """
-    return _changed(default, _grouped(arguments), _typed)
+    return _changed(default, grouped(arguments), _typed)
 
 
 def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[str]]:
@@ -121,7 +121,7 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
     words = list(arguments)
     while words and not words[0].startswith("--"):
         problems.append(_not_a_flag(words.pop(0)))
-    settings = _grouped(words)
+    settings = grouped(words)
     while True:
         try:
             return _changed(default, settings, _typed), problems
@@ -173,7 +173,7 @@ def merged(*parts: Sequence[str]) -> tuple[str, ...]:
         parts: each a sequence of flags and values: ``("--model.remat", "block")``.
     """
     fields: dict[str, list[str]] = {}
-    for name, words in _grouped([word for part in parts for word in part]):
+    for name, words in grouped([word for part in parts for word in part]):
         fields.pop(name, None)  # it takes the place of its last value
         fields[name] = words
     return tuple(word for name, words in fields.items() for word in (f"--{name}", *words))
@@ -184,7 +184,7 @@ def choices(section: Any, field: str) -> tuple[str, ...]:
     return typing.get_args(typing.get_type_hints(type(section))[field])
 
 
-def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+def grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Groups arguments by field. Dashes inside a name count as underscores."""
     settings: list[tuple[str, list[str]]] = []
     for argument in arguments:
@@ -293,7 +293,7 @@ def _unknown(name: str, known: Mapping[str, Leaf]) -> Problem:
         return Problem(
             f"--{name} is a section, not a field; its fields are --{fields}", name, *inside
         )
-    message, flag = f"unknown field --{name}", name.replace("_", "-")
+    message, flag = f"unknown field --{name}", f"--{name.replace('_', '-')}"
     section, _, word = name.rpartition(".")
     off = [leaf.name for leaf in known.values() if leaf.value is None and section_class(leaf[2])]
     if section in known and section not in off and not _is_section(known[section]):
@@ -305,8 +305,8 @@ def _unknown(name: str, known: Mapping[str, Leaf]) -> Problem:
     near = [other for other in candidates if other.rpartition(".")[2] == word]
     if not near and _OTHER_NAMES.get(word) in known:
         near = [_OTHER_NAMES[word]]
-    if not near and flag in run_flags.NAMES:  # suggesting the same word would not help
-        return Problem(f"{message}; --{flag} is a flag that not every command takes", name)
-    near = near or difflib.get_close_matches(name, [*candidates, *run_flags.NAMES], n=1)
+    if not near and flag in run_flags.FLAGS:  # suggesting the same word would not help
+        return Problem(f"{message}; {flag} is a flag that not every command takes", name)
+    near = near or difflib.get_close_matches(name, candidates, n=1)
     hint = f"did you mean --{' or --'.join(near)}?" if near else "--help all lists the fields"
     return Problem(f"{message}; {hint}", name, *near)

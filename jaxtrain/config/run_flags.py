@@ -3,12 +3,20 @@
 import dataclasses
 from typing import Annotated
 
+UNTYPED = {"typed": False}
+"""Metadata of a field that is neither a flag nor a positional argument."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """What a command line sets for one run, beside its config."""
+    """What a command line sets for one run, beside the fields of its config.
 
-    config: Annotated[str | None, "NAME"] = None
+    Attributes:
+        overrides: the flags of the config, with their values.
+        arguments: the command line, from which later commands are built; () without one.
+    """
+
+    config: Annotated[str, "NAME"] = ""
     """a shipped config, or the path of a .py file"""
     output_dir: Annotated[str | None, "DIR"] = None
     """run directory, or s3:// or gs:// (default: output/NAME/<UTC time>)"""
@@ -22,10 +30,15 @@ class RunFlags:
     """write a profiler trace of these steps"""
     track: Annotated[tuple[str, ...], "NAME"] = ()
     """also record the run with wandb, trackio, or mlflow; repeat the flag for several"""
+    overrides: tuple[str, ...] = dataclasses.field(default=(), metadata=UNTYPED)
+    arguments: tuple[str, ...] = dataclasses.field(default=(), metadata=UNTYPED)
 
 
-NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(RunFlags))
-"""As typed, without dashes in front."""
-
+FLAGS = {
+    f"--{field.name.replace('_', '-')}": field.name
+    for field in dataclasses.fields(RunFlags)
+    if field.metadata != UNTYPED
+}
+"""As typed -> field."""
 ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 """Flags that commands for later runs do not repeat."""

@@ -1,6 +1,5 @@
 """Checks a run before it opens its data, and reports all problems at once."""
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +7,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import resume
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
@@ -18,24 +18,6 @@ from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import mirror, run_directory
 from jaxtrain.training.diagnosis import profiler
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The command-line flags that are not config fields, as typed.
-
-    Attributes:
-        track: the trackers, each once.
-        arguments: the command line, from which later commands are built; () without one.
-    """
-
-    output_dir: str | None = None
-    resume: str | None = None
-    simulate_devices: int | None = None
-    debug: bool = False
-    profile: str | None = None
-    track: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
 
 
 def check(run: config.Run, *, resumes: bool) -> None:
@@ -53,7 +35,7 @@ def check(run: config.Run, *, resumes: bool) -> None:
         raise InputError(*found)
 
 
-def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
+def refuse(run: config.Run, flags: RunFlags, wrong: Sequence[str] = ()) -> None:
     """Rejects a wrong command line, and reports all other problems of the run with it.
 
     It does nothing for a correct command line: :func:`check` looks for the other problems once all
@@ -78,17 +60,14 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
         found += _places(flags)
     if not found and not wrong:
         return
-    if alone:  # the devices of other processes are not known yet
+    open_fields = {name for message in wrong for name in fields_of(message)}
+    # The devices of other processes are not known yet.
+    if alone and "--simulate-devices" not in open_fields:
         process_group.connect(os.environ, flags.simulate_devices)
         found += _devices(run)
     found += unreadable(run, resumes=flags.resume is not None)
-    raise InputError(*wrong, *_without_consequences(found, wrong))
-
-
-def _without_consequences(found: Sequence[str], wrong: Sequence[str]) -> list[str]:
-    """Drops problems that may only be consequences of an override that could not be applied."""
-    open_fields = {name for message in wrong for name in fields_of(message)}
-    return [problem for problem in found if not open_fields.intersection(fields_of(problem))]
+    # Drops what may only be a consequence of an override that could not be applied.
+    raise InputError(*wrong, *(one for one in found if not open_fields & {*fields_of(one)}))
 
 
 def _profile(run: config.Run, text: str | None) -> Iterator[str]:
@@ -125,7 +104,7 @@ def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
         yield from error.messages
 
 
-def _places(flags: Flags) -> Iterator[str]:
+def _places(flags: RunFlags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     yield from run_directory.problems_of_name(flags.output_dir)
     if flags.output_dir is not None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jaxtrain import config
 from jaxtrain.config import invocation
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import shortest_folder, shortest_path
 from jaxtrain.telemetry.line import Field, Line
-from jaxtrain.training.preflight import Flags
 from jaxtrain.training.run_progress import RunProgress
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.stopping import REASONS
@@ -121,7 +121,7 @@ def nothing_to_do(run: config.Run, done: int, total: int, progress: RunProgress)
     return None
 
 
-def typed(run: config.Run, flags: Flags) -> Sequence[str]:
+def typed(run: config.Run, flags: RunFlags) -> Sequence[str]:
     """Returns the arguments of the command line.
 
     For a run started from Python, these are arguments that give the same run, or () if none do.

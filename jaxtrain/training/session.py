@@ -8,6 +8,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.config import invocation
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import cache, worker_process
 from jaxtrain.distributed import key_value, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
@@ -20,7 +21,6 @@ from jaxtrain.sharding import as_found
 from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, preflight, run_summary
-from jaxtrain.training.preflight import Flags
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
@@ -47,7 +47,7 @@ def train(
         RunAgain: a temporary failure.
         KeyboardInterrupt: stopped before the first step, or by a second Ctrl-C.
     """
-    flags = Flags(
+    flags = RunFlags(
         output_dir=output_dir,
         resume=resume,
         simulate_devices=simulate_devices,
@@ -72,7 +72,7 @@ def train(
     return TrainResult(directory, code)
 
 
-def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
+def start(run: config.Run, flags: RunFlags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code. It may end the process itself.
 
     Args:
@@ -89,7 +89,7 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
 
 
 def _start(
-    run: config.Run, flags: Flags, signals: StopSignals, *, quiet: bool = False
+    run: config.Run, flags: RunFlags, signals: StopSignals, *, quiet: bool = False
 ) -> tuple[int, Path]:
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
@@ -124,7 +124,7 @@ def _start(
 
 def _train(
     run: config.Run,
-    flags: Flags,
+    flags: RunFlags,
     signals: StopSignals,
     heartbeat: Heartbeat,
     watchdog: Watchdog,
@@ -146,7 +146,7 @@ def _train(
         return _end(setup, flags), setup.directory
 
 
-def _end(setup: TrainSetup, flags: Flags) -> int:
+def _end(setup: TrainSetup, flags: RunFlags) -> int:
     """Reports why the run has ended and how to resume it; returns the exit code."""
     run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
     stopped_early = patience_over(run.loop, setup.saver.run_progress)

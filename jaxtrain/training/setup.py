@@ -20,6 +20,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache, pipeline, worker_count
 from jaxtrain.data.quarantine import Quarantine, TooManyBroken
@@ -114,7 +115,7 @@ class TrainSetup:
 @contextlib.contextmanager
 def open_training(
     run: config.Run,
-    flags: preflight.Flags,
+    flags: RunFlags,
     log: RunLog,
     signals: StopSignals,
     still_alive: Callable[[], None],
@@ -191,7 +192,7 @@ class OpenedDirectory:
 
 
 def open_directory(
-    run: config.Run, flags: preflight.Flags, log: RunLog, stack: contextlib.ExitStack
+    run: config.Run, flags: RunFlags, log: RunLog, stack: contextlib.ExitStack
 ) -> OpenedDirectory:
     """Chooses the checkpoint to start from, locks the run directory, and opens its log.
 
@@ -505,7 +506,7 @@ def open_step(
     directory: OpenedDirectory,
     data: OpenedData,
     first: OpenedState,
-    flags: preflight.Flags,
+    flags: RunFlags,
     log: RunLog,
     signals: StopSignals,
     stack: contextlib.ExitStack,
@@ -641,7 +642,7 @@ def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[]
     return action
 
 
-def compile_in_all_processes(setup: StepSetup, flags: preflight.Flags, log: RunLog) -> TrainStep:
+def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.

@@ -57,7 +57,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--config", "demo", "--efficiency", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--config", "h100_8", "--efficiency", "/tmp/new.json"], "measures one device"),
         (["--config", "demo", "--seconds", "nan"], "--seconds nan"),
-        (["ceilings", "--sweep", "batch"], "unknown argument --sweep batch"),
+        (["ceilings", "--sweep", "batch"], "unknown flag --sweep"),
     ],
 )
 def test_wrong_use_is_one_line(

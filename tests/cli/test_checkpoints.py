@@ -18,7 +18,7 @@ from obstore.store import MemoryStore
 from jaxtrain import main
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
-from jaxtrain.cli import checkpoints as command
+from jaxtrain.cli import checkpoints, command_line
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
 
@@ -48,7 +48,7 @@ def test_lists_intact_checkpoints_and_changes_nothing(
 ) -> None:
     (run / "data/13-0123456789ab/state.orbax-checkpoint-tmp").mkdir(parents=True)
     before = tree(run)
-    assert command.main([str(run)]) == 0
+    assert command_line.run("checkpoints", [str(run)]) == 0
     assert tree(run) == before
     head, *rows, last = table(capsys.readouterr().out)
     assert head == ["checkpoint", "saved (UTC)", "examples seen", "size"]
@@ -70,7 +70,7 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     (run / "best/4.json").write_text("{}")
     report = tmp_path / "report.json"
     before = tree(run)
-    assert command.main([str(run), "--json", str(report)]) == 1
+    assert command_line.run("checkpoints", [str(run), "--json", str(report)]) == 1
     assert tree(run) == before
     text = capsys.readouterr().out
     rows = {row[0]: row[-1] for row in table(text)}
@@ -85,19 +85,21 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
     # A resume takes this checkpoint, and moves the damaged ones.
     assert resume.choose("latest", run, tmp_path, lambda line: None) == taken.with_suffix(".json")
-    assert command.main([str(run)]) == 0  # all checkpoints that a run would use are intact
+    assert (
+        command_line.run("checkpoints", [str(run)]) == 0
+    )  # all checkpoints that a run would use are intact
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
     for name in ("checkpoints/9", "best/4"):
         aside = rows[name].replace("DAMAGED", "moved, damaged")
         assert moved[f"damaged/{name}"] == aside
     assert "checkpoints/9" not in moved
     small_checkpoint.damage(run / "checkpoints/4.json")
-    assert command.main([str(run)]) == 1
+    assert command_line.run("checkpoints", [str(run)]) == 1
 
 
 def test_lists_suspect_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CheckpointStore(Folder(run)).set_aside_after(0, "suspect", "a wrong step")
-    assert command.main([str(run)]) == 0
+    assert command_line.run("checkpoints", [str(run)]) == 0
     rows = table(capsys.readouterr().out)
     assert ["suspect/checkpoints/9", "moved, suspect: a wrong step"] in [
         [row[0], row[-1]] for row in rows
@@ -110,14 +112,14 @@ def test_without_an_intact_checkpoint_a_resume_is_refused(
 ) -> None:
     for path in ("checkpoints/4", "checkpoints/9", "best/4"):
         (run / f"{path}.json").write_text("")
-    assert command.main([str(run)]) == 1
+    assert command_line.run("checkpoints", [str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "--resume latest would be refused: no checkpoint can be used"
     with pytest.raises(InputError, match="is intact"):
         resume.choose("latest", run, tmp_path, lambda line: None)
     for folder in ("checkpoints", "best"):
         shutil.rmtree(run / folder)
-    assert command.main([str(run)]) == 0
+    assert command_line.run("checkpoints", [str(run)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "--resume latest would start from scratch: no checkpoint can be used"
 
@@ -130,28 +132,28 @@ def test_a_bucket_with_only_damaged_checkpoints(
 ) -> None:
     url = "s3://bucket/run"
     held = Bucket(url, MemoryStore())
-    for module in (command, remote):
+    for module in (checkpoints, remote):
         monkeypatch.setattr(module, "Bucket", lambda url: held)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     held.put("config.json", b"{}")
     with pytest.raises(InputError, match=f"checkpoints {url}: this run has not saved a checkpoint"):
-        command.main([url])
+        command_line.run("checkpoints", [url])
     store = remote.RemoteRun(held, print).store
     path = run / "checkpoints/9.json"
     for file in small_checkpoint.data_of(path).rglob("_METADATA"):
         held.put(file.relative_to(run).as_posix(), file)
     store.commit(("checkpoints",), 9, path.read_bytes())
-    assert command.main([url]) == 0
+    assert command_line.run("checkpoints", [url]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"--resume latest would resume from {url}/checkpoints/9"
     )
     held.put(f"{pointer.read(path).data}/state/_METADATA", b"stop 9")
-    assert command.main([url]) == 1
+    assert command_line.run("checkpoints", [url]) == 1
     (_, row, last) = capsys.readouterr().out.splitlines()
     assert re.match(r"checkpoints/9 +2026-\S+ 09:00:00 +27 .*DAMAGED: .* its checksum is w", row)
     assert last == "--resume latest would be refused: no checkpoint can be used"
     store.set_aside("checkpoints", 9, "damaged", "it is wrong")
-    assert command.main([url]) == 0
+    assert command_line.run("checkpoints", [url]) == 0
     row = capsys.readouterr().out.splitlines()[-2]
     assert re.match(r"damaged/checkpoints/9 .* moved, damaged: it is wrong$", row)
 
@@ -162,17 +164,17 @@ def test_wrong_use(run: Path, tmp_path: Path) -> None:
         ([str(tmp_path)], "has no checkpoints/; pass a run directory$"),
         ([str(run / "checkpoints" / "9")], f"pass a run directory, such as {run}$"),
         ([str(run / "checkpoints")], f"pass a run directory, such as {run}$"),
-        ([str(run), "--jsn", "x"], "--jsn x"),
-        ([str(run), "--json"], "expected one argument"),
+        ([str(run), "--jsn", "x"], "unknown flag --jsn; did you mean --json?"),
+        ([str(run), "--json"], "--json needs a value: FILE"),
         ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
     ):
         with pytest.raises(InputError, match=message):
-            command.main(arguments)
+            command_line.run("checkpoints", arguments)
     assert main.main(["checkpoints", str(tmp_path / "nowhere")]) == 2
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--help"]) == 0
+    assert command_line.run("checkpoints", ["--help"]) == 0
     assert "checkpoints DIR" in capsys.readouterr().out
 
 
@@ -194,7 +196,7 @@ def test_imports_nothing_heavy(run: Path, checkout: Path) -> None:
 def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str], str]:
     """Returns the exit code, the verdict on each checkpoint, and the line about a resume."""
     before = tree(run)
-    code = command.main([str(run)])
+    code = command_line.run("checkpoints", [str(run)])
     assert tree(run) == before
     lines = capsys.readouterr().out.splitlines()
     return code, {row[0]: row[-1] for row in table("\n".join(lines[1:-1]))}, lines[-1]

@@ -3,13 +3,13 @@
 import pytest
 
 from jaxtrain import config, main
-from jaxtrain.cli import configs
+from jaxtrain.cli import command_line
 from jaxtrain.config import files, invocation
 from jaxtrain.errors import InputError
 
 
 def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert configs.main(list(arguments)) == 0
+    assert command_line.run("configs", list(arguments)) == 0
     return capsys.readouterr().out
 
 
@@ -61,9 +61,8 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
-        (["show"], "configs show takes one NAME, not nothing"),
-        (["diff", "a", "b", "c"], "configs diff takes two names, not a b c"),
-        (["list", "x"], "configs list takes no argument, not x"),
+        (["diff", "a", "b", "c"], "configs diff: unexpected argument 'c'"),
+        (["list", "x"], "configs list: unexpected argument 'x'"),
         (
             ["show", "h10_16"],
             r"unknown config 'h10_16'; did you mean h100_16, h100_1, or h100_64\?",
@@ -74,7 +73,7 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_wrong_use(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        configs.main(arguments)
+        command_line.run("configs", arguments)
 
 
 def test_help_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

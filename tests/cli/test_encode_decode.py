@@ -21,7 +21,7 @@ import small_autoencoder
 from cluster_here import ClusterHere
 
 from jaxtrain import main
-from jaxtrain.cli import decode, encode
+from jaxtrain.cli import command_line
 from jaxtrain.data import engines, jobs
 from jaxtrain.data.video import reading, writing
 from jaxtrain.errors import InputError
@@ -199,8 +199,9 @@ def test_files_that_are_not_latents_of_a_video_are_refused(
 ) -> None:
     given = make(place, tmp_path / "given.safetensors")
     with pytest.raises(InputError, match=message):
-        decode.main(
-            [str(one) for one in (place / "weights.safetensors", given, tmp_path / "o.mp4")]
+        command_line.run(
+            "decode",
+            [str(one) for one in (place / "weights.safetensors", given, tmp_path / "o.mp4")],
         )
     assert not (tmp_path / "o.mp4").exists()
 
@@ -209,7 +210,9 @@ def test_another_model_is_refused(place: Path, tmp_path: Path) -> None:
     for fields in ({"latent_channels": 6}, {"patch_size": 2}):
         other = small_autoencoder.save(tmp_path / "other.safetensors", **fields)
         with pytest.raises(InputError, match="pass the model that encoded the video"):
-            decode.main([str(other), str(place / "z.safetensors"), str(tmp_path / "o.mp4")])
+            command_line.run(
+                "decode", [str(other), str(place / "z.safetensors"), str(tmp_path / "o.mp4")]
+            )
 
 
 def test_a_broken_video_leaves_no_file(place: Path, tmp_path: Path) -> None:
@@ -218,10 +221,10 @@ def test_a_broken_video_leaves_no_file(place: Path, tmp_path: Path) -> None:
     bad = sample_videos.garble(sample_videos.write(tmp_path / "g.mp4", sample_videos.busy(30)))
     weights = place / "weights.safetensors"
     with pytest.raises(InputError, match=r"g\.mp4"):
-        encode.main([str(weights), str(bad), str(folder / "z.safetensors")])
+        command_line.run("encode", [str(weights), str(bad), str(folder / "z.safetensors")])
     assert not list(folder.iterdir())
     with pytest.raises(InputError, match=r"does not end with \.safetensors"):
-        encode.main([str(weights), str(place / "clip.mp4"), str(folder / "z.npz")])
+        command_line.run("encode", [str(weights), str(place / "clip.mp4"), str(folder / "z.npz")])
 
 
 def test_rows_are_written_one_by_one(tmp_path: Path) -> None:
@@ -290,8 +293,8 @@ def test_layouts_of_other_programs_have_the_same_latents(
     ("flags", "message"),
     [
         (("--scale", "1,2"), r"--scale has 2 numbers, but the latents have 4 channels: use 1 or 4"),
-        (("--scale", "0"), r"'0': use numbers other than 0"),
-        (("--shift", "x"), r"'x': use numbers such as 0\.5 or 0\.5,0\.25"),
+        (("--scale", "0"), r"--scale 0: use numbers other than 0"),
+        (("--shift", "x"), r"--shift x: use numbers such as 0\.5 or 0\.5,0\.25"),
         (("--layout", "comfyui"), r"z\.safetensors does not end with \.latent"),
         (("--workers", "2"), r"--workers 2 is for folders, and .*clip\.mp4 is not one: omit it"),
         (("--engine", "ray"), r"--engine ray is for folders, and .*clip\.mp4 is not one: omit it"),
@@ -304,7 +307,7 @@ def test_unusable_flags_of_encode(
 ) -> None:
     typed = (place / "weights.safetensors", place / "clip.mp4", tmp_path / "z.safetensors")
     with pytest.raises(InputError, match=message):
-        encode.main([*map(str, typed), *flags])
+        command_line.run("encode", [*map(str, typed), *flags])
 
 
 def test_a_folder_is_encoded_and_decoded(
@@ -330,7 +333,9 @@ def test_a_folder_is_encoded_and_decoded(
     for name in ("a", "inner/b"):
         assert (tmp_path / f"out/{name}.mp4").read_bytes() == (tmp_path / "one.mp4").read_bytes()
     with pytest.raises(InputError, match=r"other settings \(crf 16, not 20\)"):
-        decode.main([*map(str, (weights, tmp_path / "z", tmp_path / "out")), "--crf", "20"])
+        command_line.run(
+            "decode", [*map(str, (weights, tmp_path / "z", tmp_path / "out")), "--crf", "20"]
+        )
 
 
 def test_a_cluster_encodes_and_decodes_the_same(
@@ -398,7 +403,7 @@ def test_latents_that_h3_did_not_make_are_refused(place: Path, tmp_path: Path) -
     weights = small_autoencoder.save(tmp_path / "w.safetensors", trim="h3", frames=5)
     typed = (weights, place / "z.safetensors", tmp_path / "o.mp4")
     with pytest.raises(InputError, match=r"z\.safetensors: 4 latents: .* nearest is 2 or 7"):
-        decode.main([*map(str, typed)])
+        command_line.run("decode", [*map(str, typed)])
 
 
 def test_a_full_disk_ends_the_command(

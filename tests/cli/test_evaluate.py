@@ -20,7 +20,7 @@ from small_state import make_state, meta_of
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
-from jaxtrain.cli import evaluate as command
+from jaxtrain.cli import command_line
 from jaxtrain.data import engines
 from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import BadExample, InputError
@@ -203,10 +203,10 @@ def test_broken_and_short_videos_are_skipped_and_named(
     assert any(line.startswith("measured on 1 video (1 clip of") for line in lines)
     (folder / "a.mp4").unlink()
     with pytest.raises(InputError, match="none of the clips can be read; see the messages above"):
-        command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
+        command_line.run("evaluate", [str(place / "0.safetensors"), "--data", str(folder), *SIZE])
     (folder / "garbled.mp4").unlink()
     with pytest.raises(InputError, match="none of 2 videos can be used"):
-        command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
+        command_line.run("evaluate", [str(place / "0.safetensors"), "--data", str(folder), *SIZE])
 
 
 def test_broken_weights_are_named(
@@ -227,8 +227,8 @@ def test_broken_weights_are_named(
 def test_wrong_use(place: Path, tmp_path: Path) -> None:
     source, data = place / "0.safetensors", ["--data", place / "videos"]
     for arguments, message in (
-        ([source], "the following arguments are required: --data"),
-        (data, "the following arguments are required: SOURCE"),
+        ([source], "missing --data PATH"),
+        (data, "missing SOURCE"),
         ([*[source] * 4, *data], "evaluate: 4 sources given; use at most 3"),
         ([source, "--data", tmp_path / "gone"], "gone: no such file or folder"),
         ([tmp_path / "gone", *data, *SIZE], "gone does not exist"),
@@ -238,12 +238,12 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         ([source, *data, *SIZE, "--width", 20], "must be multiples of 8, for"),
         ([source, *data, *SIZE, "--height", 8], "use at least 16 for each"),
         ([source, *data, "--frames", 0], "--frames 0: use at least 1"),
-        ([source, *data, "--clips", "many"], "invalid int value: 'many'"),
+        ([source, *data, "--clips", "many"], "--clips takes a whole number, not 'many'"),
         ([source, *data, *SIZE, "--frames", 99], "none of 4 videos can be used"),
         ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
     ):
         with pytest.raises(InputError, match=message):
-            command.main([str(one) for one in arguments])
+            command_line.run("evaluate", [str(one) for one in arguments])
     assert run("--help") == 0
 
 
@@ -254,7 +254,7 @@ def test_a_causal_model_requires_a_text(place: Path, tmp_path: Path) -> None:
     checkpoints.close()
     arguments = [str(tmp_path / "run"), "--data", str(place / "videos")]
     with pytest.raises(InputError, match=r"videos is a folder: pass a text file"):
-        command.main(arguments)
+        command_line.run("evaluate", arguments)
 
 
 def test_lpips_is_measured_if_weights_are_given(
@@ -341,7 +341,9 @@ def test_a_cluster_measures_the_same(
     assert json.loads(Path("alone.json").read_bytes())["rfvd"][0] > 0
     assert len(cluster.items) == 10
     with pytest.raises(InputError, match=r"--ray-gpus 2\.0 requires --engine ray"):
-        command.main([str(place / "0.safetensors"), "--data", str(videos), "--ray-gpus", "2"])
+        command_line.run(
+            "evaluate", [str(place / "0.safetensors"), "--data", str(videos), "--ray-gpus", "2"]
+        )
 
 
 def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
@@ -378,9 +380,9 @@ def test_a_node_that_does_not_see_a_video_is_named(
 def test_a_protocol_determines_the_clips(place: Path) -> None:
     arguments = [str(place / "0.safetensors"), "--data", str(place / "videos"), "--protocol"]
     with pytest.raises(InputError, match=r"--frames 8: --protocol mcl-jcv determines it; omit one"):
-        command.main([*arguments, "mcl-jcv", "--frames", "8"])
+        command_line.run("evaluate", [*arguments, "mcl-jcv", "--frames", "8"])
     with pytest.raises(InputError, match=r"--protocol mcl: .*; did you mean mcl-jcv"):
-        command.main([*arguments, "mcl"])
+        command_line.run("evaluate", [*arguments, "mcl"])
 
 
 def test_a_wrong_source_or_text_is_one_line(

@@ -321,11 +321,11 @@ def test_a_model_outside_the_package_needs_its_config(
             "temperature -0.5: use 0 (always the most likely token)",
         ),
         (["RUN", "a", "--temperature", "1e-7"], "or at least 1e-06, such as 0.8"),
-        (["RUN", "a", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
+        (["RUN", "a", "--temperature", "hot"], "--temperature takes a number, not 'hot'"),
         (["RUN", "a", "--top-k", "0"], "top_k 0: use at least 1"),
         (["RUN", "a", "--top-k", "291"], "top_k 291: use a number from 1 to 290"),
         (["RUN", "a", "--top-p", "1.2"], "top_p 1.2: use a probability above 0"),
-        (["RUN", "a", "--topk", "3"], "unknown argument --topk 3"),
+        (["RUN", "a", "--topk", "3"], "unknown flag --topk; did you mean --top-k?"),
         (["nowhere", "a"], "nowhere does not exist"),
         (
             ["MASKED", "a"],

@@ -1,10 +1,8 @@
 """Which engine and which part of the work the flags and the environment choose."""
 
-import argparse
-
 import pytest
 
-from jaxtrain.cli import job_flags
+from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data import engines
 from jaxtrain.data.jobs import Part
 from jaxtrain.errors import InputError
@@ -13,10 +11,10 @@ ARRAY = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "4"}
 TASKS = {"SLURM_STEP_NUM_TASKS": "2"}
 
 
-def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    job_flags.add(parser)
-    return parser.parse_args(arguments)
+def parsed(*arguments: str) -> commands.PrepareClips:
+    flags = command_line.parse("prepare clips", ["in", "out", *arguments])
+    assert isinstance(flags, commands.PrepareClips)
+    return flags
 
 
 @pytest.mark.parametrize(
@@ -67,4 +65,4 @@ def test_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="--ray-address auto requires --engine ray"):
         job_flags.engine(parsed("--ray-address", "auto"))
     with pytest.raises(InputError, match="--workers 0: use at least 1"):
-        job_flags.engine(parsed("--workers", "0"))
+        parsed("--workers", "0")

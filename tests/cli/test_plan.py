@@ -74,8 +74,11 @@ def test_alternatives_are_compiled_and_ranked(
         (["--config", "h100_1x"], "did you mean h100_1"),
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
-        (["--config", "demo", "--gps", "1x8"], "jaxtrain plan: unknown flag --gps; did you "),
-        (["--config", "demo", "--source", "film"], "invalid choice: 'film'"),
+        (["--config", "demo", "--gps", "1x8"], "plan: unknown flag --gps; did you "),
+        (
+            ["--config", "demo", "--source", "film"],
+            "--source takes one of videos, clips, not 'film'",
+        ),
         (["--config", "demo", "--gpuss=1x8"], "did you mean --gpus?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
         (["--config", "h100_16", "--gpus", "3x8"], "cannot be split over 24 devices"),

@@ -101,24 +101,27 @@ def test_clips_then_latents_then_training(
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (("prepare", "frames"), "unknown action frames; use clips, tokens, or latents"),
-        (("prepare", "clips", tmp_path), "arguments are required: OUT"),
+        (("prepare", "frames"), "unknown action 'frames'; choose from clips, tokens, latents"),
+        (("prepare", "clips", tmp_path), "prepare clips: missing OUT"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
-        (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
+        (
+            ("prepare", "clips", tmp_path, "out", "--gop", "many"),
+            "--gop takes a whole number, not 'many'",
+        ),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
-        (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown argument --no-such"),
+        (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown flag --no-such"),
         (
             ("prepare", "clips", tmp_path, "out", "--heigth", 64),
-            "unknown argument --heigth 64; did you mean --height? see ",
+            "unknown flag --heigth; did you mean --height?",
         ),
-        (("prepare", "clips", tmp_path, "out", "--heigth=64"), "did you mean --height? see "),
+        (("prepare", "clips", tmp_path, "out", "--heigth=64"), "did you mean --height?"),
         (("prepare", "clips", tmp_path, "out", "--no-such"), " -m jaxtrain.main prepare clips --h"),
         (("prepare", "tokens", "--config", "nothing", "--data.path", "x"), "unknown config"),
         (
             ("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone"),
             "--data.path gone: no such file or folder",
         ),
-        (("prepare", "latents", "--config", "demo"), "--teacher is missing"),
+        (("prepare", "latents", "--config", "demo"), "prepare latents: missing --teacher PATH"),
         (("prepare", "latents", "--teacher", "x"), "--config is missing"),
         (
             ("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"),
@@ -148,7 +151,7 @@ def test_each_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--workers", 0), "--workers 0: use at least 1"),
         (("--ray-address", "a:1"), "--ray-address a:1 requires --engine ray"),
-        (("--engine", "dask"), "invalid choice: 'dask'"),
+        (("--engine", "dask"), "--engine takes one of local, ray, not 'dask'"),
     ],
 )
 def test_wrong_flags_of_an_engine(
@@ -165,7 +168,7 @@ def test_wrong_flags_of_an_engine(
     ("flags", "said"),
     [
         (("--ray-gpus", 1), "--ray-gpus 1.0 requires --engine ray"),
-        (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1.0: use 0 or more"),
+        (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1: use a number of at least 0"),
         (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
     ],
 )

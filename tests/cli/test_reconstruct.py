@@ -10,7 +10,7 @@ import sample_videos
 import small_autoencoder
 
 from jaxtrain import main
-from jaxtrain.cli import reconstruct as command
+from jaxtrain.cli import command_line
 from jaxtrain.data.video import decode, packets, writing
 from jaxtrain.data.video import reading as video_reading
 from jaxtrain.errors import InputError
@@ -266,7 +266,7 @@ def test_inputs_that_are_not_intact_videos_are_refused(
     inputs.mkdir()
     outputs.mkdir()
     with pytest.raises(InputError, match=message):
-        command.main([str(weights), str(make(inputs)), str(outputs / "out.mp4")])
+        command_line.run("reconstruct", [str(weights), str(make(inputs)), str(outputs / "out.mp4")])
     assert not list(outputs.iterdir())  # no partial file is left
 
 
@@ -276,14 +276,14 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
         ([weights, clip, tmp_path / "out.gif"], r"must be one of \.mp4"),
         ([weights, clip, tmp_path / "no" / "out.mp4"], "does not exist: create it"),
         ([weights, clip, clip], "is the same file as the input"),
-        ([weights, clip, out, "--crf", 99], "--crf 99: use a number from 0"),
-        ([weights, clip, out, "--fps", 3], "unknown argument --fps 3"),
-        ([weights, clip], "the following arguments are required: OUT"),
+        ([weights, clip, out, "--crf", 99], "--crf 99: use at most 51"),
+        ([weights, clip, out, "--fps", 3], "unknown flag --fps"),
+        ([weights, clip], "missing OUT"),
         ([tmp_path / "gone", clip, out], "gone does not exist"),
         ([clip, clip, out], "the name of a weights file must end with"),
     ):
         with pytest.raises(InputError, match=message):
-            command.main([str(one) for one in arguments])
+            command_line.run("reconstruct", [str(one) for one in arguments])
         assert not out.exists()
     assert run() == 0  # help
 
@@ -294,7 +294,7 @@ def test_an_unsupported_audio_codec_is_reported(weights: Path, tmp_path: Path) -
     with pytest.raises(
         InputError, match=r"out\.mp4: \.mp4 does not support the audio codec pcm_u8"
     ):
-        command.main([str(weights), str(clip), str(tmp_path / "out.mp4")])
+        command_line.run("reconstruct", [str(weights), str(clip), str(tmp_path / "out.mp4")])
     assert run(weights, clip, tmp_path / "out.mkv") == 0
     assert small_autoencoder.sound_of(tmp_path / "out.mkv")
 

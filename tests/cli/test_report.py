@@ -9,7 +9,7 @@ import pytest
 import written_run
 
 from jaxtrain import main
-from jaxtrain.cli import report as command
+from jaxtrain.cli import command_line
 
 
 def test_the_report_of_one_run_is_written_into_its_directory(
@@ -17,7 +17,7 @@ def test_the_report_of_one_run_is_written_into_its_directory(
 ) -> None:
     run = written_run.write(tmp_path / "run", history=written_run.full_history())
     (tmp_path / "latest").symlink_to("run")
-    assert command.main([str(tmp_path / "latest")]) == 0
+    assert command_line.run("report", [str(tmp_path / "latest")]) == 0
     assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
     text = (run / "report.html").read_text()
     assert text.startswith("<!doctype html>")
@@ -30,9 +30,9 @@ def test_the_report_of_several_runs_is_written_here(
 ) -> None:
     runs = [str(written_run.write(tmp_path / name)) for name in ("a", "b")]
     monkeypatch.chdir(tmp_path)
-    assert command.main(runs) == 0
+    assert command_line.run("report", runs) == 0
     assert (tmp_path / "report.html").is_file()
-    assert command.main([*runs, "--out", "c.html"]) == 0
+    assert command_line.run("report", [*runs, "--out", "c.html"]) == 0
     assert (tmp_path / "c.html").is_file()
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,8 +95,7 @@ def _none_intact(run: Path) -> str:
 
 
 def _flags_help(_: Path) -> str:
-    parser = command_line.bare_parser("export", "", None)
-    return _refused(lambda: command_line.parse_all(parser, ["out", "--more"]))
+    return _refused(lambda: command_line.parse("export", ["out", "--more"]))
 
 
 def _ways_to_fit(place: Path) -> str:
@@ -168,16 +166,3 @@ def test_a_flag_is_not_suggested_for_itself(flag: str) -> None:
         overrides.apply(config.named("demo"), [flag, "x"])
     assert "did you mean" not in str(caught.value)
     assert f"{flag} is a flag" in str(caught.value)
-
-
-@pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
-def test_a_runs_command_line_can_be_pasted_after_a_command(command: str) -> None:
-    import importlib
-
-    parser = importlib.import_module(f"jaxtrain.cli.{command}")._parser()
-    typed = shlex.split(
-        "--config demo --output-dir x --resume latest --debug --profile 3:5 --simulate-devices 2 "
-        "--loop.steps 7"
-    )
-    flags, settings = command_line.parse(parser, typed)
-    assert (flags.config, settings) == ("demo", ["--loop.steps", "7"])

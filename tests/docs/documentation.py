@@ -19,6 +19,8 @@ import pytest
 
 from jaxtrain import main
 from jaxtrain.cli import train
+from jaxtrain.config import flags
+from jaxtrain.config.run_flags import RunFlags
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SHELL = ("sh", "bash", "console")
@@ -134,16 +136,14 @@ def taken_by(words: list[str]) -> set[str]:
 
 def without_program_flags(words: list[str]) -> list[str]:
     """The overrides of a training command, without the flags of a run."""
-    actions = train.flags_parser()._actions
-    flags = {flag for action in actions for flag in action.option_strings}
-    with_value = {flag for action in actions if action.metavar for flag in action.option_strings}
+    with_value = {flag.typed for flag in flags.of(RunFlags) if flag.kind is not bool}
     kept, rest = [], iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")
         if name in with_value:
             if not equals:
                 next(rest, None)
-        elif name not in flags:
+        elif name not in train.FLAGS:
             kept.append(word)
     return kept
 
@@ -207,7 +207,7 @@ def _sections(words: list[str]) -> list[str]:
 
 def known_flags() -> set[str]:
     """Every flag and every field of every config."""
-    known = {flag for action in train.flags_parser()._actions for flag in action.option_strings}
+    known = set(train.FLAGS)
     for command in main.COMMANDS:
         known |= flags_in(printed(command, "--help"))
     for action in ("clips", "tokens", "latents"):

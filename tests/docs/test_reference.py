@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +24,6 @@ def test_pages_are_up_to_date(reference: ModuleType, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "80")
     assert reference.pages()
     for page in reference.pages():
-        if page.name == "commands.md" and sys.version_info >= (3, 13):
-            continue  # argparse prints other help there; the page is of Python 3.11 and 3.12
         text = page.read_text()
         assert text == reference.written(text), f"{page}: run python docs/reference.py"
 

@@ -46,7 +46,7 @@ PRELOADED = (
     *("jaxtrain.models.video_ae", "jaxtrain.reporting.page"),
 )
 _COMMANDS = ("checkpoints", "decode", "encode", "evaluate", "export", "fill", "generate", "import")
-_COMMANDS += ("prepare", "prepare_tokens", "reconstruct", "report", "train")
+_COMMANDS += ("prepare_clips", "prepare_tokens", "reconstruct", "report", "train")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _DEVICES = ("/dev/null/", "/dev/tty/", "/dev/shm/")
 # Event -> the positions of its paths and of its dir_fd.

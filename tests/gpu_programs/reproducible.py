@@ -8,9 +8,10 @@ import pytest
 from described_gpus import h100s
 
 from jaxtrain import config
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
-from jaxtrain.training import preflight, setup, step_setup
+from jaxtrain.training import setup, step_setup
 
 LAYERS = 2
 
@@ -33,7 +34,7 @@ def test_gradients_of_all_attention_layers_are_summed_in_a_fixed_order(
     log = mock.Mock()
     log.phases.now.step = 0
     with per_device.tracing(platform="cuda"):
-        step = setup.compile_in_all_processes(parts, preflight.Flags(), log)
+        step = setup.compile_in_all_processes(parts, RunFlags(), log)
     assert isinstance(step, jax.stages.Compiled)
     text = step.as_text()
     assert text is not None

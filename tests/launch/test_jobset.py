@@ -20,7 +20,8 @@ import pytest
 import yaml
 from launch.stub import LAUNCH, Stubs
 
-from jaxtrain.cli import train
+from jaxtrain.config import flags
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed import cluster_env
 
 RUN = ("--config", "demo", "--output-dir", "run")
@@ -437,10 +438,11 @@ def test_the_manifest_sets_the_variables_that_jaxtrain_reads(manifest: dict[str,
 
 def test_the_command_line_is_valid(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
-    flags, overrides = train.flags_parser().parse_known_args(one["args"])
-    assert flags.config == "h100_16"
-    assert flags.output_dir.startswith("/shared/")
-    assert overrides == ["--data.path=/shared/data/videos"]
+    typed, problems = flags.parse(RunFlags, "train", one["args"])
+    assert not problems
+    assert typed.config == "h100_16"
+    assert str(typed.output_dir).startswith("/shared/")
+    assert typed.overrides == ("--data.path=/shared/data/videos",)
     (script,) = one["command"]
     image = (LAUNCH / "Dockerfile").read_text()
     assert "WORKDIR /opt/jaxtrain\n" in image

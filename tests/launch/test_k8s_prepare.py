@@ -1,6 +1,5 @@
 """k8s-prepare.yaml against the schema of Kubernetes' Job, and its command line."""
 
-import argparse
 import copy
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import yaml
 from launch.stub import LAUNCH
 
-from jaxtrain.cli import job_flags
+from jaxtrain.cli import command_line, job_flags
 from jaxtrain.data.jobs import Part
 from launch import test_jobset
 
@@ -62,13 +61,12 @@ def test_each_pod_makes_its_part(manifest: dict[str, Any], monkeypatch: pytest.M
     assert "command" not in pod
     image = (LAUNCH / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["python", "-m", "jaxtrain.main"]' in image
-    parser, count = argparse.ArgumentParser(), manifest["spec"]["completions"]
-    job_flags.add(parser)
+    count = manifest["spec"]["completions"]
     parts = []
     for index in range(count):
         args = [text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in pod["args"]]
         assert args[:4] == ["prepare", "clips", "/shared/data/videos", "/shared/data/clips"]
-        flags = parser.parse_args(args[4:])
+        flags = command_line.parse("prepare clips", args[2:])
         assert flags.workers == pod["resources"]["limits"]["cpu"]
         parts.append(job_flags.part(flags, {}))
     assert parts == [Part(index, count) for index in range(count)]

@@ -12,7 +12,8 @@ import yaml
 from launch.stub import LAUNCH, Stubs
 
 from jaxtrain import config
-from jaxtrain.cli import train
+from jaxtrain.config import flags
+from jaxtrain.config.run_flags import RunFlags
 
 # The keys that the file uses, from SkyPilot's reference of task files.
 KEYS = {"name", "workdir", "resources", "file_mounts", "envs", "setup", "run"}
@@ -81,9 +82,10 @@ def test_doctor_plan_and_train_run_in_this_order(task: dict[str, Any], tmp_path:
         == training[2:8]
         == [*("--config", "h100_8", "--data.path", "/data", "--output-dir", "run")]
     )
-    flags, overrides = train.flags_parser().parse_known_args(training[2:])
-    assert (flags.config, flags.output_dir, flags.resume) == ("h100_8", "run", "latest")
-    assert config.load(flags.config).override({"data.path": overrides[1]}).data.path == "/data"
+    typed, problems = flags.parse(RunFlags, "train", training[2:])
+    assert not problems
+    assert (typed.config, typed.output_dir, typed.resume) == ("h100_8", "run", "latest")
+    assert config.load(typed.config, typed.overrides).data.path == "/data"
 
 
 def test_a_replaced_machine_resumes_without_a_plan(task: dict[str, Any], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from step_findings import COST
 
 import jaxtrain
 from jaxtrain import versions
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import tracker
 from jaxtrain.telemetry.events import (
@@ -379,6 +380,6 @@ def test_unknown_and_missing_trackers_are_refused(
     assert not list(tracker.problems(("wandb",), installed=False))
     run = jaxtrain.load_config("demo_gpt")
     with pytest.raises(InputError, match="unknown tracker"):
-        preflight.refuse(run, preflight.Flags(track=("none",)))
+        preflight.refuse(run, RunFlags(track=("none",)))
     with pytest.raises(InputError, match="unknown tracker"):
         jaxtrain.train(run, track="none")

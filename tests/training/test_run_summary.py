@@ -15,7 +15,7 @@ import sample_videos
 import written_run
 
 from jaxtrain import config, main
-from jaxtrain.cli import command_line, plan
+from jaxtrain.cli import command_line
 from jaxtrain.config import invocation
 from jaxtrain.reporting import page
 from jaxtrain.training import run_summary
@@ -134,8 +134,9 @@ def test_plan_accepts_the_command_that_finds_overrides_that_fit() -> None:
     typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
     found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
     assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
-    flags, rest = command_line.parse(plan._parser(), found.split()[2:])
-    assert (flags.config, flags.fit, rest) == ("my/own.py", True, ["--loop.steps", "9"])
+    flags = command_line.parse("plan", found.split()[2:])
+    assert (flags.config, flags.fit) == ("my/own.py", True)
+    assert flags.overrides == ("--loop.steps", "9")
 
 
 def test_each_of_several_processes_needs_the_command() -> None:

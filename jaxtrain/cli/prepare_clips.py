@@ -1,0 +1,47 @@
+"""``jaxtrain prepare clips``: cuts videos into clips at training size."""
+
+import dataclasses
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line, commands, job_flags
+from jaxtrain.data import jobs
+from jaxtrain.data.video import pieces, prepare_clips
+from jaxtrain.errors import InputError
+
+
+def main(flags: commands.PrepareClips) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: wrong use.
+    """
+    engine, part = job_flags.engine(flags), job_flags.part(flags)
+    names = {field.name for field in dataclasses.fields(pieces.Settings)}
+    given = {name: value for name, value in vars(flags).items() if name in names}
+    settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **given)
+    say = terminal.say
+    with command_line.resumable("videos"):
+        outcome = prepare_clips.run(
+            flags.source, flags.out, settings, engine=engine, say=say, part=part
+        )
+    totals, videos = outcome.totals, outcome.made + outcome.skipped
+    listed_in = f"{flags.out.rstrip('/')}/{jobs.REPORT}"
+    say(
+        f"{f'{part}: ' if part.count > 1 else ''}{_counted(totals.get('pieces', 0), 'clip')}, "
+        f"{_counted(totals.get('frames', 0), 'frame')}, from {_counted(videos, 'video')}; excluded "
+        f"{_counted(len(outcome.failed), 'video')} and "
+        f"{_counted(totals.get('frames_left_out', 0), 'frame')}"
+        + ("" if outcome.left else f" (see {listed_in})")
+    )
+    if outcome.left:
+        return outcome.exit_code
+    if not videos and part.count == 1:
+        raise InputError(
+            f"no clip could be cut from {_counted(len(outcome.failed), 'video')}; see {listed_in}"
+        )
+    say(f"train with --data.path {flags.out}")
+    return outcome.exit_code
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
