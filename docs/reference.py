@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jaxtrain import config, errors, main
-from jaxtrain.config import metrics
+from jaxtrain.config import files, metrics
 
 DOCS = Path(__file__).resolve().parent
 _MARKED = re.compile(
@@ -130,7 +130,31 @@ def _place(section: tuple[str, type[object]]) -> tuple[int, str, str]:
     return _SECTIONS.index(name.partition(".")[0]), kind.__module__, name
 
 
+def configs() -> str:
+    """Each shipped config: the first line of its docstring, its batch, and what is sharded."""
+    return table(("config", "run", "batch", "sharding"), map(_config_row, files.names()))
+
+
+def _config_row(name: str) -> tuple[str, str, str, str]:
+    run = config.named(name)
+    mesh, microbatches = run.mesh, run.optim.accumulate
+    devices = mesh.data * mesh.fsdp
+    factors = [str(run.data.batch_size // (devices * microbatches))]
+    factors += [str(devices)] if devices > 1 else []
+    factors += [f"{microbatches} accumulated"] if microbatches > 1 else []
+    batch = str(run.data.batch_size)
+    if len(factors) > 1:
+        batch += f" = {' x '.join(factors)}"
+    sharded = {"params": "parameters (ZeRO-3)", "optimizer": "optimizer (ZeRO-2)", "none": ""}
+    sharding = sharded[mesh.shard] if mesh.fsdp > 1 else ""
+    if sharding and mesh.data > 1:
+        sharding += ", inside a node"
+    summary = files.docstring(name).partition("\n")[0].rstrip(".")
+    return f"`{name}`", summary, batch, sharding or "\N{EN DASH}"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "configs": configs,
     "training-metrics": lambda: of_metrics("training", "train"),
     "validation-metrics": lambda: of_metrics("validation", "val"),
     "speed-metrics": lambda: of_metrics("speed", "train"),
