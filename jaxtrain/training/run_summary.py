@@ -8,6 +8,7 @@ from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import shortest_folder, shortest_path
+from jaxtrain.models import from_file
 from jaxtrain.telemetry.line import Field, Line
 from jaxtrain.training.run_progress import RunProgress
 from jaxtrain.training.save_policy import patience_over
@@ -169,16 +170,35 @@ def print_summary(
     # In the run directory, an output does not appear in git status. Buckets take no output.
     out = "" if isinstance(directory, str) else f"{quoted}/"
     file = shlex.quote(example_file or "IN.mp4")
-    if run.model.usage:
-        say(f"try it: {program} {run.model.usage.format(run=quoted, input=file, out=out)}")
+    usage, export_usage = usages(run, arguments)
+    if usage:
+        say(f"try it: {program} {usage.format(run=quoted, input=file, out=out)}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
         own = invocation.again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
-    elif run.model.export_usage:
-        say(f"export the weights: {program} {run.model.export_usage.format(run=quoted, out=out)}")
+    elif export_usage:
+        say(f"export the weights: {program} {export_usage.format(run=quoted, out=out)}")
+
+
+def usages(run: config.Run, arguments: Sequence[str]) -> tuple[str, str]:
+    """Returns the commands that use and export the model, see ``ModelConfig.usage``.
+
+    With ``--config``, if the model is not part of jaxtrain.
+
+    Args:
+        run: the config.
+        arguments: of the command line.
+    """
+    commands = (run.model.usage, run.model.export_usage)
+    if from_file.file_of(run.model) is None or "--config" not in arguments[:-1]:
+        return commands
+    file = shlex.quote(arguments[list(arguments).index("--config") + 1])
+    own = f" --config {file}".replace("{", "{{").replace("}", "}}")
+    use, export = (f"{command}{own}" if command else "" for command in commands)
+    return use, export
 
 
 def write_report(directory: Path, say: Callable[[str], None]) -> None:

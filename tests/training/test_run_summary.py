@@ -168,6 +168,15 @@ def test_a_text_run_suggests_a_folder_for_transformers() -> None:
     assert line.endswith("export '/runs/my run' '/runs/my run'/transformers --format hf")
 
 
+def test_commands_for_a_model_of_your_own_have_its_config() -> None:
+    kind = type("Own", (type(RUN.model),), {"__module__": __name__})
+    own = dataclasses.replace(RUN, model=kind(**vars(RUN.model)))
+    typed = ["--config", "my {run}.py", "--loop.steps", "8"]
+    line = next(line for line in said(own, arguments=typed) if line.startswith("try it: "))
+    assert line.endswith("--side-by-side --config 'my {run}.py'")
+    assert not [line for line in said(arguments=typed) if "try it" in line and "--config" in line]
+
+
 def reported(directory: Path) -> list[str]:
     lines: list[str] = []
     run_summary.write_report(directory, lines.append)
