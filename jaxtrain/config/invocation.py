@@ -17,17 +17,21 @@ PROGRAM = "JAXTRAIN_PROGRAM"
 
 
 def program(environment: Mapping[str, str] = os.environ) -> str:
-    """Returns what to type before the arguments here, such as ``python -m jaxtrain.main``.
+    """Returns what to type before the arguments here, which need no activated environment.
 
-    ``jaxtrain`` if that was typed; otherwise, also from Python, this Python and the module.
+    ``jaxtrain`` if that is this environment's script on PATH; otherwise the path of the script that
+    was typed, or is beside this Python; without one, this Python and the module.
     """
     if PROGRAM in environment:
         return environment[PROGRAM]
-    script = sys.argv[0] if sys.argv else ""
-    if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
-        found = shutil.which("jaxtrain")
-        same = found is not None and os.path.samefile(found, script)
-        return "jaxtrain" if same else shlex.quote(shortest_path(script))
+    typed = sys.argv[0] if sys.argv else ""
+    beside = os.path.join(os.path.dirname(sys.executable), "jaxtrain")
+    for script in (typed, beside):
+        if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
+            on_path = shutil.which("jaxtrain")
+            if on_path is not None and os.path.samefile(on_path, script):
+                return "jaxtrain"
+            return shlex.quote(shortest_path(script))
     return f"{versions.python()} -m jaxtrain.main"
 
 

@@ -115,7 +115,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "unknown flag --heigth; did you mean --height?",
         ),
         (("prepare", "clips", tmp_path, "out", "--heigth=64"), "did you mean --height?"),
-        (("prepare", "clips", tmp_path, "out", "--no-such"), " -m jaxtrain.main prepare clips --h"),
+        (("prepare", "clips", tmp_path, "out", "--no-such"), " prepare clips --help"),
         (("prepare", "tokens", "--config", "nothing", "--data.path", "x"), "unknown config"),
         (
             ("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone"),

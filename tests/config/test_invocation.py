@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,14 +63,41 @@ def test_as_a_script_that_is_not_on_the_path(place: Path) -> None:
 
 
 def test_as_a_module(place: Path) -> None:
-    found = printed(place, [sys.executable, "-m", "jaxtrain.main", *WRONG])
-    assert found.endswith(" -m jaxtrain.main checkpoints run")
+    printed(place, [sys.executable, "-m", "jaxtrain.main", *WRONG])
 
 
 def test_from_python(place: Path) -> None:
-    code = f"import sys; from jaxtrain import main; sys.exit(main.main({WRONG}))"
-    found = printed(place, [sys.executable, "-c", code])
-    assert found.endswith(" -m jaxtrain.main checkpoints run")
+    printed(place, [sys.executable, "-c", f"from jaxtrain import main; exit(main.main({WRONG}))"])
+
+
+@pytest.mark.parametrize(
+    ("started", "has_script", "on_path", "expected"),
+    [
+        ("-c", True, True, "jaxtrain"),
+        ("-c", True, False, "bin/jaxtrain"),
+        ("lib/jaxtrain/main.py", True, False, "bin/jaxtrain"),
+        ("bin/jaxtrain", True, True, "jaxtrain"),
+        ("-c", False, False, "bin/python -m jaxtrain.main"),
+    ],
+)
+def test_the_script_of_this_environment(
+    started: str,
+    has_script: bool,
+    on_path: bool,
+    expected: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(sys, "executable", str(place / "bin/python"))
+    other = place / "other/jaxtrain"  # of another environment
+    other.parent.mkdir()
+    shutil.copy(place / "bin/jaxtrain", other)
+    monkeypatch.setenv("PATH", str(place / "bin" if on_path else other.parent))
+    if not has_script:
+        (place / "bin/jaxtrain").unlink()
+    assert invocation.program({}) == expected
 
 
 def test_a_child_process_prints_the_program_that_the_user_typed() -> None:
