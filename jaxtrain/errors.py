@@ -22,6 +22,8 @@ EXIT_CODES = {
     "or other results, a data disk or server that does not respond, or a device that computes "
     "wrong results",
     INTERRUPTED: "`loop.max_hours` is over, or Ctrl-C",
+    134: "jax has ended the process, because another process of the run is gone or has not "
+    "responded for a minute; launchers resume the run",
     141: "the output pipe is closed (`... | head`)",
 }
 """What each exit code means; docs/reference/exit-codes.md is generated from it."""

@@ -1,21 +1,18 @@
-"""Liveness monitoring: how the processes of a run detect each other's failure.
+"""The status of each process of a run, as the others know it.
 
-A process that is stuck or gone leaves the others waiting in a collective that never ends; the
-runtime notices that after 100 s, or not at all
-(https://github.com/jax-ml/jax/issues/38503). So a thread in each process publishes its status to
-the key-value store every two seconds and reads the status of the others: whether one got a stop
-signal, has left, or is silent.
+A thread in each process publishes its status to the key-value store every two seconds and reads the
+status of the others: the phase and step, for the report of a hang; a stop signal, which then stops
+all; and whether one has left, which ends the others with an exit code that means the same.
 
-If process 0 is gone, jax's client aborts the process from C++ (jax 0.10 to 0.12; their callback for
-this raises std::bad_cast). A handler of SIGABRT then ends it as any other loss does.
+A process that is killed publishes nothing. The launcher then ends the others, and so does jax: its
+client aborts the process (from C++, exit code 134) at once if process 0 is gone, and after
+``SILENCE_S`` if another one is. A process that is alive but stuck is found by the watchdog.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,33 +24,28 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, first_line
 
 BEAT_S = 2.0
-# A process whose heartbeat is older is stuck or gone. jax's own limit is 100 s.
-SILENCE_S = 60.0
-# A thread that wakes up this much too late was stopped along with its process (SIGSTOP).
-OVERSLEPT_S = 1.0
+# jax's own limit for a process that sends it no heartbeat; its default is 100.
+SILENCE_S = 60
 # After another process left: time for this process to fail with an error of its own that explains
 # why, or to stop because both got a signal (signals.UNWIND_S).
 GRACE_S = 6.0
-# Process 0 runs the service and leaves last, but waits no longer than this for the others.
-LEAVE_S = 5.0
-# After process 0 has left: time for this process to finish its own end.
+# Process 0 runs the service and leaves last. So long it waits for the others after an error, and
+# at the end of a run, when they may still be writing.
+LEAVE_S = 12.0
 FINISH_S = 90.0
 
 _TOPIC = "heartbeat"
-_NEVER = "no heartbeat yet"
-
 _FINAL = (WRONG_USE, INTERRUPTED)  # exit codes that a retry would not change
 # What gloo and NCCL report if a process that takes part in a collective is gone.
 _LOST_PEER = re.compile(
     r"Gloo .* failed: |NCCL .*(remote process exited|Connection (closed|reset|refused))", re.DOTALL
 )
-_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 class Heartbeat:
-    """Publishes the status of this process, and notices when another process is gone.
+    """Publishes the status of this process, and follows another one that leaves.
 
-    A context manager that starts and ends its threads; a run of one process has none.
+    A context manager that starts and ends its thread; a run of one process has none.
 
     Args:
         store: the run's key-value store.
@@ -72,31 +64,20 @@ class Heartbeat:
         self._own: dict[str, Any] = {"beat": 0, "phase": "start", "step": None}
         # Process -> its last status, and when this process first read it.
         self._others: dict[int, tuple[dict[str, Any], float]] = {}
-        self._began = time.monotonic()
         self._ending = False
         self._closed = threading.Event()
         self._on_lost: Callable[[str, int], None] = _exit
-        self._on_abort, self._before = _Handler(self._aborting), ctypes.c_void_p()
-        # Two threads: the first may wait forever for a service whose process is stuck.
-        self._threads = [
-            threading.Thread(target=work, name="heartbeat", daemon=True)
-            for work in (self._beat, self._watch)
-        ]
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         if self._store.client is not None:
-            for thread in self._threads:
-                thread.start()
-            self._before = _handle_abort(ctypes.cast(self._on_abort, ctypes.c_void_p))
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        if self._store.client is not None:
-            _handle_abort(self._before)
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(BEAT_S)
+        if self._thread.is_alive():
+            self._thread.join(BEAT_S)
 
     def update(self, phase: str, step: int | None) -> None:
         """Sets the status of this process; the next heartbeat publishes it."""
@@ -117,8 +98,11 @@ class Heartbeat:
             yield
         except Exception as error:  # jax 0.10.2 raises a ValueError if the call itself fails
             if self._store.client is not None and _LOST_PEER.search(str(error)):
-                self._answers()  # reads the last status of the others
-                self._lose(f"another process is gone or unreachable ({first_line(error)})")
+                reader = threading.Thread(target=self._try_to_read, daemon=True)
+                reader.start()
+                reader.join(BEAT_S)  # it may wait forever for a process 0 that is stuck
+                reason = f"another process is gone or unreachable ({first_line(error)})"
+                self._on_lost(*(self._left() or (reason, RUN_AGAIN)))
             raise
 
     def ending(self) -> None:
@@ -130,30 +114,32 @@ class Heartbeat:
         now = time.monotonic()
         with self._lock:
             known = {**self._others, self.process: (self._own, now)}
+        never = "no heartbeat yet"
         return [
-            f"process {process}: " + (_line(*known[process], now) if process in known else _NEVER)
+            f"process {process}: " + (_line(*known[process], now) if process in known else never)
             for process in range(self._store.count)
         ]
 
     def leave(self, code: int) -> None:
         """Publishes that this process ends now; process 0 waits until the others have, too.
 
-        Returns after at most ``LEAVE_S``, even if the service is gone.
+        Returns after at most ``LEAVE_S``, at the end of a run ``FINISH_S``, even if the service is
+        gone.
 
         Args:
             code: the exit code of this process.
         """
-        self._ending = True
+        limit_s, self._ending = FINISH_S if self._ending else LEAVE_S, True
         if self._store.client is None:
             return
-        worker = threading.Thread(target=self._leave, args=(code,), daemon=True)
+        worker = threading.Thread(target=self._leave, args=(code, limit_s), daemon=True)
         worker.start()
-        worker.join(LEAVE_S)
+        worker.join(limit_s)
 
-    def _leave(self, code: int) -> None:
+    def _leave(self, code: int, limit_s: float) -> None:
         with self._lock:
             self._own |= {"left": code}
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + limit_s
         with contextlib.suppress(Exception):  # the service may be gone; it has its own errors
             self._publish()
             while self.process == 0 and time.monotonic() < deadline:
@@ -164,30 +150,18 @@ class Heartbeat:
                 time.sleep(0.05)
 
     def _beat(self) -> None:
-        failing_since: float | None = None
+        left_since: float | None = None
         while not self._closed.wait(BEAT_S):
-            try:
+            with contextlib.suppress(Exception):  # of the service: then jax ends this process
                 self._publish()
                 self._read()
-                failing_since = None
-            except Exception as error:  # from the service; the type belongs to the runtime
-                failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > GRACE_S and not self._ending:
-                    self._on_lost(f"process 0 is gone ({first_line(error)})", RUN_AGAIN)
-
-    def _watch(self) -> None:
-        while True:
-            began = time.monotonic()
-            if self._closed.wait(BEAT_S):
-                return
-            overslept_s = time.monotonic() - began - BEAT_S
-            if overslept_s > OVERSLEPT_S:
-                # This process itself was stopped and read nothing: that time does not count.
-                with self._lock:
-                    self._began += overslept_s
-                    for process, (status, since) in self._others.items():
-                        self._others[process] = (status, since + overslept_s)
-            self._check_others()
+            for status, _ in list(self._others.values()):
+                if status.get("stop") and not self._ending:
+                    self._signals.request(status["stop"])
+            if (left := self._left()) and not self._ending:
+                left_since = left_since or time.monotonic()
+                if time.monotonic() - left_since > GRACE_S:
+                    self._on_lost(*left)
 
     def _publish(self) -> None:
         with self._lock:
@@ -205,81 +179,26 @@ class Heartbeat:
                 with self._lock:
                     self._others[process] = (status, now)
 
-    def _check_others(self) -> None:
-        """Adopts another process's stop signal; ends this process when another is gone."""
-        now = time.monotonic()
-        for process in range(self._store.count):
-            if self._ending or process == self.process:
-                continue
-            status, since = self._others.get(process, ({}, self._began))
-            if status.get("stop"):
-                self._signals.request(status["stop"])
-            if "left" in status:
-                self._follow(process, status["left"])
-            elif now - since > SILENCE_S:
-                last = _line(status, since, now) if status else _NEVER
-                self._on_lost(
-                    f"process {process} sent no heartbeat for {SILENCE_S:g} s ({last}): it is "
-                    "stuck or gone",
-                    RUN_AGAIN,
-                )
+    def _try_to_read(self) -> None:
+        with contextlib.suppress(Exception):  # of the service
+            self._read()
 
-    def _follow(self, process: int, code: int) -> None:
-        if not (self._closed.wait(GRACE_S) or self._ending):
-            self._on_lost(*_left(process, code))
-
-    def _lose(self, reason: str) -> None:
-        """Ends this process because another is gone: with ``reason``, unless that one gave one."""
+    def _left(self) -> tuple[str, int] | None:
+        """Returns why this process ends, and its exit code, if another process has left."""
         with self._lock:
-            known = {process: status.get("left") for process, (status, _) in self._others.items()}
-        left = [_left(process, code) for process, code in known.items() if code is not None]
+            left = [
+                (f"process {process} has ended with exit code {status['left']}", status["left"])
+                for process, (status, _) in sorted(self._others.items())
+                if "left" in status
+            ]
         final = [one for one in left if one[1] in _FINAL]
-        self._on_lost(*[*final, *left, (reason, RUN_AGAIN)][0])
-
-    def _answers(self) -> bool:
-        """Reads the status of the others; returns whether the service answers in time."""
-        answers: list[bool] = []
-
-        def read() -> None:
-            with contextlib.suppress(Exception):  # from the service
-                self._read()
-                answers.append(True)
-
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        reader.join(BEAT_S)
-        return bool(answers)
-
-    def _aborting(self, number: int) -> None:
-        """Handles SIGABRT in the thread that raised it; afterwards, the process aborts."""
-        del number
-        # If memory is corrupt, what follows may wait forever. SIGALRM then ends the process.
-        signal.alarm(round(2 * FINISH_S))
-        if self._answers():  # so it is not about process 0
-            return
-        if self._ending:
-            time.sleep(FINISH_S)
-        else:
-            self._lose("process 0 is gone")
+        return final[0] if final else (left[0][0], RUN_AGAIN) if left else None
 
 
 def _line(status: dict[str, Any], since: float, now: float) -> str:
     step = "no step" if status["step"] is None else f"step {status['step']}"
     left = f", left with exit code {status['left']}" if "left" in status else ""
     return f"{status['phase']}, {step} done, heartbeat {now - since:.0f} s ago{left}"
-
-
-def _left(process: int, code: int) -> tuple[str, int]:
-    """Returns why this process ends after another one has left with ``code``, and its own code."""
-    own = code if code in _FINAL else RUN_AGAIN
-    return f"process {process} has ended with exit code {code}", own
-
-
-def _handle_abort(handler: ctypes.c_void_p) -> ctypes.c_void_p:
-    """Sets the handler of SIGABRT and returns the one before. Python's would return at once."""
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    return ctypes.c_void_p(set_handler(signal.SIGABRT, handler))
 
 
 def _exit(reason: str, code: int) -> None:

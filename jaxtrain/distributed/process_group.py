@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.distributed import cluster_env, consistency, key_value, rendezvous
-from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.heartbeat import SILENCE_S, Heartbeat
 from jaxtrain.distributed.signals import exit_code
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import batch_sharding, replicated
@@ -68,6 +68,7 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
                 cluster.index,
                 local_device_ids=cluster.devices,
                 initialization_timeout=_CONNECT_S,
+                heartbeat_timeout_seconds=SILENCE_S,
                 coordinator_bind_address=cluster_env.bind_address(cluster, environment),
             )
     except jax.errors.JaxRuntimeError as error:  # another program took the port just now

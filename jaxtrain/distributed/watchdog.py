@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from jaxtrain import terminal
-from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Heartbeat
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.errors import RUN_AGAIN
 
 # Compiling, saving or restoring may be slow, but an hour is a hang. The first preparation of data
@@ -24,6 +24,8 @@ from jaxtrain.errors import RUN_AGAIN
 PAUSE_ALLOWANCE_S = 3600.0
 # Writing the report may itself hang (a dead file system): after this the process ends anyway.
 REPORT_S = 20.0
+# A thread that wakes up this much too late was stopped along with its process (SIGSTOP).
+OVERSLEPT_S = 1.0
 _LONGEST_SLEEP_S = 1.0  # up to this much time spent stopped may still count
 
 

@@ -50,7 +50,7 @@ def heartbeat_of(process: int, client: Shared, signals: StopSignals | None = Non
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT_S": 0.02, "SILENCE_S": 1.0, "GRACE_S": 0.2, "LEAVE_S": 1.0}.items():
+    for name, seconds in {"BEAT_S": 0.02, "GRACE_S": 0.2, "LEAVE_S": 1.0}.items():
         monkeypatch.setattr(heartbeat, name, seconds)
 
 
@@ -81,42 +81,6 @@ def test_the_table_shows_every_process(store: Shared) -> None:
         zero.update("evaluation", 41)
         wait_for(lambda: "evaluation, step 41 done" in one.table()[0])
         assert one.table()[1] == "process 1: start, no step done, heartbeat 0 s ago"
-
-
-def test_a_silent_process_is_lost(store: Shared, lost: list[str]) -> None:
-    store.beat(0)
-    reason = wait_for(lambda: lost and lost[0])
-    assert reason.startswith("process 0 sent no heartbeat for 1 s (training, step 7 done")
-
-
-def test_a_process_without_any_heartbeat_is_lost(lost: list[str]) -> None:
-    assert "process 0 sent no heartbeat for 1 s (no heartbeat yet)" in wait_for(
-        lambda: lost and lost[0]
-    )
-
-
-def test_a_beating_process_is_not_lost(store: Shared, lost: list[str]) -> None:
-    for beat in range(30):
-        store.beat(0, beat=beat)
-        time.sleep(0.05)
-    assert lost == []
-
-
-def test_a_service_that_fails_is_a_lost_process_zero(store: Shared, lost: list[str]) -> None:
-    def fail() -> None:
-        raise RuntimeError("UNAVAILABLE: connection refused\nmore")
-
-    store.before = fail
-    reason = wait_for(lambda: lost and lost[0])
-    assert reason == "process 0 is gone (UNAVAILABLE: connection refused)"
-
-
-def test_a_service_that_hangs_is_a_lost_process_zero(store: Shared, lost: list[str]) -> None:
-    ends = threading.Event()
-    store.before = lambda: ends.wait(30) and None
-    reason = wait_for(lambda: lost and lost[0])
-    ends.set()
-    assert reason.startswith("process 0 sent no heartbeat for 1 s")
 
 
 def test_a_process_that_left_ends_the_others(store: Shared, lost: list[str]) -> None:
@@ -236,29 +200,6 @@ def test_other_errors_of_the_runtime_are_unexpected(store: Shared) -> None:
             raise RuntimeError(text)
 
 
-@pytest.mark.parametrize(
-    ("service", "code"),
-    [("pass", -signal.SIGABRT), ("raise RuntimeError('gone')", 75), ("time.sleep(60)", 75)],
-)
-def test_an_abort_by_the_client_of_a_lost_process_zero(service: str, code: int) -> None:
-    """Another abort stays one."""
-    program = f"""
-    import os, sys, threading, time
-    sys.path[:0] = ["tests"]
-    from distributed.test_heartbeat import Shared, heartbeat_of
-    def fails():
-        {service}
-    store = Shared()
-    with heartbeat_of(1, store):
-        store.before = fails
-        threading.Thread(target=os.abort).start()
-        time.sleep(60)
-    """
-    ended = run_python(program)
-    assert ended.returncode == code, ended.stderr
-    assert ("process 0 is gone; exit code 75" in ended.stderr) == (code == 75)
-
-
 IN_A_COLLECTIVE = """
 import os
 from jaxtrain import config
@@ -281,7 +222,7 @@ with Heartbeat(key_value.of_run(), StopSignals()) as heartbeat, heartbeat.collec
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, number: int) -> None:
-    """In a real collective, and if the killed process runs the service."""
+    """In a real collective. If the killed process runs the service, jax may end the others."""
     with two_processes(tmp_path, program=["-c", IN_A_COLLECTIVE]) as started:
         killed, other = started[number], started[1 - number]
         assert other.stdout is not None
@@ -292,9 +233,11 @@ def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, n
             output += line
         killed.kill()
         output += other.communicate(timeout=120)[0]
-        assert other.returncode == 75, output
-        reason = "another process is gone or unreachable (UNKNOWN: Gloo" if number else "is gone"
-        assert reason in output
+        if number:
+            assert other.returncode == 75, output
+            assert "another process is gone or unreachable (UNKNOWN: Gloo" in output
+        else:  # jax's client ends the process from C++
+            assert other.returncode in (75, -signal.SIGABRT), output
         assert "Traceback" not in output
 
 

@@ -37,6 +37,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         *args: Any,
         local_device_ids: Any,
         initialization_timeout: int,
+        heartbeat_timeout_seconds: int,
         coordinator_bind_address: str,
     ) -> None:
         calls.append((*args, local_device_ids, coordinator_bind_address))

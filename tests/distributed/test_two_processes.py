@@ -120,7 +120,8 @@ def test_nothing_outlives_a_killed_process(place: Path) -> None:
         started[0].send_signal(signal.SIGKILL)
         for process in reversed(started):
             output, _ = process.communicate(timeout=120)
-            assert process.returncode == (75 if process is started[1] else -signal.SIGKILL), output
+            ends = (75, -signal.SIGABRT) if process is started[1] else (-signal.SIGKILL,)
+            assert process.returncode in ends, output
 
 
 @pytest.mark.long
@@ -170,8 +171,7 @@ def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
         started[1].send_signal(signal.SIGTERM)
         outputs = [process.communicate(timeout=60)[0] for process in started]
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
-    (step,) = sorted(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())[-1:]
-    assert step == max(losses(place / "stopped"))
+    assert pointer.steps(place / "stopped/checkpoints")[-1] == max(losses(place / "stopped"))
 
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -185,7 +185,7 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
     """Neither waits for the other in vain; the next save works in both, or both end."""
     run = place / f"fails-in-{number}"
     folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
-    failed = f"could not be written (process {number}: File too large)"
+    failed = f"(process {number}: File too large)"
     with two(place, "--output-dir", run, *OFTEN) as started:
         wait_for(started, lambda: bool(pointer.steps(folder)))
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
