@@ -74,7 +74,7 @@ def judged(rates: Mapping[Pair, float], names: Sequence[str]) -> Iterator[Findin
         rates: pair of hosts -> bytes/s in each direction.
         names: of the hosts.
     """
-    # A slow host has two of the links, of three hosts most of them. So the median is no measure.
+    # A slow host has two of the links, of three hosts most of them. So the median does not help.
     usual = sorted(rates.values())[-1 - len(rates) // 4]
     slow = [pair for pair, rate in rates.items() if rate < _SLOW * usual]
     if not slow:

@@ -160,7 +160,11 @@ def without_placeholders(words: list[str]) -> list[str]:
 
 
 def config_of(words: list[str]) -> str | None:
+    """The config in a command: after ``--config``, or first of a command that takes its name."""
     names = [after for word, after in itertools.pairwise(words) if word == "--config"]
+    actions = words[1:3] if words[0] == "prepare" else words[:2]
+    if len(actions) == 2 and actions[0] in ("plan", "bench", "doctor", "tokens", "latents"):
+        names += [actions[1]] if actions[1] in shipped() else []
     return names[0] if names else None
 
 
@@ -178,7 +182,7 @@ def test_a_command_parses(words: list[str], capsys: pytest.CaptureFixture[str]) 
     if words[0] == "train":
         words = ["--config", *words[1:]]
     words = without_placeholders(words)
-    name = config_of(words)
+    name = config_of(words) if words else None
     if words and not words[0].startswith("-"):
         assert words[0] in main.COMMANDS, f"no command {words[0]}"
         taken = taken_by(words)
@@ -255,7 +259,9 @@ def test_named_configs_are_shipped() -> None:
     wrong = [
         f"{page.relative_to(CHECKOUT)}: {name}"
         for page in instructions()
-        for name in re.findall(r"--config[ =]([\w./~-]*\w)", read(page))
+        for name in re.findall(
+            r"(?:--config[ =]|jaxtrain (?:train|plan|doctor) )([\w./~-]*\w)", read(page)
+        )
         if name not in shipped() and not name.endswith(".py") and not PLACEHOLDER.fullmatch(name)
     ]
     assert not wrong, wrong
