@@ -917,7 +917,8 @@ def _serve_run(
     """Runs a process, and obeys orders until it ends; without heartbeats, it ends the process."""
     # A process left by a broken connection would write into the same directory.
     for group in _left(f"{MARK}={variables[MARK]}".encode()):
-        os.kill(group, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group, signal.SIGTERM)
         _sweep(group, limits["KILL_S"])
     process = Process(command, os.environ | dict(variables), subprocess.PIPE)
     printer = _printing(process.popen.stdout)

@@ -1,5 +1,6 @@
 """Prints to standard output and standard error, and detects terminals."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -107,10 +108,11 @@ def warn(text: str) -> None:
     line = visible(addresses.scrub(text))
     color = color_of(line)
     if color and not without_color() and lively(sys.stderr):
-        from rich.color import ColorSystem
-        from rich.style import Style
+        with contextlib.suppress(ImportError):  # ssh.sh starts runs from a machine without packages
+            from rich.color import ColorSystem
+            from rich.style import Style
 
-        line = Style.parse(color).render(line, color_system=ColorSystem.STANDARD)
+            line = Style.parse(color).render(line, color_system=ColorSystem.STANDARD)
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError as error:

@@ -22,8 +22,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/supervise.sh"
 # shellcheck source=launch/nccl.sh
 source "$here/nccl.sh"
-find_python
 nccl_settings "$(grep -c '^[[:space:]]*[^#[:space:]]' "${1:-/dev/null}" 2>/dev/null || true)"
 own=python3
 [[ ! -x .venv/bin/python ]] || own=.venv/bin/python
-PYTHONPATH=${here%/*}${PYTHONPATH:+:$PYTHONPATH} exec "$own" -m jaxtrain.supervisor ssh "$@"
+export PYTHONPATH=${here%/*}${PYTHONPATH:+:$PYTHONPATH}
+start "$own" "to start runs, this machine needs Python 3.11 or newer" ssh "$@"

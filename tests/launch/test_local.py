@@ -169,6 +169,7 @@ def test_arguments_are_passed_unchanged(tmp_path: Path) -> None:
         (("1", "--config", "demo"), {}, "--output-dir is missing"),
         (("1", "--output-dir", "/proc/x"), {}, "cannot create the run directory"),
         (("1", *RUN), {"PYTHON": "no-python"}, "'no-python' was not found: activate"),
+        (("1", *RUN), {"PYTHON": "/bin/false"}, "'/bin/false' cannot import jaxtrain: activate"),
         (("1", *RUN), {"MAX_RESTARTS": "many"}, "MAX_RESTARTS is 'many'"),
         (("3", *RUN), {"GPUS": "4"}, "4 GPUs cannot be shared by 3 processes"),
     ],
