@@ -401,6 +401,13 @@ def test_measured_numbers_in_readme_are_in_the_record() -> None:
     assert set(measured) <= recorded, set(measured) - recorded
 
 
+def test_measured_numbers_in_the_tutorial_are_in_the_log() -> None:
+    log = numbers((CHECKOUT / "benchmarks" / "LOG.md").read_text())
+    rows = [row for row in table_rows("docs/tutorials/gpt-to-a-target.md") if row[0][0].isdigit()]
+    assert len(rows) == 5
+    assert {row[1] for row in rows} <= log
+
+
 def test_counts_in_readme_are_right() -> None:
     text = (CHECKOUT / "README.md").read_text()
     gpu = [name for name in shipped() if not name.startswith("demo")]
