@@ -907,7 +907,7 @@ def serve() -> int:
                 remove_empty([Path(folder) for folder in task["folders"]])
     except InputError as error:
         answer = {"problem": str(error), "newest": NOTHING}
-    print(json.dumps(answer))
+    terminal.out(json.dumps(answer))
     return 0
 
 

@@ -11,7 +11,6 @@ server's strict validation.
 import copy
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -526,7 +525,8 @@ def test_a_signal_ends_the_delay_of_a_pod(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (tmp_path / "run").mkdir()
     with stubs.start("pod.sh", *RUN, RESTARTS="1", RESTART_DELAY_S="1000") as pod:
-        time.sleep(1)
+        assert pod.stderr is not None
+        assert "restart 1 of at most 5" in pod.stderr.readline()
         pod.terminate()
         pod.communicate(timeout=30)
         assert pod.returncode == 75
