@@ -216,7 +216,6 @@ CHOSEN = {
     "cli/import.py _changed": _FLAGS,
     "cli/import.py _folder": _FLAGS,
     "config/bounds.py Section.__post_init__": _FIELDS,
-    "config/run.py _check_value": "names in its callers",
     "config/run.py _exactly_one": "names in _check_sections",
     "config/run.py _fields": _FIELDS,
     "config/files.py _section_at_fault": "a name in a --config file, which is code by design",

@@ -34,6 +34,15 @@ class Bounds:
     most: float | None = None
     below: float | None = None
 
+    def within(self, usual: "Bounds") -> "Bounds":
+        """Returns these bounds, with the usual ones on a side that has none."""
+        return Bounds(
+            least=usual.least if self.above is None and self.least is None else self.least,
+            above=self.above,
+            most=usual.most if self.below is None and self.most is None else self.most,
+            below=self.below,
+        )
+
     def problem(self, value: Any, kind: type) -> str | None:
         """Returns what to use in place of a value; None if it is valid.
 
@@ -61,7 +70,8 @@ class Bounds:
             return None
         words = " and ".join(limit for limit, _ in given)
         number = "number of" if words.startswith("at") else "number"
-        return f"use a {number} {words}" if words else "use a finite number"
+        finite = "" if words and _is_finite(value) else "finite "
+        return f"use a {finite}{number} {words}".rstrip()
 
 
 def _is_finite(value: float) -> bool:
@@ -104,7 +114,7 @@ class Section:
         section: Any = type(self)  # mypy does not take a class for hashable
         for name, annotation in _types(section).items():
             value = getattr(self, name)
-            if (cure := _problem(annotation, value)) is not None:
+            if (cure := problem(annotation, value)) is not None:
                 field = f"{self.section}.{name}"
                 raise InputError(f"{field}={errors.shown(value)}: {cure}", about=field)
         self.check()
@@ -123,22 +133,33 @@ def _types(section: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
 
 
-def _problem(annotation: Any, value: Any) -> str | None:
-    """Returns what to use in place of a field's value; None if it is valid."""
+def problem(annotation: Any, value: Any, usual: Mapping[type, Bounds] | None = None) -> str | None:
+    """Returns what to use in place of a field's value; None if it is valid.
+
+    Args:
+        annotation: the field's type, with its bounds.
+        value: its value.
+        usual: int, float -> limits where the type has none; without it, only types with bounds are
+            checked.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        found = [_problem(choice, value) for choice in arguments if choice is not type(None)]
+        found = [problem(choice, value, usual) for choice in arguments if choice is not type(None)]
         cure = None if None in found else found[0]
-        return cure and f"{cure}, or None"
-    if origin is Annotated and isinstance(arguments[1], Bounds):
-        return arguments[1].problem(value, arguments[0])
-    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"{cure}, or None" if cure and type(None) in arguments else cure
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * (len(value) if isinstance(value, tuple) else 1)
         if not isinstance(value, tuple) or len(value) != len(arguments):
             return f"use {len(arguments)} values"
-        return next(filter(None, map(_problem, arguments, value)), None)
-    return None
+        found = [problem(kind, one, usual) for kind, one in zip(arguments, value, strict=True)]
+        return next(filter(None, found), None)
+    kind, limits = annotation, (usual or {}).get(annotation)
+    if origin is Annotated and isinstance(arguments[1], Bounds):
+        kind, limits = arguments[0], arguments[1].within((usual or {}).get(arguments[0], Bounds()))
+    return None if limits is None else limits.problem(value, kind)
 
 
 def check(name: str, value: Any, within: Bounds, kind: type = int) -> None:

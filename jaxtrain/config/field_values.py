@@ -66,6 +66,8 @@ def _is_union(origin: Any) -> bool:
 def matches(value: Any, annotation: Any) -> bool:
     """Whether a value fits an annotation; an int fits ``float``, a bool fits neither."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return matches(value, arguments[0])
     if annotation is Any:
         return True
     if annotation is None or annotation is type(None):

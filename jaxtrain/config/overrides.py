@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
     Attributes:
         name: dotted, such as ``"optim.peak_lr"``.
         value: its value in the instance.
-        annotation: its resolved type.
+        annotation: its resolved type, with its bounds.
     """
 
     name: str
@@ -74,7 +74,7 @@ def _fields(kind: type[Any], instance: Any, prefix: str, *, off: bool) -> Iterat
         prefix: of the names.
         off: whether to yield the fields of sections that are off, too.
     """
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         value = None if instance is None else getattr(instance, field.name)
         leaf = Leaf(prefix + field.name, value, hints[field.name])

@@ -8,9 +8,8 @@ overrides of the command line and checks it before any device is touched. The cl
 import contextlib
 import dataclasses
 import difflib
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from jaxtrain.config import bounds, field_values, files, invocation, metrics, overrides
@@ -34,7 +33,7 @@ class Average(bounds.Section):
     (ramp), as in TAEHV's recipe, which uses decay 0.95."""
     decay: Annotated[float, bounds.Bounds(above=0, below=1)] = 0.999
     """EMA decay: the fraction of the average that is kept each time, below 1."""
-    every: Annotated[int, bounds.Bounds(least=1)] = 1
+    every: bounds.Count = 1
     """Interval at which the parameters enter the average, in steps."""
 
 
@@ -67,7 +66,7 @@ class Muon(bounds.Section):
 class Optim:
     """Optimizer and learning rate. A step is one optimizer step; schedules count steps."""
 
-    peak_lr: float
+    peak_lr: bounds.Positive
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
     """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
@@ -75,24 +74,24 @@ class Optim:
     zero."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
-    warmup_fraction: float | None = None
+    warmup_fraction: bounds.Fraction | None = None
     """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
-    warmdown_fraction: float = 0.2
+    warmdown_fraction: bounds.Share = 0.2
     """trapezoid only: length of the final decay to zero as a fraction of all steps, rounded
     down."""
-    b1: float = 0.9
+    b1: bounds.Fraction = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
-    b2: float = 0.95
+    b2: bounds.Fraction = 0.95
     """AdamW beta2: decay of the mean of squared gradients, per step."""
-    eps: float = 1e-8
+    eps: bounds.Positive = 1e-8
     """AdamW epsilon, added to the root of the mean of squared gradients."""
     weight_decay: float = 1e-2
     """Weight decay per step, multiplied by the learning rate, in AdamW and Muon; not applied to
     biases, norms, and the embedding and output layer of GPT and Llama."""
-    accumulate: int = 1
+    accumulate: bounds.Count = 1
     """Gradient accumulation: microbatches per step. More microbatches need less
     memory; data.batch_size stays the global batch size."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: bounds.Positive | None = 1.0
     """Gradient clipping: the largest global norm. None turns it off."""
     muon: Muon | None = None
     """Muon for the matrices of models that support it. None uses AdamW for all parameters."""
@@ -105,10 +104,10 @@ class Optim:
     continue with the next examples, and end the run after bad_in_a_row bad steps; rollback: like
     skip, but after bad_in_a_row bad steps, restore the newest checkpoint and continue with the
     examples after the bad ones."""
-    bad_norm: float | None = 20.0
+    bad_norm: bounds.Positive | None = 20.0
     """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
     last 128 steps. None turns it off."""
-    bad_in_a_row: int = 10
+    bad_in_a_row: bounds.Count = 10
     """Number of consecutive bad steps after which the run ends or rolls back."""
 
 
@@ -116,9 +115,9 @@ class Optim:
 class Mesh:
     """The device mesh: data x fsdp devices."""
 
-    data: int
+    data: bounds.Count
     """Number of groups of fsdp devices; each group holds a full copy of the state."""
-    fsdp: int
+    fsdp: bounds.Count
     """Number of devices that share one copy of parameters and optimizer state."""
     shard: Shard
     """What is sharded along fsdp. params: parameters and optimizer state, with each block gathered
@@ -140,25 +139,25 @@ class Mesh:
 class Loop:
     """Length of the run, logging, and validation. Set one of steps, epochs, tokens_per_param."""
 
-    steps: int | None = None
+    steps: bounds.Count | None = None
     """Length of the run, in steps."""
-    epochs: int | None = None
+    epochs: bounds.Count | None = None
     """Length of the run, in passes over the training examples, rounded down to full batches."""
-    tokens_per_param: float | None = None
+    tokens_per_param: bounds.Positive | None = None
     """Length of the run, in training tokens per parameter of the model."""
-    log_every: int
+    log_every: bounds.Count
     """Interval between lines on the console and in metrics.jsonl, in steps."""
-    eval_every: int | None = None
+    eval_every: bounds.Count | None = None
     """Interval between validations, in steps. None turns it off."""
-    eval_examples: int
+    eval_examples: bounds.Count
     """Number of validation examples, the same ones each time; if there are fewer, all of them."""
-    hang_timeout_s: float | None = 1800.0
+    hang_timeout_s: bounds.Positive | None = 1800.0
     """Hang detection: seconds without progress after which the run prints its stacks and exits
     with code 75. None turns it off."""
-    stop_timeout_s: float = 300.0
+    stop_timeout_s: bounds.Positive = 300.0
     """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
     current step or validation batch, saves, and ends; after this time it ends without saving."""
-    replay_every: int | None = None
+    replay_every: bounds.Count | None = None
     """Check of the devices: interval at which a step is computed twice and compared bit by bit, in
     steps. 120 costs about 1% of the time, and the memory for a second state. After a difference,
     the run exits with code 75, and resumes from the newest checkpoint up to the last equal results.
@@ -167,13 +166,13 @@ class Loop:
     """At the first bad step with NaN/Inf of each start, compute the step again with a check after
     each operation, to find the line of the model and the operation that computes the first NaN. It
     takes two to three times as long to compile as the step, and may need more device memory."""
-    max_hours: float | None = None
+    max_hours: bounds.Positive | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the
     run has the full time. None turns it off."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
-    early_stop_patience: int | None = None
+    early_stop_patience: bounds.Count | None = None
     """Early stopping: number of validations without a better checkpoint.best_metric, less than the
     run has. None turns it off."""
 
@@ -182,9 +181,9 @@ class Loop:
 class Checkpoint:
     """How often checkpoints are saved, and which are kept."""
 
-    every: int
+    every: bounds.Count
     """Interval between checkpoints, in steps."""
-    keep: int
+    keep: bounds.Count
     """Number of newest checkpoints to keep, in addition to the best one, the newest whose step is a
     multiple of checkpoint.every, and with loop.replay_every the newest up to the last equal
     results."""
@@ -205,7 +204,7 @@ class Run:
     name: str = ""
     """Name of the run; by default, the name of the config file. The run directory is
     output/NAME/TIME."""
-    seed: int = 42
+    seed: Annotated[int, bounds.Bounds(least=0, most=2**32 - 1)] = 42
     """Random seed for parameters, example order, augmentation, and masks."""
     precision: Precision = "bfloat16"
     """Precision of the computation; parameters, optimizer state, losses, and metrics stay
@@ -373,30 +372,19 @@ def _check_fields(run: Run) -> Iterator[str]:
             hint = "" if near is None else f"; did you mean {near}?"
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
             continue
-        section, _, field = leaf.name.partition(".")
-        positive = field in _POSITIVE.get(section, ())
-        numbers = [value for value in values if isinstance(value, int | float)]
-        least = -math.inf if section == "model" else 0  # models check their own fields
-        if any(not math.isfinite(n) or n < least or (positive and n == 0) for n in numbers):
-            takes = field_values.takes(leaf.annotation)
-            above = "at least 1" if "whole" in takes else "above 0"
-            bound = (above if positive else "at least 0") + (", or None" if "None" in takes else "")
-            wanted = bound if all(map(math.isfinite, numbers)) else "a finite number"
-            yield Problem(f"{leaf.name} is {leaf.value}; it must be {wanted}", leaf.name)
-            continue
-        most = _LARGEST_COUNT if leaf.name in _LARGE or section == "model" else _LARGEST
-        if leaf.name != "seed" and any(isinstance(n, int) and n > most for n in numbers):
-            hint = " (steps, not tokens)" if field in ("steps", "every") else ""
-            yield Problem(
-                f"{leaf.name} is {leaf.value}; it must be at most {most}{hint}", leaf.name
-            )
+        # Models check their own fields.
+        of_model = leaf.name.startswith("model.")
+        least = None if of_model else int(leaf.name in _COUNTS)
+        most = _LARGEST_COUNT if of_model or leaf.name in _LARGE else _LARGEST
+        usual = {int: bounds.Bounds(least=least, most=most), float: bounds.Bounds(least=least)}
+        if cure := bounds.problem(leaf.annotation, leaf.value, usual):
+            shown = " ".join(field_values.words(leaf.value))
+            of_steps = leaf.name.endswith((".steps", ".every")) and str(most) in cure
+            hint = " (steps, not tokens)" if of_steps else ""
+            yield Problem(f"{leaf.name}={shown}: {cure}{hint}", leaf.name)
 
 
 def _check_sections(run: Run) -> Iterator[str]:
-    for field in ("b1", "b2", "warmup_fraction"):
-        yield from _check_value(run, "optim", field, lambda v: v < 1, "below 1")
-    for section, field in (("optim", "warmdown_fraction"), ("data", "max_bad_share")):
-        yield from _check_value(run, section, field, lambda v: v <= 1, "at most 1")
     yield from _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
     yield from _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
     if run.loop.steps is not None:
@@ -407,10 +395,6 @@ def _check_sections(run: Run) -> Iterator[str]:
             yield from error.messages
     yield from _check_batch(run)
     yield from _check_best(run)
-    if not 0 <= run.seed < 2**32:
-        yield Problem(
-            f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed", "seed"
-        )
 
 
 def check_warmup(optim: Optim, steps: int) -> None:
@@ -515,30 +499,7 @@ _PATHS = ("data.path", "data.more_paths", "data.val_path")
 # Steps and sizes of batches are int32 on the devices; only documents are counted beyond that.
 _LARGEST, _LARGEST_COUNT = 2**31 - 1, 2**63 - 1
 _LARGE = ("data.max_examples",)
-
-# Details of problems(): fields that are not 0. They may still be None.
-_POSITIVE: dict[str, tuple[str, ...]] = {
-    "optim": (
-        *("peak_lr", "eps", "accumulate", "max_grad_norm"),
-        *("bad_norm", "bad_in_a_row"),
-    ),
-    "mesh": ("data", "fsdp"),
-    "loop": (
-        *("steps", "epochs", "tokens_per_param", "log_every", "eval_every", "eval_examples"),
-        *("hang_timeout_s", "stop_timeout_s", "replay_every", "max_hours", "early_stop_patience"),
-    ),
-    "checkpoint": ("every", "keep"),
-    "data": ("batch_size", "prefetch"),
-}
-
-
-def _check_value(
-    run: Run, section: str, field: str, holds: Callable[[Any], bool], wanted: str
-) -> Iterator[str]:
-    value = getattr(getattr(run, section), field)
-    # A value of the wrong type has its own message.
-    if isinstance(value, int | float) and 0 <= value < math.inf and not holds(value):
-        yield Problem(f"{section}.{field} is {value}; it must be {wanted}", f"{section}.{field}")
+_COUNTS = ("data.batch_size", "data.prefetch")  # also of data outside the package
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import files, help, overrides, run_length
+from jaxtrain.config import bounds, files, help, overrides, run_length
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import ModelConfig
 
@@ -44,7 +44,7 @@ class Data:
     """Examples per batch."""
     prefetch: int = 2
     """Batches to prefetch."""
-    max_bad_share: float = 0.1
+    max_bad_share: bounds.Share = 0.1
     """Fraction of bad files."""
     flip: bool = True
     """Mirror."""
@@ -137,31 +137,37 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it must be above 0"),
-        ("--optim.peak_lr -1e-3", "optim.peak_lr is -0.001; it must be above 0"),
-        ("--loop.steps 0", "loop.steps is 0; it must be at least 1, or None"),
-        ("--loop.steps -5", "loop.steps is -5; it must be at least 1, or None"),
-        ("--optim.weight_decay -1", "optim.weight_decay is -1.0; it must be at least 0"),
+        ("--optim.peak_lr 0", "optim.peak_lr=0.0: use a number above 0"),
+        ("--optim.peak_lr -1e-3", "optim.peak_lr=-0.001: use a number above 0"),
+        ("--loop.steps 0", "loop.steps=0: use at least 1, or None"),
+        ("--loop.steps -5", "loop.steps=-5: use at least 1, or None"),
+        ("--optim.weight_decay -1", "optim.weight_decay=-1.0: use a number of at least 0"),
         ("--optim.peak_lr nan", "finite"),
         ("--optim.peak_lr inf", "finite"),
-        ("--seed -1", "seed is -1"),
-        ("--model.bias nan", "model.bias is nan; it must be a finite number"),
-        ("--optim.b2 1", "optim.b2 is 1.0; it must be below 1"),
-        ("--optim.accumulate 0", "optim.accumulate is 0"),
-        ("--optim.max_grad_norm 0", "optim.max_grad_norm is 0.0"),
-        ("--mesh.data 0", "mesh.data is 0"),
-        ("--loop.log_every 0", "loop.log_every is 0; it must be at least 1"),
-        ("--loop.eval_every 0", "loop.eval_every is 0"),
-        ("--checkpoint.keep 0", "checkpoint.keep is 0"),
-        ("--data.batch_size 0", "data.batch_size is 0"),
-        ("--data.prefetch 0", "data.prefetch is 0"),
-        ("--data.max_bad_share 2", "data.max_bad_share is 2.0; it must be at most 1"),
+        ("--seed -1", "seed=-1: use "),
+        ("--model.bias nan", "model.bias=nan: use a finite number"),
+        ("--optim.b2 1", "optim.b2=1.0: use a number of at least 0 and below 1"),
+        ("--optim.accumulate 0", "optim.accumulate=0: use "),
+        ("--optim.max_grad_norm 0", "optim.max_grad_norm=0.0: use "),
+        ("--mesh.data 0", "mesh.data=0: use "),
+        ("--loop.log_every 0", "loop.log_every=0: use at least 1"),
+        ("--loop.eval_every 0", "loop.eval_every=0: use "),
+        ("--checkpoint.keep 0", "checkpoint.keep=0: use "),
+        ("--data.batch_size 0", "data.batch_size=0: use "),
+        ("--data.prefetch 0", "data.prefetch=0: use "),
+        (
+            "--data.max_bad_share 2",
+            "data.max_bad_share=2.0: use a number of at least 0 and at most 1",
+        ),
         ("--loop.steps None", "exactly one of steps, epochs, tokens_per_param"),
         ("--loop.epochs 3", "(loop.steps 100, loop.epochs 3, loop.tokens_per_param None); set the"),
         ("--optim.warmup_steps None", "set one of --optim.warmup_steps, --optim.warmup_fraction"),
         ("--optim.warmup_fraction 0.1", "exactly one of warmup_steps, warmup_fraction"),
         ("--optim.warmup_steps 100", "must be less than the run's 100 steps"),
-        ("--optim.warmup_steps None --optim.warmup_fraction 1", "must be below 1"),
+        (
+            "--optim.warmup_steps None --optim.warmup_fraction 1",
+            "use a number of at least 0 and below 1",
+        ),
         ("--loop.eval_every None", "checkpoint.best_metric val/loss needs validations"),
         ("--checkpoint.best_metric loss", "is not a validation metric"),
         (
@@ -186,9 +192,9 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
             "--loop.eval_every 100 --loop.early_stop_patience 1",
             "has 1 validation: set --loop.early_stop_patience None",
         ),
-        ("--loop.replay_every 0", "loop.replay_every is 0; it must be at least 1, or None"),
-        ("--loop.steps 3B", "loop.steps is 3000000000; it must be at most 2147483647 (steps, not"),
-        ("--loop.max_hours 0", "loop.max_hours is 0.0; it must be above 0, or None"),
+        ("--loop.replay_every 0", "loop.replay_every=0: use at least 1, or None"),
+        ("--loop.steps 3B", "loop.steps=3000000000: use at most 2147483647, or None (steps, not"),
+        ("--loop.max_hours 0", "loop.max_hours=0.0: use a number above 0, or None"),
     ],
 )
 def test_a_wrong_value_is_named(arguments: str, expected: str) -> None:
