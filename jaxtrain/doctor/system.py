@@ -92,7 +92,7 @@ def workers(number: int, gpus: int) -> Iterator[Finding]:
     if text := worker_count.too_many(number, gpus):  # says what to do
         yield Finding(level="problem", seen=text)
     else:
-        yield ok(f"{counted(number, 'worker')} fit into this host's open files and memory")
+        yield ok(f"this host has open files and memory for {counted(number, 'worker')}")
 
 
 def writable(subject: Subject) -> Iterator[Finding]:

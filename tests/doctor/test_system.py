@@ -44,7 +44,7 @@ def test_workers_need_open_files_and_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
     limit(1024)
     monkeypatch.setattr(worker_count, "memory", lambda: (64.0 * 2**30, False))
-    assert all_ok(system.workers(16, gpus=8)).startswith("16 workers fit")
+    assert all_ok(system.workers(16, gpus=8)).endswith("for 16 workers")
     limit(500)
     found = only_problem(system.workers(16, gpus=8))
     assert found.seen == worker_count.too_many(16, 8)

@@ -12,7 +12,7 @@ def test_a_gpu_only_sends_and_receives() -> None:
         target_config=cards.target_config(cards.card("h100")),
         topology="1x3x2",
     )
-    permutation = links.swaps([[0, 1], [2, 3], [4, 5]], [(0, 2)])
+    permutation = links.swaps([[0, 1], [2, 3], [4, 5]], (0, 2))
     swap = links.exchange(found.devices, permutation, sent=2**24, exchanges=4)
     text = swap.as_text()
     (line,) = [line for line in text.splitlines() if " collective-permute-start(" in line]
