@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxtrain.errors import InputError, shown
 from jaxtrain.storage import atomic
 
-_HOW = "write one with jaxtrain bench --config NAME --efficiency FILE"
+_HOW = "write one with jaxtrain bench NAME --efficiency FILE"
 _RANGE = (1e-3, 2.0)  # caches may save some of the counted memory traffic
 
 

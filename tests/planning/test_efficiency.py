@@ -44,7 +44,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, content: str, expected: str) -
     said = str(caught.value)
     assert expected in said
     assert said.startswith(f"{path} cannot be read")
-    assert "write one with jaxtrain bench --config NAME --efficiency FILE" in said
+    assert "write one with jaxtrain bench NAME --efficiency FILE" in said
     assert len(said.splitlines()) == 1
     assert len(said) < 500
 
