@@ -40,6 +40,7 @@ import queue
 import random
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -207,6 +208,7 @@ class Launcher:
         script: the launcher's name in messages.
         arguments: for ``jaxtrain``.
         restarts: how often an outer launcher has restarted this one.
+        python: the interpreter of the run, if it is another one.
 
     Attributes:
         directory: of the run on this host.
@@ -224,14 +226,19 @@ class Launcher:
     code_without_directory = 1
     host = ""  # that is asked for checkpoints
 
-    def __init__(self, script: str, arguments: Sequence[str], restarts: str = "0") -> None:
-        self.script = script
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str],
+        restarts: str = "0",
+        python: str = sys.executable,
+    ) -> None:
+        self.script, self.python = script, python
         self.doctor = "--doctor" in arguments
         own = [one for one in arguments if one != "--doctor"]
         self.arguments = ["doctor", *own] if self.doctor else own
         self.limits = {name: _whole(name, str(value)) for name, value in _LIMITS.items()}
         self.restarts = _whole("RESTARTS", restarts)
-        self.python = os.environ.get("PYTHON") or sys.executable
         self.output = option("--output-dir", arguments)
         if not self.output:
             raise InputError(
@@ -254,7 +261,9 @@ class Launcher:
         """
         self.directory, self.in_bucket = run_directory(self.arguments)
         lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        if lacking:  # a crash at each start would look like a bad host
+        python = shutil.which(self.python)
+        # A crash at each start would look like a bad host.
+        if lacking and python and os.path.samefile(python, sys.executable):
             raise InputError(
                 f"'{self.python}' has no {', '.join(lacking)}: activate the environment of "
                 "jaxtrain, or set PYTHON to its interpreter, for example PYTHON=.venv/bin/python"
@@ -348,7 +357,7 @@ class Launcher:
 
     def program(self, arguments: Sequence[str]) -> list[str]:
         """Returns the command line of a process."""
-        return [self.python, "-m", "jaxtrain.main", *arguments]
+        return _program(self.python, arguments)
 
     def _ended(self) -> list[int]:
         """Returns the codes of processes that have ended since."""
@@ -511,6 +520,10 @@ class Launcher:
             self.say(f"restart {self.in_vain} is not counted: {why}")
 
 
+def _program(python: str, arguments: Sequence[str]) -> list[str]:
+    return [python, "-m", "jaxtrain.main", *arguments]
+
+
 def _whole(name: str, default: str) -> int:
     text = os.environ.get(name) or default
     if not text.isdecimal():
@@ -611,7 +624,9 @@ class Slurm(Launcher):
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
         self._requeued = os.environ.get("SLURM_RESTART_COUNT")
-        super().__init__(script, arguments, self._requeued or "0")
+        # PYTHON may run in a container, where srun is missing, and this does not.
+        python = os.environ.get("PYTHON") or sys.executable
+        super().__init__(script, arguments, self._requeued or "0", python)
         self._job = os.environ.get("SLURM_JOB_ID") or ""
         if not self._job:
             raise InputError("not running in a SLURM job: use sbatch launch/slurm.sbatch ...")
@@ -702,7 +717,7 @@ class Ssh(Launcher):
             raise InputError(f"which hosts? {usage}")
         self._hosts = _read_hosts(arguments[0], script)
         self.size, self.host = len(self._hosts), self._hosts[0]
-        super().__init__(script, arguments[1:])
+        super().__init__(script, arguments[1:], python=os.environ.get("PYTHON") or "python")
         self._folder = os.environ.get("REMOTE_DIR") or os.getcwd()
         settings = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
         options = shlex.split(os.environ.get("SSH_OPTIONS") or "")
@@ -790,7 +805,7 @@ class Ssh(Launcher):
         }
         variables |= _of_process(self._coordinator, self.size, index)
         variables[MARK] = f"{self._folder} {self.output} {index}"
-        program = {"command": self.program(arguments), "variables": variables}
+        program = {"arguments": arguments, "variables": variables}
         host = self._hosts[index]
         return Connection(self._command(host), host, program, self.limits)
 
@@ -893,7 +908,7 @@ def serve() -> int:
     try:
         match task.get("do"):
             case "run":
-                return _serve_run(task["command"], task["variables"], task["limits"])
+                return _serve_run(task["arguments"], task["variables"], task["limits"])
             case "check":
                 launcher = Launcher("", task["arguments"])
                 made = [str(path.absolute()) for path in make_directory(launcher.directory)]
@@ -912,7 +927,7 @@ def serve() -> int:
 
 
 def _serve_run(
-    command: Sequence[str], variables: Mapping[str, str], limits: Mapping[str, int]
+    arguments: Sequence[str], variables: Mapping[str, str], limits: Mapping[str, int]
 ) -> int:
     """Runs a process, and obeys orders until it ends; without heartbeats, it ends the process."""
     # A process left by a broken connection would write into the same directory.
@@ -920,7 +935,9 @@ def _serve_run(
         with contextlib.suppress(ProcessLookupError):
             os.kill(group, signal.SIGTERM)
         _sweep(group, limits["KILL_S"])
-    process = Process(command, os.environ | dict(variables), subprocess.PIPE)
+    process = Process(
+        _program(sys.executable, arguments), os.environ | dict(variables), subprocess.PIPE
+    )
     printer = _printing(process.popen.stdout)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()

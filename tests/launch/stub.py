@@ -14,7 +14,10 @@ RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
 # Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded.
 PYTHON = """\
 #!/usr/bin/env bash
-[[ $1 != -c && $2 != jaxtrain.supervisor ]] || exec "$REAL_PYTHON" "$@"
+[[ $1 != -c ]] || exec "$REAL_PYTHON" "$@"
+[[ $2 != jaxtrain.supervisor ]] || exec "$REAL_PYTHON" -c 'import os, runpy, sys
+sys.executable = os.environ["STUBS"] + "/python"
+runpy.run_module("jaxtrain.supervisor", run_name="__main__", alter_sys=True)' "${@:3}"
 index=${JAX_PROCESS_ID:-${SLURM_PROCID:-${RANK:-0}}}
 touch "$STUBS/calls.$index"
 attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))

@@ -103,6 +103,18 @@ def test_a_requeued_job_resumes_from_the_newest(tmp_path: Path) -> None:
     assert second == [*RUN, *resume, "--resume", "latest"]
 
 
+def test_python_may_run_in_a_container_without_srun(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
+    contained = tmp_path / "contained"
+    contained.write_text('#!/bin/sh\n[ "$1" != -c ] || exit 1\nexec "$STUBS/python" "$@"\n')
+    contained.chmod(0o755)
+    code, err = submitted(stubs, *RUN, PYTHON=str(contained))
+    assert code == 0, err
+    assert f" {contained} -m jaxtrain.main" in stubs.slurm()
+    assert "scontrol requeue 1" in stubs.slurm()
+    assert stubs.calls(1)[0][5:] == [*RUN, "--resume", "latest"]
+
+
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     for arguments, more, message in (
