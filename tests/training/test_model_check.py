@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
+from jaxtrain.models import from_file
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import attention
 from jaxtrain.training import model_check
@@ -133,12 +134,16 @@ def test_the_data_of_each_config_have_the_arrays_of_its_model(name: str) -> None
     assert not list(model_check._of_batch(run))
 
 
-def test_jaxtrain_models_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the configs of users, in which they are checked, too."""
-    runs = [config.named(name) for name in ("demo", "demo_gpt", "demo_mlm")]
-    monkeypatch.setattr(files, "names", list)
-    for run in runs:
-        model_check.check(run)
+@pytest.mark.parametrize("name", model_check.OWN)
+def test_models_of_jaxtrain_are_right(name: str) -> None:
+    kind = from_file.config_class(name)
+    assert kind is not None
+    assert not list(model_check._of_module(kind.tiny()))
+
+
+def test_each_shipped_config_has_such_a_model() -> None:
+    used = {from_file.name_of(config.named(name).model) for name in files.names()}
+    assert used <= set(model_check.OWN)
 
 
 OWN = """
