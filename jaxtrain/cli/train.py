@@ -9,8 +9,6 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from jaxtrain.config import flags
-from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
@@ -28,8 +26,6 @@ _MORE = (
         "print this help, or the fields of sections, such as --help optim data",
     ),
 )
-FLAGS = (*(flag.typed for flag in flags.of(RunFlags)), "--version", *_HELP)
-"""All that a run takes beside fields of its config."""
 
 
 def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
@@ -52,11 +48,12 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     if not arguments or not set(_HELP).isdisjoint(arguments):
         print(_help(arguments, groups))
         return 0
-    typed, wrong = flags.parse(RunFlags, "train", arguments)
     from jaxtrain import config
     from jaxtrain.cli import command_line
-    from jaxtrain.config import overrides
+    from jaxtrain.config import flags, overrides
+    from jaxtrain.config.run_flags import RunFlags
 
+    typed, wrong = flags.parse(RunFlags, "train", arguments)
     command_line.require_config(typed.config)
     run, misfits = overrides.apply_fitting(config.named(typed.config), typed.overrides)
     wrong += misfits
@@ -74,8 +71,20 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     return session.start(run, typed, signals)
 
 
+def all_flags() -> list[str]:
+    """Returns all that a run takes beside the fields of its config."""
+    from jaxtrain.config import run_flags
+
+    return [*run_flags.FLAGS, "--version", *_HELP]
+
+
 def _help(arguments: Sequence[str], groups: Groups) -> str:
     """Returns the help of the program, of a config, or of sections, as the arguments ask for."""
+    from jaxtrain import config
+    from jaxtrain.config import flags
+    from jaxtrain.config import help as config_help
+    from jaxtrain.config.run_flags import RunFlags
+
     at = next((at for at, word in enumerate(arguments) if word in _HELP), 0)
     after = arguments[at + 1 :]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), after))
@@ -85,9 +94,6 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
     for name in names:
         if any(name in commands for commands in groups.values()):
             raise InputError(f"{name} is a command, not a section: use {name} --help")
-    from jaxtrain import config
-    from jaxtrain.config import help as config_help
-
     run = config.named(typed.config or _DEMO)
     if names:
         note = "" if typed.config else f"\n\nDefaults are those of --config {_DEMO}."
@@ -111,7 +117,7 @@ def _program_help(groups: Groups) -> str:
             for number, (name, text) in enumerate(commands.items())
         ]
     more = (
-        f"Run flags: {', '.join(FLAGS[:-1])}.",
+        f"Run flags: {', '.join(all_flags()[:-1])}.",
         "Details: train demo --help, COMMAND --help, or --help SECTION, such as optim.",
     )
     return "\n".join(

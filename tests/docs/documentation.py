@@ -143,7 +143,7 @@ def without_program_flags(words: list[str]) -> list[str]:
         if name in with_value:
             if not equals:
                 next(rest, None)
-        elif name not in train.FLAGS:
+        elif name not in train.all_flags():
             kept.append(word)
     return kept
 
@@ -211,7 +211,7 @@ def _sections(words: list[str]) -> list[str]:
 
 def known_flags() -> set[str]:
     """Every flag and every field of every config."""
-    known = set(train.FLAGS)
+    known = set(train.all_flags())
     for command in main.COMMANDS:
         known |= flags_in(printed(command, "--help"))
     for action in ("clips", "tokens", "latents"):
