@@ -1,4 +1,4 @@
-"""Commands of the ``jaxtrain`` program, one file each."""
+"""Commands of the ``jaxtrain`` program: their flags in one table, and a file for each."""
 
 COMMAND_GROUPS = {
     "Use a model": {

@@ -13,7 +13,7 @@ To add a tracker NAME, where NAME is also the package that it imports: write
 ``telemetry/tracker_NAME.py``, with a class that is made from an :class:`Info` and has the methods
 of :class:`Recorder`; ``tracker_trackio.py`` is the shortest example. Then add NAME to
 :data:`TRACKERS`, a case to :func:`open_recorder`, an extra NAME to pyproject.toml, and NAME to the
-help of ``--track`` in cli/train.py.
+help of ``--track`` in config/run_flags.py.
 """
 
 import importlib.util
