@@ -1,4 +1,4 @@
-"""Commands of the ``jaxtrain`` program: their flags in one table, and a file for each."""
+"""Commands of the ``jaxtrain`` program, one file each; their flags are in one table."""
 
 COMMAND_GROUPS = {
     "Use a model": {
