@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong usage
     or invalid input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full
-    disk), 130 Ctrl-C, 141 output pipe closed.
+    disk), 130 Ctrl-C, 134 ended by jax because another process is gone, 141 output pipe closed.
     """
     arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
     platform.use_cpu_without_driver(os.environ)
