@@ -31,8 +31,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if command not in TABLE:
         return _group(name, typed)
     kind = TABLE[command]
-    needs_more = issubclass(kind, OfConfig) or any(flag.required for flag in flags.of(kind))
-    if not _HELP.isdisjoint(typed) or (needs_more and not typed):
+    if not arguments or not _HELP.isdisjoint(typed):
         terminal.out(help.command(kind, kind.usages or (_usage(command),)))
         return 0
     parsed = parse(command, typed)

@@ -61,6 +61,7 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
+        (["show"], "--config is missing"),
         (["diff", "a", "b", "c"], "configs diff: unexpected argument 'c'"),
         (["list", "x"], "configs list: unexpected argument 'x'"),
         (

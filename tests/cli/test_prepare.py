@@ -141,7 +141,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_each_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (("prepare",), ("prepare", "clips", "--help"), ("prepare", "latents")):
+    for arguments in (("prepare",), ("prepare", "clips", "--help"), ("help", "prepare", "latents")):
         assert _main(*arguments) == 0
         assert capsys.readouterr().out.startswith("usage: jaxtrain prepare")
 
