@@ -18,11 +18,12 @@ from jaxtrain.checkpoint import pointer, saver
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
-from jaxtrain.doctor.subject import Subject, size
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.doctor.system import PREFIX
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import free_bytes
+from jaxtrain.telemetry.formats import size
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 

@@ -14,8 +14,9 @@ from jaxtrain.config import invocation
 from jaxtrain.doctor import packages
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, counted, size
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning import cards
+from jaxtrain.telemetry.formats import counted, size
 from jaxtrain.telemetry.hardware import Driver, Gpu
 
 LEAST_DRIVER = {12: "525", 13: "580"}

@@ -18,8 +18,8 @@ from jax.stages import Compiled
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Finding, ok, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import counted
 from jaxtrain.storage import lock
+from jaxtrain.telemetry.formats import counted
 
 _SLOW = 0.6  # of the rate of the faster links: one below it is slow
 _TIMES = 5  # measurements of an exchange, of which the shortest one counts

@@ -11,11 +11,12 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, counted
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry.formats import counted
 from jaxtrain.training import preflight
 
 _NAMED = 5  # broken files in a message

@@ -118,16 +118,3 @@ class Subject:
             on_cpu=jax.local_devices()[0].platform == "cpu",
             processes=process_group.processes_on_this_host(self.environment),
         ).number
-
-
-def counted(number: int, noun: str) -> str:
-    """Formats "1 worker", "2 workers"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def size(count: float) -> str:
-    """Formats bytes in binary units, like nvidia-smi and ls -h."""
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count:.0f} bytes"

@@ -14,8 +14,9 @@ from jaxtrain.checkpoint import store
 from jaxtrain.config import Run
 from jaxtrain.data import worker_count
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
-from jaxtrain.doctor.subject import Subject, counted, size
+from jaxtrain.doctor.subject import Subject
 from jaxtrain.storage.disks import free_bytes
+from jaxtrain.telemetry.formats import counted, size
 
 PREFIX = ".jaxtrain-doctor-"
 """Prefix of the folders that doctor makes beside the output directory, and removes."""

@@ -1,183 +1,168 @@
 """The page's sections on what a run has used: time, memory, throughput."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxtrain.config.metrics import METRICS
-from jaxtrain.reporting import facts, formats, times
+from jaxtrain.reporting import facts, times
 from jaxtrain.reporting.markup import Html, element, joined
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
+from jaxtrain.reporting.sections import Cell, named, section, side_by_side
+from jaxtrain.telemetry import formats
 
 
 def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     """Shows the time by category, as a bar and as a table; the categories add up to the total."""
-    accounts = [times.account(run.history) for run in runs]
-    known = [account for account in accounts if account is not None]
-    if not known:
-        return Html("")
-    longest = max(account.total_s for account in known)
-    names = list(times.CATEGORIES)
-    bars = []
-    for index, account in enumerate(accounts):
-        if account is None:
-            continue
+    accounts = {run.label: times.account(run.history) for run in runs}
+    longest = max((account.total_s for account in accounts.values() if account), default=0.0)
+
+    def bar(account: times.Account) -> Html:
         parts = [
             element(
                 "span",
-                class_=f"time-{names.index(name)}",
+                class_=f"time-{number}",
                 style=f"width:{100 * seconds / longest:.3f}%",
                 title=f"{name}: {formats.seconds(seconds)}, "
                 f"{formats.percent(seconds, account.total_s)}",
             )
-            for name, seconds in account.seconds.items()
-            if seconds > 0 and longest > 0
+            for number, (name, seconds) in enumerate(account.seconds.items())
+            if seconds > 0
         ]
-        bars.append(element("div", named(runs, index), element("div", *parts, class_="bar")))
-    rows: list[Row] = []
+        return element("div", *parts, class_="bar")
+
+    def cell(category: str) -> Cell:
+        def of(run: RecordedRun) -> object:
+            account = accounts[run.label]
+            seconds = account.seconds[category] if account else 0.0
+            return _time(seconds, account.total_s) if account and seconds >= 0.05 else None
+
+        return of
+
+    def total(run: RecordedRun) -> object:
+        account = accounts[run.label]
+        return account and _time(account.total_s, account.total_s)
+
+    rows: list[tuple[object, Cell]] = []
     for number, (name, meaning) in enumerate(times.CATEGORIES.items()):
-        cells: list[object] = [
-            _time(account, account.seconds[name])
-            if account and account.seconds[name] >= 0.05
-            else NOTHING
-            for account in accounts
-        ]
         swatch = element("span", class_=f"swatch time-{number}", aria_hidden="true")
-        rows.append((joined([swatch, name, element("small", meaning)], ""), cells))
-    total: list[object] = [
-        _time(account, account.total_s) if account else NOTHING for account in accounts
-    ]
+        rows.append((joined([swatch, name, element("small", meaning)]), cell(name)))
     rows.append((element("b", "total"), total))
+    bars = [
+        element("div", named(runs, index), bar(account))
+        for index, account in enumerate(accounts.values())
+        if account
+    ]
     notes = [
-        f"{run.label if len(runs) > 1 else 'The run'}: {line}"
-        for run, account in zip(runs, accounts, strict=True)
-        if account is not None
-        for line in _time_notes(account)
+        element("p", f"{label if len(runs) > 1 else 'The run'}: {line}", class_="note")
+        for label, account in accounts.items()
+        if account
+        for line in _notes(account)
     ]
     return section(
         "Where the time went",
         *bars,
         side_by_side(runs, rows),
-        *(element("p", line, class_="note") for line in notes),
+        *notes,
         note="Measured with the clock of process 0.",
     )
 
 
-def _time(account: times.Account, seconds: float) -> Html:
-    share = element("span", formats.percent(seconds, account.total_s), class_="share")
+def _time(seconds: float, total_s: float) -> Html:
     took = element("span", formats.seconds(seconds), class_="took")
-    return joined([took, " ", share])
+    return joined([took, " ", element("span", formats.percent(seconds, total_s), class_="share")])
 
 
-def _time_notes(account: times.Account) -> list[str]:
-    notes = []
+def _notes(account: times.Account) -> Iterator[str]:
     if account.repeated_steps:
-        notes.append(f"{account.repeated_steps:,} steps were repeated.")
+        yield f"{account.repeated_steps:,} steps were repeated."
     if account.idle_s >= 1:
-        notes.append(
-            f"The total excludes {formats.seconds(account.idle_s)} in which the run was stopped."
-        )
-    return notes
+        idle = formats.seconds(account.idle_s)
+        yield f"The total excludes {idle} in which the run was stopped."
 
 
 def memory(runs: Sequence[RecordedRun]) -> Html:
     """Compares planned with measured memory."""
 
-    def gib(value: object) -> object:
-        if not isinstance(value, int | float):
-            return NOTHING
-        return f"{value * 1024:.1f} MiB" if 0 < value < 0.1 else f"{value:.2f} GiB"
+    def planned(name: str) -> Cell:
+        return lambda run: _gib(run.last("compiled").get(name))
 
-    def peak(run: RecordedRun, name: str) -> object:
-        found = facts.series(run, name)
-        return gib(max(found) if found else None)
+    def peak(name: str) -> Cell:
+        return lambda run: _gib(max(facts.series(run, name), default=None))
 
-    planned = [run.last("compiled") for run in runs]
-    other = sorted(
-        {
-            name
-            for run in runs
-            for record in run.records
-            for name in record
-            if ("memory" in name or "shm" in name) and name != "train/gpu_memory_usage"
-        }
-    )
-    measured: list[object] = [peak(run, "train/gpu_memory_usage") for run in runs]
-    rows: list[Row] = [
-        ("planned, per device", [gib(one.get("planned_gib")) for one in planned]),
-        (
-            "of which parameters, optimizer state, and the like",
-            [gib(one.get("state_gib")) for one in planned],
-        ),
-        ("measured peak, on the fullest device", measured),
-        *((f"measured peak, {name}", [peak(run, name) for run in runs]) for name in other),
-    ]
-    unmeasured = [run for run, cell in zip(runs, measured, strict=True) if cell == NOTHING]
-    note = "Planned: what the compiled step needs, as reported by the compiler (XLA). "
+    on_devices = "train/gpu_memory_usage"
+    names = {name for run in runs for record in run.records for name in record}
+    others = sorted(n for n in names if ("memory" in n or "shm" in n) and n != on_devices)
+    unmeasured = [run.label for run in runs if not facts.series(run, on_devices)]
     if len(unmeasured) == len(runs):
-        note += "These devices do not report their memory use."
+        measured = "These devices do not report their memory use."
     elif unmeasured:
-        note += f"Not measured in {', '.join(run.label for run in unmeasured)}."
+        measured = f"Not measured in {', '.join(unmeasured)}."
     else:
-        note += "Measured: memory that the runtime has allocated."
-    if all(cell == NOTHING for _, cells in rows for cell in cells):
-        return Html("")
+        measured = "Measured: memory that the runtime has allocated."
+    rows = [
+        ("planned, per device", planned("planned_gib")),
+        ("of which parameters, optimizer state, and the like", planned("state_gib")),
+        ("measured peak, on the fullest device", peak(on_devices)),
+        *((f"measured peak, {name}", peak(name)) for name in others),
+    ]
+    note = f"Planned: what the compiled step needs, as reported by the compiler (XLA). {measured}"
     return section("Memory", side_by_side(runs, rows), note=note)
+
+
+def _gib(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value * 1024:.1f} MiB" if 0 < value < 0.1 else f"{value:.2f} GiB"
 
 
 def throughput(runs: Sequence[RecordedRun]) -> Html:
     """Compares measured rates with the datasheet's."""
 
-    def rate(run: RecordedRun, name: str) -> object:
-        found = facts.series(run, f"train/{name}")
-        middle = facts.typical(found)
-        if middle is None:
-            return NOTHING
-        best = element("small", f" best {formats.metric(max(found), METRICS[name].unit)}")
-        return joined([formats.metric(middle, METRICS[name].unit), best])
+    def middle(name: str, *, best: bool = False) -> Cell:
+        def of(run: RecordedRun) -> object:
+            values, unit = facts.series(run, f"train/{name}"), METRICS[name].unit
+            if not values:
+                return None
+            largest = element("small", f" best {formats.metric(max(values), unit)}") if best else ""
+            return joined([formats.metric(facts.typical(values), unit), largest])
 
-    def middle(run: RecordedRun, name: str) -> object:
-        return formats.metric(facts.typical(facts.series(run, f"train/{name}")), METRICS[name].unit)
+        return of
 
-    def flops(value: float | None) -> object:
-        return NOTHING if value is None else formats.large(value, "FLOP/s")
+    def flops(run: RecordedRun) -> object:
+        needed = run.last("compiled").get("flops_per_step")
+        rate = facts.typical(facts.series(run, "train/steps_per_second"))
+        return formats.large(needed * rate, "FLOP/s") if needed and rate else None
 
-    def seconds(value: float | None) -> object:
-        return NOTHING if value is None else f"{value:.3g}"
+    def datasheet(run: RecordedRun) -> object:
+        peak = facts.peak_flops(run)
+        return peak and formats.large(peak, "FLOP/s")
 
-    rows: list[Row] = [
-        (text, [rate(run, name) for run in runs])
-        for text, name in (
-            ("steps per second", "steps_per_second"),
-            ("examples per second", "samples_per_second"),
-            ("tokens per second", "tokens_per_second"),
-        )
+    def planned(run: RecordedRun) -> object:
+        seconds = facts.seconds_at_the_peaks(run)
+        return seconds and f"{seconds:.3g}"
+
+    def measured(run: RecordedRun) -> object:
+        rate = facts.typical(facts.series(run, "train/steps_per_second"))
+        return f"{1 / rate:.3g}" if rate else None
+
+    rows = [
+        ("steps per second", middle("steps_per_second", best=True)),
+        ("examples per second", middle("samples_per_second", best=True)),
+        ("tokens per second", middle("tokens_per_second", best=True)),
+        ("model FLOP/s, all devices", flops),
+        ("datasheet, dense bf16, all devices", datasheet),
+        ("MFU: model / datasheet FLOP/s", middle("mfu")),
+        ("data wait", middle("data_wait_fraction")),
     ]
-    rows += [
-        ("model FLOP/s, all devices", [flops(facts.flops_per_second(run)) for run in runs]),
-        ("datasheet, dense bf16, all devices", [flops(facts.peak_flops(run)) for run in runs]),
-        (
-            "MFU: model / datasheet FLOP/s",
-            [middle(run, "mfu") for run in runs],
-        ),
-        ("data wait", [middle(run, "data_wait_fraction") for run in runs]),
-    ]
-    planned = [facts.seconds_at_the_peaks(run) for run in runs]
-    if any(planned):
+    if any(map(planned, runs)):
         rows += [
-            ("seconds per step, planned at the datasheet's peaks", [seconds(x) for x in planned]),
-            ("seconds per step, measured", [seconds(facts.seconds_per_step(x)) for x in runs]),
+            ("seconds per step, planned at the datasheet's peaks", planned),
+            ("seconds per step, measured", measured),
         ]
-    kinds = {
-        str(run.last("start")["device_kind"])
-        for run in runs
-        if run.last("start").get("device_kind") and facts.peak_flops(run) is None
-    }
     note = (
         "Measured between log lines, without validations and saves; medians over the run. Model "
         "FLOP/s: the model's formula for one step, times the measured steps per second."
     )
-    if kinds:
-        note += f" The datasheet rate of {', '.join(sorted(kinds))} is unknown, so there is no MFU."
-    if all(cell == NOTHING for _, cells in rows for cell in cells):
-        return Html("")
+    kinds = {run.last("start").get("device_kind") for run in runs if not facts.peak_flops(run)}
+    if unknown := ", ".join(sorted(filter(None, kinds))):
+        note += f" The datasheet rate of {unknown} is unknown, so there is no MFU."
     return section("Throughput", side_by_side(runs, rows), note=note)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtrain.config import metrics
-from jaxtrain.reporting import facts, formats
+from jaxtrain.reporting import facts
 from jaxtrain.reporting.run_files import RecordedRun
+from jaxtrain.telemetry import formats
 
 MOST_POINTS = 2000
 _LEAST_GIB = 0.1  # smaller memory is drawn in MiB

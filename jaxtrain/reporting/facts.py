@@ -1,18 +1,18 @@
 """Computes the key numbers of a run: state, steps, results, speed."""
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtrain.config import metrics
-from jaxtrain.reporting import formats, times
+from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN
+from jaxtrain.reporting import times
 from jaxtrain.reporting.run_files import RecordedRun
+from jaxtrain.telemetry import formats
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ending:
+class Ending(NamedTuple):
     """The state of a run.
 
     Attributes:
@@ -24,8 +24,7 @@ class Ending:
     sentence: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(NamedTuple):
     """How a metric developed.
 
     Attributes:
@@ -48,20 +47,17 @@ class Result:
 def ending(run: RecordedRun) -> Ending:
     """Returns how the run ended, or that it is running."""
     if run.active_process:
-        return Ending(word="running", sentence=f"running ({run.active_process})")
-    found = times.attempts(run.history)
-    if not found:
-        return Ending(word="unknown", sentence="how it ended was not recorded")
-    end = found[-1].end
+        return Ending("running", f"running ({run.active_process})")
+    attempts = times.attempts(run.history)
+    if not attempts:
+        return Ending("unknown", "how it ended was not recorded")
+    end = attempts[-1].end
     if end is None:
-        return Ending(
-            word="killed",
-            sentence=f"no end was recorded; last record {formats.moment(found[-1].last)}",
-        )
+        last = formats.moment(attempts[-1].last)
+        return Ending("killed", f"no end was recorded; last record {last}")
     code, why = end.get("code"), str(end.get("why") or "")
-    words: dict[Any, str] = {0: "done", 75: "stopped", 130: "stopped"}
-    word = words.get(code, "failed")
-    return Ending(word=word, sentence=why.removeprefix("done: ") or f"exit code {code}")
+    words: dict[Any, str] = {DONE: "done", RUN_AGAIN: "stopped", INTERRUPTED: "stopped"}
+    return Ending(words.get(code, "failed"), why.removeprefix("done: ") or f"exit code {code}")
 
 
 def steps_done(run: RecordedRun) -> int | None:
@@ -76,63 +72,46 @@ def steps_done(run: RecordedRun) -> int | None:
 def steps_of_run(run: RecordedRun) -> int | None:
     """Returns the planned length of the run in steps; None if unknown."""
     totals = [start["total"] for start in run.starts if start.get("total") is not None]
-    total = totals[-1] if totals else None
-    if total is None:
-        total = run.config.get("loop", {}).get("steps")
-    return None if total is None else int(total)
+    return totals[-1] if totals else run.config.get("loop", {}).get("steps")
 
 
 def span(run: RecordedRun) -> tuple[float, float] | None:
     """Returns when the run started and its last record, seconds since 1970; None if unknown."""
-    found = times.attempts(run.history)
+    attempts = times.attempts(run.history)
     ends = [record["time"] for record in run.records]
-    if found:
-        return found[0].began, max([found[-1].last, *ends])
+    if attempts:
+        return attempts[0].began, max([attempts[-1].last, *ends])
     return (min(ends), max(ends)) if ends else None
-
-
-def devices(run: RecordedRun) -> tuple[str, str]:
-    """Returns the number and the kind of devices; both are "" if unknown."""
-    start = run.last("start")
-    if not start:
-        return "", ""
-    processes = int(start.get("processes") or 1)
-    per_process = f" in {processes} processes" if processes > 1 else ""
-    return f"{start.get('devices', '?')}{per_process}", str(start.get("device_kind", "?"))
 
 
 def results(run: RecordedRun) -> dict[str, Result]:
     """Returns how each metric of quality developed; those of the validation come first."""
-    names = {
-        name
-        for record in run.records
-        for name in record
-        if "/" in name and (metrics.describe(name, run.metrics).better or _is_unknown(name, run))
-    }
+
+    def is_quality(name: str) -> bool:
+        kind, _, last = name.rpartition("/")
+        better = metrics.describe(name, run.metrics).better
+        # A validation metric that is not in the table has no direction, but may show quality.
+        unknown = kind == "val" and last not in run.metrics and not last.endswith("_std")
+        return bool(kind) and (better is not None or unknown)
 
     def rank(name: str) -> tuple[bool, tuple[int, bool, str]]:
         return not name.startswith("val/"), metrics.position(name, run.metrics)
 
+    names = {name for record in run.records for name in record if is_quality(name)}
     return {name: _result(run, name) for name in sorted(names, key=rank)}
 
 
-def _is_unknown(name: str, run: RecordedRun) -> bool:
-    """Returns whether a validation metric is not in the table, so that its direction is unknown."""
-    kind, _, last = name.rpartition("/")
-    return kind == "val" and last not in run.metrics and not last.endswith("_std")
-
-
 def _result(run: RecordedRun, name: str) -> Result:
-    every = [(record["step"], record[name]) for record in run.records if name in record]
-    finite = [(step, value) for step, value in every if value is not None and math.isfinite(value)]
-    bad = [step for step, value in every if value is None or not math.isfinite(value)]
+    points = [(record["step"], record[name]) for record in run.records if name in record]
+    finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    bad = [step for step, value in points if value is None or not math.isfinite(value)]
     metric = metrics.describe(name, run.metrics)
     choose = min if metric.better == "min" else max
     best = choose(finite if metric.better else [], key=lambda pair: pair[1], default=(None, None))
     return Result(
         unit=metric.unit,
         first=finite[0][1] if finite else None,
-        last=every[-1][1],
+        last=points[-1][1],
         best=best[1],
         best_step=best[0],
         nonfinite=len(bad),
@@ -148,8 +127,8 @@ def leading(run: RecordedRun, found: Mapping[str, Result]) -> list[str]:
 
 def series(run: RecordedRun, name: str) -> list[float]:
     """Returns the values of a metric in order, without NaN/Inf."""
-    found = [record[name] for record in run.records if record.get(name) is not None]
-    return [value for value in found if math.isfinite(value)]
+    values = (record.get(name) for record in run.records)
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def typical(values: Sequence[float]) -> float | None:
@@ -157,24 +136,11 @@ def typical(values: Sequence[float]) -> float | None:
     return statistics.median(values[1:] or values) if values else None
 
 
-def flops_per_second(run: RecordedRun) -> float | None:
-    """Returns FLOP/s of all devices: the model's formula for a step, at the measured speed."""
-    needed: Any = run.last("compiled").get("flops_per_step")
-    rate = typical(series(run, "train/steps_per_second"))
-    return needed * rate if needed and rate else None
-
-
 def peak_flops(run: RecordedRun) -> float | None:
     """Returns the datasheet's bf16 FLOP/s of all devices; None for a device not in the table."""
     peak = run.last("compiled").get("peak_flops")
     count = run.last("start").get("devices")
     return peak * count if peak and count else None
-
-
-def seconds_per_step(run: RecordedRun) -> float | None:
-    """Returns the measured time of a step."""
-    rate = typical(series(run, "train/steps_per_second"))
-    return 1 / rate if rate else None
 
 
 def seconds_at_the_peaks(run: RecordedRun) -> float | None:
@@ -195,5 +161,4 @@ def tokens_per_example(run: RecordedRun) -> int | None:
     """Returns tokens per example, from the two rates; None for a model that counts no tokens."""
     tokens = typical(series(run, "train/tokens_per_second"))
     samples = typical(series(run, "train/samples_per_second"))
-    ratio = tokens / samples if tokens and samples else 0.0
-    return round(ratio) if ratio and math.isfinite(ratio) else None
+    return round(tokens / samples) if tokens and samples else None

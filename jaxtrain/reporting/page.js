@@ -43,7 +43,6 @@
 // The buttons that copy a command. Where the clipboard is not allowed, they select the command.
 (() => {
   for (const button of document.querySelectorAll("button.copy")) {
-    button.hidden = false;
     const code = button.parentElement.querySelector("code");
     button.addEventListener("click", async () => {
       try {

@@ -12,19 +12,11 @@ from pathlib import Path
 
 from jaxtrain import versions
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.reporting import (
-    commands,
-    costs,
-    curves,
-    facts,
-    formats,
-    run_files,
-    sections,
-    settings,
-)
+from jaxtrain.reporting import costs, curves, facts, run_files, samples, sections
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.storage.atomic import write_whole
+from jaxtrain.telemetry import formats
 
 NAME = "report.html"
 
@@ -68,20 +60,20 @@ def page(runs: Sequence[RecordedRun]) -> str:
     """
     charts, notes = curves.charts(runs)
     notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
-    configs = settings.configs(runs)
+    configs = sections.configs(runs)
     several = len(runs) > 1  # of which one asks first what differs
     body = [
         sections.head(runs),
         configs if several else "",
         sections.curves(runs, notes),
-        settings.samples(runs),
-        commands.next_commands(runs),
+        samples.samples(runs),
+        sections.next_commands(runs),
         costs.where_time_went(runs),
         element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
         "" if several else configs,
-        settings.hardware(runs),
-        settings.starts(runs),
-        settings.problems(runs),
+        sections.hardware(runs),
+        sections.starts(runs),
+        sections.problems(runs),
         _foot(),
     ]
     data = {"runs": [curves.described(run) for run in runs], "charts": charts}

@@ -14,15 +14,6 @@ CONFIG, METRICS, HISTORY = "config.json", "metrics.jsonl", "history.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quarantined:
-    """An input file that could not be read, and the reason."""
-
-    path: str
-    reason: str
-    found: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedRun:
     """The contents of a run directory.
 
@@ -32,7 +23,7 @@ class RecordedRun:
         config: contents of ``config.json``; {} if the file is missing.
         records: records of ``metrics.jsonl``, ordered by step.
         history: events of ``history.jsonl``, in order.
-        quarantined: unreadable inputs of all processes, without duplicates.
+        quarantined: records of ``quarantine*.jsonl`` of all processes, one per input.
         bad_steps: records of ``bad_steps.jsonl`` of process 0.
         active_process: description of the process that is training this run; "" if none is.
         missing: a sentence for each file that is missing or unreadable.
@@ -43,7 +34,7 @@ class RecordedRun:
     config: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     history: Sequence[Mapping[str, Any]]
-    quarantined: Sequence[Quarantined]
+    quarantined: Sequence[Mapping[str, Any]]
     bad_steps: Sequence[Mapping[str, Any]]
     active_process: str
     missing: Sequence[str]
@@ -115,13 +106,17 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         missing.append(f"{METRICS} contains no record: no steps were recorded.")
     elif not any(name.startswith("val/") for record in records for name in record):
         missing.append("No validation was recorded.")
+    quarantined: dict[str, json_lines.Record] = {}
+    for path in sorted(directory.glob("quarantine*.jsonl")):
+        for line in _lines(path, missing):
+            quarantined.setdefault(line["path"], line)
     return RecordedRun(
         directory=directory,
         label=label,
         config=addresses.scrubbed(_config(directory / CONFIG, missing)),
         records=records,
         history=addresses.scrubbed(_lines(directory / HISTORY, missing)),
-        quarantined=_quarantined(directory, missing),
+        quarantined=list(quarantined.values()),
         bad_steps=_lines(directory / "bad_steps.jsonl", missing),
         active_process="" if own else lock.holder(directory),
         missing=missing,
@@ -133,14 +128,10 @@ def labels(directories: Sequence[Path]) -> list[str]:
     for length in (1, 2, 3):
         found = ["/".join(directory.resolve().parts[-length:]) for directory in directories]
         # By default the folder is named after the time, and its parent after the config.
-        timestamps = length == 1 and any(map(_is_timestamp, found))
+        timestamps = any(name[:2].isdigit() and "T" in name for name in found if length == 1)
         if len(set(found)) == len(found) and not timestamps:
             return found
     return [str(directory) for directory in directories]
-
-
-def _is_timestamp(name: str) -> bool:
-    return name[:2].isdigit() and "T" in name
 
 
 def _is_run(directory: Path) -> bool:
@@ -155,15 +146,6 @@ def _config(path: Path, missing: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         missing.append(f"{CONFIG} cannot be read ({first_line(error)}): the config is unknown.")
     return {}
-
-
-def _quarantined(directory: Path, missing: list[str]) -> list[Quarantined]:
-    found: dict[str, Quarantined] = {}
-    for path in sorted(directory.glob("quarantine*.jsonl")):
-        for line in _lines(path, missing):
-            name, reason, where = line["path"], line["reason"], line["found"]
-            found.setdefault(name, Quarantined(path=name, reason=reason, found=where))
-    return list(found.values())
 
 
 def _lines(path: Path, missing: list[str]) -> list[json_lines.Record]:

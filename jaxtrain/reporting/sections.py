@@ -1,22 +1,35 @@
-"""The page's header and curves, and the helpers that all sections use.
+"""The page's sections, except those on time, memory and speed (``costs``) and on samples.
 
 A section without any data is omitted; the header lists what is missing.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from jaxtrain.reporting import facts, formats, times
-from jaxtrain.reporting.markup import Html, element, escaped, joined, table
+from jaxtrain import config
+from jaxtrain.config import invocation
+from jaxtrain.errors import shortest_folder
+from jaxtrain.reporting import facts, times
+from jaxtrain.reporting.markup import Html, element, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
+from jaxtrain.telemetry import formats
 
 NOTHING = "\N{EN DASH}"
-Row = tuple[object, list[object]]
+_MAX_ROWS = 10
+_MACHINE = ("host", "processes", "devices", "device_kind", "driver")
+
+Cell = Callable[[RecordedRun], object]
+"""Returns what a table shows about a run; None if that is unknown."""
 
 
 def section(title: str, *children: object, note: str = "") -> Html:
-    """Builds a section: a heading, a note that explains it, and the contents."""
-    name = title.lower().replace(" ", "-")
+    """Builds a section: a heading, a note that explains it, and the contents; "" without any."""
+    if not any(children):
+        return Html("")
     above = element("p", note, class_="note") if note else ""
+    name = title.lower().replace(" ", "-")
     return element("section", element("h2", title), above, *children, id=name)
 
 
@@ -28,132 +41,131 @@ def named(runs: Sequence[RecordedRun], index: int) -> Html:
     return joined([dot, element("span", runs[index].label, class_="label")])
 
 
-def side_by_side(runs: Sequence[RecordedRun], rows: Sequence[Row], *, mark: bool = False) -> Html:
-    """Builds a table with a column for each run; rows without any value are omitted.
+def heading(runs: Sequence[RecordedRun], index: int) -> Html:
+    """Builds a heading above what belongs to a run; empty if the page has only one run."""
+    return element("h3", named(runs, index)) if len(runs) > 1 else Html("")
+
+
+def side_by_side(
+    runs: Sequence[RecordedRun], rows: Iterable[tuple[object, Cell]], *, mark: bool = False
+) -> Html:
+    """Builds a table with a column for each run; omits rows without any value.
 
     Args:
         runs: the runs of the page.
-        rows: a name, and a cell for each run.
+        rows: the name of each row, and what gives its cells.
         mark: whether to highlight rows whose cells differ.
     """
-    head = ["", *(named(runs, index) for index in range(len(runs)))] if len(runs) > 1 else []
     shown = []
-    for name, cells in rows:
-        if all(cell == NOTHING for cell in cells):
+    for name, cell in rows:
+        cells = [cell(run) for run in runs]
+        if all(value is None for value in cells):
             continue
-        differs = mark and len({str(cell) for cell in cells}) > 1
-        marked = [element("mark", cell) if differs else escaped(cell) for cell in cells]
-        shown.append([name, *marked])
-    return table(head, shown)
+        values = [NOTHING if value is None else value for value in cells]
+        differs = mark and len(set(map(str, values))) > 1
+        shown.append([name, *(element("mark", one) if differs else one for one in values)])
+    head = ["", *(named(runs, index) for index in range(len(runs)))] if len(runs) > 1 else []
+    return table(head, shown) if shown else Html("")
 
 
 def head(runs: Sequence[RecordedRun]) -> Html:
     """Builds the header: name, state, steps, results, devices, running time, missing files."""
     names = list(dict.fromkeys(str(run.config.get("name") or run.label) for run in runs))
-    title = names[0] if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
-    parts: list[object] = [element("h1", title)]
+    results = {run.label: facts.results(run) for run in runs}
+    leading = dict.fromkeys(n for run in runs for n in facts.leading(run, results[run.label]))
+
+    def last(name: str) -> Cell:
+        return lambda run: _last_and_best(results[run.label].get(name))
+
+    rows: list[tuple[str, Cell]] = [
+        ("steps", _steps),
+        *((name, last(name)) for name in leading),
+        ("running time", _running_time),
+        ("time spent training", _useful),
+        ("devices", _devices),
+    ]
     if len(runs) == 1:
         run = runs[0]
-        state = facts.ending(run)
-        pill = element("span", state.word, class_=f"pill {state.word}")
-        parts.append(element("p", pill, " ", state.sentence, class_="state"))
         when = facts.span(run)
         since = f"started {formats.moment(when[0])}" if when else ""
-        parts.append(element("p", element("span", str(run.directory)), since, class_="path"))
         cards = [
-            element("div", element("dt", name), element("dd", cell))
-            for name, (cell,) in _facts(runs)
-            if cell != NOTHING and name != "started"
+            element("div", element("dt", name), element("dd", shown))
+            for name, cell in rows
+            if (shown := cell(run)) is not None
         ]
-        parts.append(element("dl", *cards, class_="cards"))
+        parts = [
+            element("h1", names[0]),
+            element("p", _state(run), class_="state"),
+            element("p", element("span", str(run.directory)), since, class_="path"),
+            element("dl", *cards, class_="cards"),
+        ]
     else:
-        states = [facts.ending(run) for run in runs]
-        cells = [
-            joined([element("span", one.word, class_=f"pill {one.word}"), " ", one.sentence])
-            for one in states
-        ]
-        rows: list[Row] = [("state", [*cells]), *_facts(runs)]
-        parts.append(side_by_side(runs, rows))
+        title = element("h1", f"{len(runs)} runs: {', '.join(names)}")
+        parts = [title, side_by_side(runs, [("state", _state), *rows, ("started", _started)])]
     missing = [
         element("li", element("b", f"{run.label}: ") if len(runs) > 1 else "", line)
         for run in runs
         for line in run.missing
     ]
     if missing:
-        parts.append(
-            element("div", element("b", "Missing"), element("ul", *missing), class_="hint")
-        )
+        listed = element("ul", *missing)
+        parts.append(element("div", element("b", "Missing"), listed, class_="hint"))
     return element("header", *parts)
 
 
-def _facts(runs: Sequence[RecordedRun]) -> list[Row]:
-    def of_all(cell: Callable[[RecordedRun], object]) -> list[object]:
-        return [cell(run) for run in runs]
-
-    results = [facts.results(run) for run in runs]
-    leading = list(
-        dict.fromkeys(
-            name
-            for run, found in zip(runs, results, strict=True)
-            for name in facts.leading(run, found)
-        )
-    )
-    rows: list[Row] = [("steps", of_all(_steps))]
-    for name in leading:
-        rows.append((name, [_result(found.get(name)) for found in results]))
-    return [
-        *rows,
-        ("running time", of_all(_time)),
-        ("time spent training", of_all(_useful)),
-        ("devices", of_all(_devices)),
-        ("started", of_all(_started)),
-    ]
+def _state(run: RecordedRun) -> Html:
+    state = facts.ending(run)
+    pill = element("span", state.word, class_=f"pill {state.word}")
+    return joined([pill, " ", state.sentence])
 
 
 def _steps(run: RecordedRun) -> object:
     done, total = facts.steps_done(run), facts.steps_of_run(run)
     if done is None:
-        return NOTHING
-    of = element("small", f" of {total:,}") if total is not None else ""
-    return joined([f"{done:,}", of])
+        return None
+    return joined([f"{done:,}", element("small", f" of {total:,}") if total is not None else ""])
 
 
-def _result(found: facts.Result | None) -> object:
-    if found is None:
-        return NOTHING
-    best = ""
-    if found.best is not None and found.best != found.last:
-        best = f" best {formats.metric(found.best, found.unit)} at step {found.best_step:,}"
-    return joined([formats.metric(found.last, found.unit), element("small", best)])
-
-
-def _time(run: RecordedRun) -> object:
+def _running_time(run: RecordedRun) -> object:
     account, span = times.account(run.history), facts.span(run)
     if account is not None:
         starts = len(run.starts)
         count = element("small", f" in {starts} starts") if starts > 1 else ""
         return joined([formats.seconds(account.total_s), count])
-    return NOTHING if span is None else formats.seconds(span[1] - span[0])
+    return None if span is None else formats.seconds(span[1] - span[0])
+
+
+def _useful(run: RecordedRun) -> object:
+    account = times.account(run.history)
+    return account and formats.percent(account.seconds[times.STEPS], account.total_s)
+
+
+def _devices(run: RecordedRun) -> object:
+    start = run.last("start")
+    if not start:
+        return None
+    processes = int(start.get("processes") or 1)
+    per_process = f" in {processes} processes" if processes > 1 else ""
+    kind = element("small", start.get("device_kind", "?"))
+    return joined([f"{start.get('devices', '?')}{per_process}", kind])
 
 
 def _started(run: RecordedRun) -> object:
     span = facts.span(run)
     if span is None:
-        return NOTHING
+        return None
     day, _, clock = formats.moment(span[0]).partition(" ")
     return joined([day, element("small", clock)])
 
 
-def _devices(run: RecordedRun) -> object:
-    count, kind = facts.devices(run)
-    return joined([count, element("small", kind)]) if count else NOTHING
-
-
-def _useful(run: RecordedRun) -> object:
-    account = times.account(run.history)
-    if account is None:
-        return NOTHING
-    return formats.percent(account.seconds[times.STEPS], account.total_s)
+def _last_and_best(result: facts.Result | None, *, first: bool = False) -> object:
+    if result is None:
+        return None
+    last, best = formats.metric(result.last, result.unit), ""
+    if result.best is not None and (first or result.best != result.last):
+        best = f" best {formats.metric(result.best, result.unit)} at step {result.best_step:,}"
+    before = f"{formats.metric(result.first, result.unit)} → " if first else ""
+    return joined([f"{before}{last}", element("small", best)])
 
 
 def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
@@ -163,40 +175,23 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
         runs: the runs of the page.
         notes: sentences about what the curves do not show.
     """
-    toggles = [
-        element(
-            "label",
-            element("input", type="checkbox", checked=True, data_run=index),
-            " ",
-            named(runs, index),
-        )
-        for index in range(len(runs))
-        if len(runs) > 1
-    ]
-    options = [
-        element("option", text, value=value)
-        for value, text in (
-            ("step", "steps"),
-            ("time", "wall time"),
-            ("examples", "examples"),
-            ("tokens", "tokens"),
-        )
-    ]
+
+    def control(before: str, tag: str, *children: object, **attributes: object) -> Html:
+        return element("label", before, element(tag, **attributes), *children)
+
+    several = range(len(runs) if len(runs) > 1 else 0)
+    axes = {"step": "steps", "time": "wall time", "examples": "examples", "tokens": "tokens"}
+    options = [element("option", text, value=value) for value, text in axes.items()]
+    smooth = {"type": "range", "id": "smooth", "min": "0", "max": "0.98", "step": "0.02"}
     controls = element(
         "div",
-        *toggles,
+        *(
+            control("", "input", " ", named(runs, n), type="checkbox", checked=True, data_run=n)
+            for n in several
+        ),
         element("label", "x axis: ", element("select", *options, id="over")),
-        element(
-            "label", element("input", type="checkbox", id="log"), " log scale for losses and norms"
-        ),
-        element(
-            "label",
-            "smoothing ",
-            element(
-                "input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0"
-            ),
-            element("output", "0", for_="smooth"),
-        ),
+        control("", "input", " log scale for losses and norms", type="checkbox", id="log"),
+        control("smoothing ", "input", element("output", "0", for_="smooth"), value="0", **smooth),
         class_="controls",
     )
     results = _results(runs)
@@ -214,30 +209,226 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
 
 def _results(runs: Sequence[RecordedRun]) -> Html:
     """Builds the table of the quality metrics."""
-    results = [facts.results(run) for run in runs]
-    names = list(dict.fromkeys(name for found in results for name in found))
-    if not names:
-        return Html("")
+    results = {run.label: facts.results(run) for run in runs}
     if len(runs) > 1:
-        rows: list[Row] = [
-            (name, [_from_to(found.get(name)) for found in results]) for name in names
-        ]
-        return side_by_side(runs, rows)
+
+        def cell(name: str) -> Cell:
+            return lambda run: _last_and_best(results[run.label].get(name), first=True)
+
+        names = dict.fromkeys(name for found in results.values() for name in found)
+        return side_by_side(runs, [(name, cell(name)) for name in names])
     cells = []
-    for name, found in results[0].items():
-        values = [
+    for name, found in results[runs[0].label].items():
+        values = (
             formats.metric(value, found.unit) for value in (found.first, found.last, found.best)
-        ]
+        )
         step = NOTHING if found.best_step is None else f"{found.best_step:,}"
         cells.append([name, *values, step])
-    return table(["", "first", "last", "best", "at step"], cells)
+    return table(["", "first", "last", "best", "at step"], cells) if cells else Html("")
 
 
-def _from_to(found: facts.Result | None) -> object:
-    if found is None:
-        return NOTHING
-    first, last = formats.metric(found.first, found.unit), formats.metric(found.last, found.unit)
-    best = ""
-    if found.best is not None:
-        best = f" best {formats.metric(found.best, found.unit)} at step {found.best_step:,}"
-    return joined([f"{first} → {last}", element("small", best)])
+def next_commands(runs: Sequence[RecordedRun]) -> Html:
+    """Shows how to resume, use, export, and compare each run; each command can be copied."""
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        parts.append(heading(runs, index))
+        for purpose, command in _commands(run, invocation.program()):
+            label = f"Copy the command: {purpose}"
+            button = element("button", "Copy", type="button", class_="copy", aria_label=label)
+            code = element("code", command, tabindex="0")
+            parts.append(element("div", element("p", purpose), code, button, class_="command"))
+    note = "For a shell in the folder where this page was written."
+    return section("Next commands", *parts, note=note)
+
+
+def _commands(run: RecordedRun, program: str) -> list[tuple[str, str]]:
+    """Returns purposes and commands; the arguments of a run are quoted for a shell."""
+    folder = shortest_folder(str(run.directory))
+    quoted = shlex.quote(folder)
+    start = run.last("start")
+    arguments = [str(argument) for argument in start.get("arguments") or ()]
+    again = {"--output-dir": folder, "--resume": "latest"}
+    commands: list[tuple[str, str]] = []
+    if arguments and facts.ending(run).word == "done":
+        if longer := _twice_as_long(run.config.get("loop", {})):
+            command = invocation.again(program, arguments, again | longer)
+            commands.append(("resume for longer", command))
+    elif arguments and not run.active_process:
+        commands.append(("resume", invocation.again(program, arguments, again)))
+    for purpose, key in (("try the model", "usage"), ("export the weights", "export_usage")):
+        if usage := start.get(key):
+            usage = usage.format(run=quoted, input="IN.mp4", out=f"{quoted}/")
+            commands.append((purpose, f"{program} {usage}"))
+    return [*commands, ("write this page again", f"{program} report {quoted}")]
+
+
+def _twice_as_long(loop: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the override that doubles the length of the run; {} if it is unknown."""
+    for name in ("steps", "epochs", "tokens_per_param"):
+        if loop.get(name) is not None:
+            return {f"--loop.{name}": f"{2 * loop[name]}"}
+    return {}
+
+
+def configs(runs: Sequence[RecordedRun]) -> Html:
+    """Shows what differs between the runs or was set on the command line, then the full config."""
+    flat = {run.label: config.flat(run.config) for run in runs}
+    names = list(dict.fromkeys(name for values in flat.values() for name in values))
+    if not names:
+        return Html("")
+
+    def value(name: str) -> Cell:
+        return lambda run: _setting(flat[run.label][name]) if name in flat[run.label] else None
+
+    def of(names: Iterable[str], *, mark: bool = False) -> Html:
+        return side_by_side(runs, [(name, value(name)) for name in names], mark=mark)
+
+    several = len(runs) > 1
+    if several:
+        title = "Differences"
+        differing = (n for n in names if len({str(value(n)(run)) for run in runs}) > 1)
+        none = element("p", "None: the runs have the same config.", class_="none")
+        first: Html = of(differing, mark=True) or none
+    else:
+        title, typed = "Set on the command line", _from_command_line(runs[0])
+        first = of(name for name in names if name in typed)
+    summary = element("summary", f"All {len(names)} values")
+    everything = element("details", summary, of(names, mark=several))
+    return section("Config", element("h3", title) if first else "", first, everything)
+
+
+def _setting(value: object) -> str:
+    """Formats a config value the way it is typed on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _from_command_line(run: RecordedRun) -> set[str]:
+    """Returns the fields that were set on the command line of any start."""
+    arguments = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
+    return {
+        str(argument).removeprefix("--").partition("=")[0].replace("-", "_")
+        for argument in arguments
+        if str(argument).startswith("--")
+    }
+
+
+def hardware(runs: Sequence[RecordedRun]) -> Html:
+    """Shows the hardware and the versions of the newest start."""
+
+    def of(name: str) -> Cell:
+        return lambda run: run.last("start").get(name) or None
+
+    def version(name: str) -> Cell:
+        return lambda run: run.last("start").get("versions", {}).get(name)
+
+    def parameters(run: RecordedRun) -> object:
+        count = run.last("compiled").get("params")
+        return f"{count:,}" if count else None
+
+    rows: list[tuple[str, Cell]] = [
+        ("device", of("device_kind")),
+        ("devices", of("devices")),
+        ("processes", of("processes")),
+        ("host of process 0", of("host")),
+        ("platform", of("platform")),
+        ("driver", of("driver")),
+        ("model parameters", parameters),
+    ]
+    packages = dict.fromkeys(n for run in runs for n in run.last("start").get("versions", {}))
+    versions = [(name, version(name)) for name in packages]
+    mark = len(runs) > 1
+    return element(
+        "div",
+        section("Hardware", side_by_side(runs, rows, mark=mark)),
+        section("Versions", side_by_side(runs, versions, mark=mark)),
+        class_="pair",
+    )
+
+
+def starts(runs: Sequence[RecordedRun]) -> Html:
+    """Shows each start: where it resumed from, how it ended, what had changed before it."""
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        attempts = times.attempts(run.history)
+        rows = []
+        for number, attempt in enumerate(attempts):
+            start = attempt.start
+            before = attempts[number - 1].start if number else start
+            source = str(start.get("from") or "").removeprefix(f"{run.directory}/")
+            end = attempt.end
+            if end is not None:
+                ending = f"{end.get('why') or ''} (code {end.get('code')})".strip()
+            elif run.active_process and attempt is attempts[-1]:
+                ending = "running"
+            else:
+                ending = "killed: no end was recorded"
+            rows.append(
+                [
+                    str(number + 1),
+                    formats.moment(attempt.began),
+                    f"{source} (step {start['step']:,})" if source else "scratch",
+                    f"{start['step']:,} → {max(event['step'] for event in attempt.events):,}",
+                    formats.seconds(attempt.last - attempt.began),
+                    ending,
+                    joined(element("div", line) for line in _changes(before, start)),
+                ]
+            )
+        if rows:
+            columns = ["", "started", "from", "steps", "duration", "end", "changes"]
+            parts += [heading(runs, index), table(columns, rows, class_="words")]
+    return section("Starts", *parts)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lists what differs between two starts; empty for the first start, compared with itself."""
+    if before is now:
+        return []
+    machine = [
+        f"{name}: {before.get(name)} -> {now.get(name)}"
+        for name in _MACHINE
+        if before.get(name) != now.get(name)
+    ]
+    return [
+        *config.differences(before.get("config") or {}, now.get("config") or {}),
+        *machine,
+        *config.differences(before.get("versions") or {}, now.get("versions") or {}),
+    ] or ["nothing"]
+
+
+def problems(runs: Sequence[RecordedRun]) -> Html:
+    """Shows inputs that could not be read and steps that were skipped."""
+    kinds = (
+        (
+            "inputs that could not be read",
+            {"path": "input", "found": "found in", "reason": "why"},
+            lambda run: run.quarantined,
+        ),
+        (
+            "steps that were skipped",
+            {
+                "step": "after step",
+                "position": "first example",
+                "loss": "loss",
+                "grad_norm": "gradient norm",
+                "origin": "NaN/Inf began",
+            },
+            lambda run: run.bad_steps,
+        ),
+    )
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        if run.quarantined or run.bad_steps:
+            parts.append(heading(runs, index))
+        for what, columns, records_of in kinds:
+            records = records_of(run)
+            if not records:
+                continue
+            rows = [
+                [NOTHING if record.get(name) is None else str(record[name]) for name in columns]
+                for record in records[:_MAX_ROWS]
+            ]
+            more = f", the first {_MAX_ROWS}" if len(records) > _MAX_ROWS else ""
+            parts.append(element("p", f"{what}: {len(records):,}{more}"))
+            parts.append(table(list(columns.values()), rows, class_="words"))
+    none = element("p", "None: all input was read and no step was skipped.", class_="none")
+    return section("Unreadable input and skipped steps", *(parts or [none]))

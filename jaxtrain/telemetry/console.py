@@ -17,6 +17,7 @@ from rich.text import Text
 
 from jaxtrain import errors, terminal
 from jaxtrain.telemetry.events import EventLog, Message
+from jaxtrain.telemetry.formats import duration, rate, thousands
 from jaxtrain.telemetry.line import Field, Line
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 
@@ -266,7 +267,7 @@ def console_line(
         ("gpu_memory_usage", lambda value: Field(f"gpu {value:.1f} GiB", 6)),
         ("steps_per_second", lambda value: Field(f"{rate(value, 2)} steps/s", 5)),
         ("samples_per_second", lambda value: Field(f"{rate(value, 0)} examples/s", 7)),
-        ("tokens_per_second", lambda value: Field(f"{_thousands(value)} tokens/s", 4)),
+        ("tokens_per_second", lambda value: Field(f"{thousands(value)} tokens/s", 4)),
         ("data_wait_fraction", lambda value: _data_wait(value, 2)),
     )
     of = f"/{total_steps}"
@@ -306,32 +307,6 @@ def _style(text: str) -> str:
         return "bold"
     banner = text.startswith("run directory ") or ", jaxtrain " in text
     return "dim" if banner else terminal.color_of(text)
-
-
-def duration(seconds: float) -> str:
-    """``45s``, ``3m20s``, ``30h51m``, ``4d06h``: the two largest units; days from 72 hours on."""
-    rounded = round(seconds)
-    if rounded < 60:
-        return f"{rounded}s"
-    if rounded < 3600:
-        return f"{rounded // 60}m{rounded % 60:02d}s"
-    minutes = round(seconds / 60)
-    if minutes < 72 * 60:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    hours = round(seconds / 3600)
-    return f"{hours // 24}d{hours % 24:02d}h"
-
-
-def rate(value: float, digits: int) -> str:
-    """Formats a rate with ``digits`` decimals, or two significant digits if that shows more."""
-    return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
-
-
-def _thousands(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size * 0.9995:
-            return f"{value / size:.1f}{unit}"
-    return rate(value, 0)
 
 
 class _RichConsole(RichConsole):

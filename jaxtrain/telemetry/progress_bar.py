@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxtrain import terminal
+from jaxtrain.telemetry.formats import duration
 
 SAY_EVERY_S = 30.0
 
@@ -75,6 +76,4 @@ def counted(
 
 def _left(remaining: float, rate: float) -> str:
     """Returns how long the rest takes at a rate per second."""
-    from jaxtrain.telemetry.console import duration  # with rich, which workers do not need
-
     return f"about {duration(max(0.0, remaining) / rate)} left" if rate > 0 else "no rate yet"

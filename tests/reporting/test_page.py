@@ -11,7 +11,7 @@ import pytest
 import written_run
 
 from jaxtrain.errors import InputError
-from jaxtrain.reporting import page, run_files, samples, settings
+from jaxtrain.reporting import page, run_files, samples
 from jaxtrain.reporting.markup import Html, element, json_text
 
 
@@ -211,7 +211,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 def test_the_largest_samples_are_omitted(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, [5])
-    found = [group[-1] for group in samples.found(tmp_path)]
+    found = [group[-1] for group in samples.stored(tmp_path)]
     total = sum(one.size for one in found)
     largest = max(found, key=lambda one: one.size)
     kept = samples.fitting(found, total - 1)
@@ -222,7 +222,7 @@ def test_the_largest_samples_are_omitted(tmp_path: Path) -> None:
 
 def test_the_slider_has_evenly_spaced_steps_that_fit(tmp_path: Path) -> None:
     written_run.add_samples(tmp_path, range(10, 90, 10))
-    groups = samples.found(tmp_path)
+    groups = samples.stored(tmp_path)
     assert [[one.step for one in group] for group in groups] == [list(range(10, 90, 10))] * 3
     every = [one for group in groups for one in group]
     total = sum(one.size for one in every)
@@ -238,12 +238,12 @@ def test_the_page_has_at_most_as_many_bytes_of_samples_as_it_says(
 ) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, range(10, 90, 10))
-    step = sum(group[0].size for group in samples.found(tmp_path))
-    monkeypatch.setattr(settings, "MOST_EARLIER_BYTES", 4 * step)
+    step = sum(group[0].size for group in samples.stored(tmp_path))
+    monkeypatch.setattr(samples, "MOST_EARLIER_BYTES", 4 * step)
     parsed = made(tmp_path)
     assert [one["data-step"] for one in parsed.all("img")] == ["20", "40", "60", "80"]
     assert "The slider has 4 steps, to keep the page small; samples/ has 4 more." in text_of(parsed)
-    monkeypatch.setattr(settings, "MOST_BYTES", step)
+    monkeypatch.setattr(samples, "MOST_BYTES", step)
     assert [one["data-step"] for one in made(tmp_path).all("img")] == ["80"]
 
 

@@ -67,7 +67,7 @@ def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -
     written_run.lines(tmp_path / "quarantine.jsonl", [one, one])
     written_run.lines(tmp_path / "quarantine.1.jsonl", [one, one | {"path": "b.mp4"}])
     found = run_files.read(tmp_path, "a").quarantined
-    assert [one.path for one in found] == ["a.mp4", "b.mp4"]
+    assert [record["path"] for record in found] == ["a.mp4", "b.mp4"]
 
 
 def test_a_run_never_checks_its_own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tensorboardX.proto.event_pb2 import SessionLog
 from jaxtrain.errors import InputError
 from jaxtrain.storage import json_lines
 from jaxtrain.telemetry import console, samples
-from jaxtrain.telemetry.console import Console, console_line, duration, validation_line
+from jaxtrain.telemetry.console import Console, console_line, validation_line
 from jaxtrain.telemetry.events import (
     BadStep,
     EventLog,
@@ -99,25 +99,6 @@ def test_a_validation_line_breaks_between_fields() -> None:
         "step 20/20 | validation | val/loss 0.5 |",
         "  val/psnr 9 | val/ssim 0.3",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (45.4, "45s"),
-        (59.7, "1m00s"),
-        (200, "3m20s"),
-        (3599.6, "1h00m"),
-        (3600, "1h00m"),
-        (111060, "30h51m"),
-        (72 * 3600 - 31, "71h59m"),
-        (72 * 3600 - 29, "3d00h"),
-        (102 * 3600, "4d06h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_records_keep_every_digit_and_reach_the_disk_at_once(tmp_path: Path) -> None:
