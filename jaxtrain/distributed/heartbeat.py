@@ -29,9 +29,11 @@ SILENCE_S = 60
 # After another process left: time for this process to fail with an error of its own that explains
 # why, or to stop because both got a signal (signals.UNWIND_S).
 GRACE_S = 6.0
-# Process 0 runs the service and leaves last. So long it waits for the others after an error, and
-# at the end of a run, when they may still be writing.
-LEAVE_S = 12.0
+# Process 0 runs the service and leaves last. So long it waits for the others: after an error, one
+# of which may be gone; after an error with an exit code that they must take over, which they do
+# after GRACE_S; and at the end of a run, when they may still be writing.
+LEAVE_S = 5.0
+FOLLOW_S = 12.0
 FINISH_S = 90.0
 
 _TOPIC = "heartbeat"
@@ -123,13 +125,14 @@ class Heartbeat:
     def leave(self, code: int) -> None:
         """Publishes that this process ends now; process 0 waits until the others have, too.
 
-        Returns after at most ``LEAVE_S``, at the end of a run ``FINISH_S``, even if the service is
+        Returns after at most ``LEAVE_S``, ``FOLLOW_S`` or ``FINISH_S``, even if the service is
         gone.
 
         Args:
             code: the exit code of this process.
         """
-        limit_s, self._ending = FINISH_S if self._ending else LEAVE_S, True
+        after_error_s = FOLLOW_S if code in _FINAL else LEAVE_S
+        limit_s, self._ending = FINISH_S if self._ending else after_error_s, True
         if self._store.client is None:
             return
         worker = threading.Thread(target=self._leave, args=(code, limit_s), daemon=True)
