@@ -18,13 +18,14 @@ IMPORTED_AT = time.time()
 _Changes = Mapping[str, Any] | None
 
 if TYPE_CHECKING:
+    from jaxtrain.comparison.experiment import At, Comparison
     from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
     from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.planner import Plan
     from jaxtrain.reporting.result import TrainResult
 
-__all__ = ["InputError", "RunAgain", "load_config", "load_model", "plan", "train"]
+__all__ = ["InputError", "RunAgain", "compare", "load_config", "load_model", "plan", "train"]
 
 
 def load_config(name: str | Path, overrides: Mapping[str, Any] | None = None) -> "Run":
@@ -162,6 +163,83 @@ def load_model(
     platform.use_cpu_without_driver(os.environ)
     with invocation.from_python():
         return Model(cast(str | Path, where), precision, config)
+
+
+def compare(
+    config: "str | Path",
+    other: "str | Path | None" = None,
+    *,
+    change: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    metric: str | None = None,
+    practical: float | None = None,
+    at: "At" = "steps",
+    pairs: int = 20,
+    hours: float | None = None,
+    output_dir: str | Path | None = None,
+    runs: str | Path | None = None,
+    simulate_devices: int | None = None,
+    quiet: bool = False,
+) -> "Comparison":
+    """Tells whether a change of a config is better, by pairs of runs that share their seed.
+
+    It stops at a verdict; to continue after an interruption, call it again with the same arguments.
+
+    Args:
+        config: a name or a path; side a.
+        other: likewise; None is ``config`` with ``change``.
+        change: as ``overrides``, of side b only.
+        overrides: as for :func:`load_config`, of both sides.
+        metric: of the last validation; None takes ``checkpoint.best_metric``.
+        practical: a difference below it does not matter.
+        at: what the sides have in common: ``"steps"``, ``"time"`` or ``"flops"``.
+        pairs: the most pairs.
+        hours: no pair begins after that many hours of training.
+        output_dir: folder of the results; None makes ``output/compare/NAME-ID``.
+        runs: folder of the runs, which several comparisons can share; None is ``runs`` in it.
+        simulate_devices: virtual CPU devices of each run.
+        quiet: print nothing.
+
+    Raises:
+        InputError: wrong use, or a run that cannot end well.
+        RunAgain: only temporary failures.
+    """
+    from jaxtrain import comparison
+    from jaxtrain.comparison.experiment import At
+    from jaxtrain.config import invocation
+
+    _check_types(
+        config=(config, str),
+        other=(other, str | None),
+        change=(change, _Changes),
+        overrides=(overrides, _Changes),
+        metric=(metric, str | None),
+        practical=(practical, float | None),
+        at=(at, At),
+        pairs=(pairs, int),
+        hours=(hours, float | None),
+        output_dir=(output_dir, str | None),
+        runs=(runs, str | None),
+        simulate_devices=(simulate_devices, int | None),
+        quiet=(quiet, bool),
+    )
+    with invocation.from_python():
+        a = load_config(config, overrides)
+        b = load_config(config if other is None else other, {**(overrides or {}), **(change or {})})
+        return comparison.run(
+            a,
+            b,
+            (f"{config}", " ".join([f"{other or config}", *map(str, (change or {}).items())])),
+            metric=metric,
+            practical=practical,
+            at=at,
+            pairs=pairs,
+            hours=hours,
+            output_dir=None if output_dir is None else Path(output_dir),
+            runs_dir=None if runs is None else Path(runs),
+            simulate_devices=simulate_devices,
+            say=(lambda line: None) if quiet else print,
+        )
 
 
 def plan(

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 DONE = 0  # the run is complete
 WRONG_USE = 2  # wrong use or wrong input
+HOPELESS = 4  # a gate or canary ended the run: trying again changes nothing
 RUN_AGAIN = 75  # temporary failure: retry with --resume latest (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
 
@@ -17,6 +18,8 @@ EXIT_CODES = {
     "could not measure anything",
     WRONG_USE: "incorrect usage or invalid input; one line per problem names it and the fix",
     3: "`plan`: the run does not fit",
+    HOPELESS: "a gate of `loop.gates` is not met, or a canary found that the run cannot succeed; "
+    "launchers do not restart it",
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "
     "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
     "or other results, a data disk or server that does not respond, or a device that computes "

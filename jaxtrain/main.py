@@ -26,8 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
     0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong usage
-    or invalid input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full
-    disk), 130 Ctrl-C, 134 ended by jax because another process is gone, 141 output pipe closed.
+    or invalid input, 3 a plan does not fit, 4 a gate or canary ended the run, 75 temporary
+    failure (such as SIGTERM, a hang or a full disk), 130 Ctrl-C, 134 ended by jax because another
+    process is gone, 141 output pipe closed.
     """
     arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
     platform.use_cpu_without_driver(os.environ)

@@ -8,9 +8,9 @@
     slurm ARGUMENT...       a process on each node of this SLURM job, which is requeued
     pod ARGUMENT...         this pod's process; JobSet restarts all pods
 
-Exit codes of a run (jaxtrain/errors.py): 0 done, 2 wrong use or input, and 130 Ctrl-C or
-loop.max_hours end the launcher. After 75 (temporary failure) and all others (a crash, a SIGKILL)
-it ends all processes and runs the same command again with ``--resume latest``.
+Exit codes of a run (jaxtrain/errors.py): 0 done, 2 wrong use or input, 4 a gate or canary,
+and 130 Ctrl-C or loop.max_hours end the launcher. After 75 (temporary failure) and all others (a
+crash, a SIGKILL) it ends all processes and runs the same command again with ``--resume latest``.
 
 With ``--doctor`` among its arguments, a launcher does not train. It runs ``doctor`` once on every
 host and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
@@ -21,8 +21,8 @@ Settings, from the environment:
 - MAX_RESTARTS: restarts in a row without a new checkpoint before giving up (5)
 - RESTART_DELAY_S: seconds before a restart (2); four times as long before each next one in a row,
   up to five minutes: a full disk or a lost mount may take a while
-- SAVE_S: seconds that the other processes may take after one has ended with 0, 75 or 130, because
-  they may still be saving (300)
+- SAVE_S: seconds that the other processes may take after one has ended with 0, 4, 75 or 130,
+  because they may still be saving (300)
 - GRACE_S: the same after one has crashed (10)
 - KILL_S: seconds between SIGTERM and SIGKILL after that (20)
 - BEAT_S, SILENCE_S: of ssh, seconds between heartbeats to each host (10), and without one until a
@@ -54,7 +54,7 @@ from typing import IO, Any, NoReturn
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer
-from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, one_line
+from jaxtrain.errors import HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, one_line
 from jaxtrain.storage.atomic import expanded
 
 Newest = int | str
@@ -310,7 +310,7 @@ class Launcher:
         resume = self.resume()
         while True:
             code = self.run_once([*self.arguments, *resume])
-            if code in (0, WRONG_USE):
+            if code in (0, WRONG_USE, HOPELESS):
                 return code
             if self.stopped_by is None:
                 if code == INTERRUPTED:
@@ -376,7 +376,7 @@ class Launcher:
         self, waited_s: int, code: int, sent: signal.Signals | None
     ) -> signal.Signals | None:
         """Sends SIGTERM after a while, and then SIGKILL; returns the last of them."""
-        saving = self.doctor or code in (0, RUN_AGAIN, INTERRUPTED)
+        saving = self.doctor or code in (0, HOPELESS, RUN_AGAIN, INTERRUPTED)
         over_s = waited_s - self.limits["SAVE_S" if saving else "GRACE_S"]
         if not self.running or over_s < 0:
             return None
@@ -541,7 +541,7 @@ def _named(code: int) -> str:
 
 def _weight(code: int) -> int:
     """Returns the priority of a code among processes that ended first, at the same moment."""
-    if code in (WRONG_USE, INTERRUPTED):
+    if code in (WRONG_USE, HOPELESS, INTERRUPTED):
         return 2  # a restart cannot help, and the others failed because of it
     if code > 128:
         return 3  # a signal comes from outside, and the others failed because of it
@@ -637,7 +637,7 @@ class Slurm(Launcher):
         if self._requeued is not None:
             self.read_count(file)
         code = self.run_once([*self.arguments, *self.resume()])
-        if code in (0, WRONG_USE, INTERRUPTED):
+        if code in (0, WRONG_USE, HOPELESS, INTERRUPTED):
             return code
         shown = _output(["scontrol", "show", "job", self._job])
         state = "".join(re.findall("^ *JobState=([A-Z_]*)", shown, re.MULTILINE)[:1])

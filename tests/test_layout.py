@@ -12,8 +12,17 @@ from jaxtrain.telemetry import tracker
 
 # The packages and top-level modules; each imports only those after it.
 ORDER = (
-    *("__main__", "main", "supervisor", "cli", "doctor", "bench", "inference", "planning"),
-    *("training", "reporting", "interop", "data", "telemetry", "checkpoint", "distributed"),
+    *("__main__", "main", "supervisor", "cli", "comparison", "doctor", "bench", "inference"),
+    *(
+        "planning",
+        "training",
+        "reporting",
+        "interop",
+        "data",
+        "telemetry",
+        "checkpoint",
+        "distributed",
+    ),
     *("optim", "models", "sharding", "xla", "ops", "config", "terminal", "storage", "versions"),
     "errors",
 )

@@ -17,6 +17,7 @@ COMMAND_GROUPS = {
     "Check and plan": {
         "plan": "predict memory, time, and cost without GPUs",
         "doctor": "check machine, cluster, and data for a config",
+        "compare": "tell whether a change is better, by pairs of runs",
         "bench": "measure speed and memory on this machine",
         "configs": "list, show, or compare configs",
         "checkpoints": "list and verify the checkpoints of a run",

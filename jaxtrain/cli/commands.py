@@ -497,6 +497,48 @@ class Ceilings(Json):
     arguments: tuple[str, ...] = dataclasses.field(default=(), metadata=UNTYPED)
 
 
+@dataclasses.dataclass(frozen=True)
+class Compare(OfConfig, Json):
+    """Tells whether a change is better, by pairs of runs that share their seed.
+
+    After each pair it prints the mean difference with an interval that is valid at every look, and
+    it stops at a verdict: better, worse, equivalent (with --practical), or identical to the bit. No
+    verdict of a difference is possible before the sixth pair. --section.field VALUE changes both
+    sides. To continue after a stop, repeat the command. Runs that exist are compared in pairs, with
+    equal seeds.
+    """
+
+    usages = (
+        'compare NAME --change "--section.field VALUE ..." [flags] [--section.field VALUE ...]',
+        "compare NAME_A NAME_B [flags] [--section.field VALUE ...]",
+        "compare RUN_A RUN_B [RUN_A RUN_B ...] [flags]",
+    )
+
+    others: Annotated[tuple[str, ...], "B"] = ()
+    """the other config; or more run directories"""
+    _: dataclasses.KW_ONLY
+    change: Annotated[tuple[str, ...], "FIELDS"] = ()
+    """fields that side b changes, in quotes: "--optim.peak_lr 2e-3"; may be repeated"""
+    metric: Annotated[str | None, "NAME"] = None
+    """metric of the last validation (default: checkpoint.best_metric)"""
+    practical: Annotated[float | None, "D", Bounds(above=0)] = None
+    """a difference smaller than D does not matter: below it, the sides are equivalent"""
+    at: Literal["steps", "time", "flops"] = "steps"
+    """what both sides have in common: the number of steps; or time or flops, as measured or counted
+    for a step, from which the steps of b follow (default: steps)"""
+    pairs: Annotated[int, "N", _ONE] = 20
+    """maximum number of pairs (default: 20)"""
+    hours: Annotated[float | None, "H", Bounds(above=0)] = None
+    """begin no pair after H hours of training"""
+    output_dir: Annotated[Path | None, "DIR"] = None
+    """folder of the results (default: output/compare/NAME-ID)"""
+    runs: Annotated[Path | None, "DIR"] = None
+    """folder of the runs; comparisons with the same one share equal runs (default: runs in the
+    folder of the results)"""
+    simulate_devices: Annotated[int | None, "N", _ONE] = None
+    """run on N virtual CPU devices"""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigsList(Command):
     """Lists the shipped configs."""
@@ -556,6 +598,7 @@ TABLE: Mapping[str, type[Command]] = {
     "prepare latents": PrepareLatents,
     "plan": Plan,
     "doctor": Doctor,
+    "compare": Compare,
     "bench": Bench,
     "bench ceilings": Ceilings,
     "configs list": ConfigsList,

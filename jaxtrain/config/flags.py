@@ -23,8 +23,11 @@ T = TypeVar("T")
 OVERRIDES, ARGUMENTS = "overrides", "arguments"
 """Untyped fields: the config's overrides, of a command with a config; all that was typed."""
 
-# Fields of a config in no section: not misspelled flags, as --seed is not --sweep.
-_TOP_FIELDS = ("--name", "--seed", "--precision", "--deterministic")
+# Sections of a config, and fields in none: not misspelled flags, as --seed is not --sweep.
+_TOP_FIELDS = (
+    *("--name", "--seed", "--precision", "--deterministic"),
+    *("--model", "--data", "--optim", "--mesh", "--loop", "--checkpoint"),
+)
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 _USUAL = {int: "N", float: "X"}
 
@@ -185,7 +188,12 @@ def _split(
         after = [value] if equals else []
         if flag is not None:
             takes_next = flag.kind is not bool and not equals
-            if takes_next and words and not words[-1].startswith("--"):
+            # "--field VALUE" in one word, with a space, is a value: that of compare --change.
+            if (
+                takes_next
+                and words
+                and not (words[-1].startswith("--") and _FLAG.fullmatch(words[-1]))
+            ):
                 after.append(words.pop())
             split.given.append((flag, after))
             continue

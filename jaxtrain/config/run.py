@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from jaxtrain.config import bounds, field_values, files, invocation, metrics, overrides
+from jaxtrain.config.gates import Gate
 from jaxtrain.errors import InputError, Problem, shortest_path
 from jaxtrain.storage import addresses
 
@@ -172,6 +173,10 @@ class Loop:
     run has the full time. None turns it off."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
+    gates: tuple[str, ...] = ()
+    """What a run must have reached, such as "val/psnr > 24 at 5000": the first validation after
+    5000 steps or more must meet it, or the run saves and ends there with exit code 4, after which
+    launchers do not restart it. Several are separated by spaces, each in quotes."""
     early_stop_patience: bounds.Count | None = None
     """Early stopping: number of validations without a better checkpoint.best_metric, less than the
     run has. None turns it off."""
@@ -395,6 +400,7 @@ def _check_sections(run: Run) -> Iterator[str]:
             yield from error.messages
     yield from _check_batch(run)
     yield from _check_best(run)
+    yield from _check_gates(run)
 
 
 def check_warmup(optim: Optim, steps: int) -> None:
@@ -563,6 +569,33 @@ def _check_best(run: Run) -> Iterator[str]:
             "--checkpoint.best_metric, or --loop.early_stop_patience None",
             *("loop.early_stop_patience", "checkpoint.best_metric"),
         )
+
+
+def _check_gates(run: Run) -> Iterator[str]:
+    steps = run.loop.steps
+    for text in run.loop.gates:
+        try:
+            gate = Gate.parse(text)
+        except ValueError as error:
+            yield Problem(f"loop.gates: {error}", "loop.gates")
+            continue
+        if not gate.metric.startswith("val/"):
+            yield Problem(
+                f"loop.gates '{text}': {gate.metric} is not a validation metric (val/...)",
+                "loop.gates",
+            )
+        if run.loop.eval_every is None:
+            yield Problem(
+                f"loop.gates '{text}' needs validations, but loop.eval_every is None: set "
+                "--loop.eval_every",
+                *("loop.gates", "loop.eval_every"),
+            )
+        if steps is not None and gate.step > steps:
+            yield Problem(
+                f"loop.gates '{text}' is after the end of the run ({steps} steps): use a smaller "
+                "step, or raise --loop.steps",
+                *("loop.gates", "loop.steps"),
+            )
 
 
 def _check_mode(name: str, mode: metrics.Mode | None, model: Any) -> Iterator[str]:

@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.ops import attention, chunked_loss, generation
+from jaxtrain.ops import attention, chunked_loss, generation, token_frequencies
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, capped, dropout, embed, remat, split_keys
 
@@ -354,6 +355,16 @@ class CausalModel(Model):
     def evaluate(self, batch: Batch) -> Sums:
         """Computes `loss` and `accuracy` over targets, and `bits_per_byte` of their text."""
         return chunked_loss.evaluation_sums(self._predict(batch, None), batch)
+
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Counts the targets."""
+        size = self.parts()[0].table.shape[0]
+        return token_frequencies.counts(batch["targets"], chunked_loss.target_weights(batch), size)
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns the `loss` of the tokens' frequencies."""
+        return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
 
     def _predict(self, batch: Batch, keys_B: jax.Array | None) -> chunked_loss.Predictions:
         embedding, _, head = self.parts()

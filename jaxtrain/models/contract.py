@@ -313,6 +313,22 @@ class Model(nnx.Module):
         """Computes metrics from the means of ``evaluate`` over all examples, such as perplexity."""
         return {}
 
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Computes what :meth:`constant` needs of a batch, as sums over its examples.
+
+        Independent of the parameters. {} if no answer that ignores the input is worth a comparison.
+        """
+        return {}
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns metrics of the best answer that ignores the input; a run that stays worse warns.
+
+        Args:
+            sums: of :meth:`constant_sums` over all examples.
+        """
+        return {}
+
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
         """Makes samples that are shown at each validation.
 

@@ -24,7 +24,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.models.weight_table import WeightTable
-from jaxtrain.ops import attention
+from jaxtrain.ops import attention, token_frequencies
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Gathered,
@@ -301,6 +301,7 @@ class MaskedLanguageModel(Model):
         self.embeddings = Embeddings(config, rngs)
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
         self.head = Head(config, rngs)
+        self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
         self.remat = config.remat
         self.attend = config.attend
@@ -359,6 +360,16 @@ class MaskedLanguageModel(Model):
         """Computes `loss` and `accuracy` over predicted positions, without dropout."""
         total, weight, metrics = self._loss(batch, None)
         return {"loss": (total, weight), **metrics}
+
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Counts the targets."""
+        weight_BM = batch["target_weights"] * batch["weight"][:, None]
+        return token_frequencies.counts(batch["targets"], weight_BM, self.vocab_size)
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns the `loss` of the tokens' frequencies."""
+        return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
 
     @staticmethod
     def derived(means: Mapping[str, float]) -> dict[str, float]:

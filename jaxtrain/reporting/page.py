@@ -1,6 +1,7 @@
 """Writes the page: one file with all text, styles, scripts, and images."""
 
 import base64
+import dataclasses
 import datetime
 import functools
 import gzip
@@ -37,8 +38,8 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
     try:
         content = page(
             [
-                run_files.read(directory, label, own=own)
-                for directory, label in zip(directories, labels, strict=True)
+                dataclasses.replace(run_files.read(directory, label, own=own), color=color)
+                for color, (directory, label) in enumerate(zip(directories, labels, strict=True))
             ]
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -58,30 +59,51 @@ def page(runs: Sequence[RecordedRun]) -> str:
     The browser runs only scripts with the page's random nonce and loads nothing, so a run's text
     that ever got in unescaped could not run.
     """
+    configs = [sections.configs(runs)]
+    several = len(runs) > 1  # of which one asks first what differs
+    return _filled(
+        runs,
+        title=", ".join(run.label for run in runs),
+        head=[sections.head(runs), *(configs if several else ())],
+        rest=[
+            samples.samples(runs),
+            sections.next_commands(runs),
+            costs.where_time_went(runs),
+            element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
+            *(() if several else configs),
+            sections.hardware(runs),
+            sections.starts(runs),
+            sections.problems(runs),
+        ],
+    )
+
+
+def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]) -> str:
+    """Returns the page of a comparison: its answer, and the curves of all runs.
+
+    Args:
+        title: what is compared.
+        answer: the elements above the curves.
+        runs: of all pairs; those of a side have the same color.
+    """
+    head = [element("header", element("h1", title), *answer)]
+    if runs:
+        head.append(sections.configs(runs[:2]))
+    return _filled(runs, title=title, head=head, rest=())
+
+
+def _filled(
+    runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], rest: Sequence[Html]
+) -> str:
+    """Returns the page with these elements above and below the curves."""
     charts, notes = curves.charts(runs)
     notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
-    configs = sections.configs(runs)
-    several = len(runs) > 1  # of which one asks first what differs
-    body = [
-        sections.head(runs),
-        configs if several else "",
-        sections.curves(runs, notes),
-        samples.samples(runs),
-        sections.next_commands(runs),
-        costs.where_time_went(runs),
-        element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
-        "" if several else configs,
-        sections.hardware(runs),
-        sections.starts(runs),
-        sections.problems(runs),
-        _foot(),
-    ]
     data = {"runs": [curves.described(run) for run in runs], "charts": charts}
     return string.Template(_shipped("page.html")).substitute(
         nonce=secrets.token_urlsafe(16),
-        title=escaped(", ".join(run.label for run in runs)),
+        title=escaped(title),
         style=_shipped("colors.css") + _shipped("page.css"),
-        body=joined(body, "\n"),
+        body=joined([*head, sections.curves(runs, notes), *rest, _foot()], "\n"),
         data=json_text(data),
         plotly=_plotly() if charts else "",
         program=_shipped("page.js"),

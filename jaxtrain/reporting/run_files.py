@@ -27,6 +27,7 @@ class RecordedRun:
         bad_steps: records of ``bad_steps.jsonl`` of process 0.
         active_process: description of the process that is training this run; "" if none is.
         missing: a sentence for each file that is missing or unreadable.
+        color: number of the run's color on the page; runs of one kind share it.
     """
 
     directory: Path
@@ -38,6 +39,7 @@ class RecordedRun:
     bad_steps: Sequence[Mapping[str, Any]]
     active_process: str
     missing: Sequence[str]
+    color: int = 0
 
     @property
     def starts(self) -> list[Mapping[str, Any]]:

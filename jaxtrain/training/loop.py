@@ -74,6 +74,10 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         if validation is None:
             return False
         progress.validated(progress.done, validation)
+        why = setup.canaries.judge(progress.done, state, validation)
+        if why:
+            setup.stopping.end(why)
+            saver.run_progress.unmet_gate = setup.canaries.unmet_gate
         return saver.judge(progress.position(), validation.values)
 
 

@@ -87,6 +87,7 @@ class RunProgress:
 
     Attributes:
         agreed: see above.
+        unmet_gate: the gate of ``loop.gates`` that ended the run; None if none did.
         evaluation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
     """
@@ -102,6 +103,7 @@ class RunProgress:
         self._criterion = criterion
         self._validations = list(validations)
         self.agreed = agreed
+        self.unmet_gate: str | None = None
         self.evaluation_due = False
 
     @classmethod
@@ -149,12 +151,14 @@ class RunProgress:
             for entry in stored.get("validations", ())
         ]
         agreed = stored.get("agreed")
-        return cls(
+        progress = cls(
             directory,
             criterion,
             (one for one in validations if one.seen <= position.seen),
             None if agreed is None else min(agreed, position.done),
         )
+        progress.unmet_gate = stored.get("unmet_gate")
+        return progress
 
     def write(self) -> None:
         """Writes the file, in process 0.
@@ -164,6 +168,7 @@ class RunProgress:
         """
         content = {
             "agreed": self.agreed,
+            "unmet_gate": self.unmet_gate,
             "validations": [dataclasses.asdict(one) for one in self._validations],
         }
         if jax.process_index() == 0:

@@ -79,7 +79,9 @@ def _mean(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.4g}"
 
 
-def ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:
+def ending(
+    run: config.Run, done: int, total: int, decision: int, stopped_early: bool, why: str = ""
+) -> str:
     """Returns why a run has ended, and how many of its steps are done.
 
     Args:
@@ -88,9 +90,11 @@ def ending(run: config.Run, done: int, total: int, decision: int, stopped_early:
         total: steps of the complete run.
         decision: of :class:`jaxtrain.training.stopping.Stopping`.
         stopped_early: whether early stopping ended the run.
+        why: of a decision at a validation.
     """
     if decision:
-        return f"{REASONS[decision]}; {done} of {total} steps are done and saved"
+        reason = f"{REASONS[decision]}: {why}" if why else REASONS[decision]
+        return f"{reason}; {done} of {total} steps are done and saved"
     if stopped_early and done < total:
         return (
             f"stopped early: {run.loop.early_stop_patience} validations without a better "
@@ -108,6 +112,11 @@ def nothing_to_do(run: config.Run, done: int, total: int, progress: RunProgress)
         total: steps of the complete run.
         progress: of the run.
     """
+    if progress.unmet_gate in run.loop.gates:
+        return (
+            f"nothing to do: gate {progress.unmet_gate} was not met after {done} steps; to "
+            "continue nevertheless, remove it from --loop.gates"
+        )
     if done >= total and not progress.evaluation_due:
         (length,) = _twice_as_long(run.loop)
         return (

@@ -12,6 +12,7 @@ from typing import Any
 from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import saver
 from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
+from jaxtrain.config.gates import Gate
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models import from_file
@@ -212,3 +213,17 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
             f"checkpoint.best_metric={settings.best_metric} is not a metric of this model's "
             f"validation: set --checkpoint.best_metric to one of {', '.join(sorted(names))}"
         )
+
+
+def check_gates(settings: config.Loop, names: Iterable[str]) -> None:
+    """Checks that the metrics of ``loop.gates`` are metrics of the validation.
+
+    Raises:
+        InputError: one is not; lists the metrics.
+    """
+    for text in settings.gates:
+        if (metric := Gate.parse(text).metric) not in names:
+            raise InputError(
+                f"loop.gates '{text}': {metric} is not a metric of this model's validation: use "
+                f"one of {', '.join(sorted(names))}"
+            )

@@ -136,8 +136,8 @@ def _train(
         heartbeat.collectives(),
         open_training(run, flags, log, signals, watchdog.beat) as setup,
     ):
-        if setup is None:  # nothing left to train
-            return DONE, log.directory
+        if isinstance(setup, int):  # nothing left to train
+            return setup, log.directory
         loop.train(setup)
         if setup.mirror is not None:
             with log.phases.within("upload", allowance_s=None):
@@ -150,7 +150,9 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
     """Reports why the run has ended and how to resume it; returns the exit code."""
     run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
     stopped_early = patience_over(run.loop, setup.saver.run_progress)
-    ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
+    ending = run_summary.ending(
+        run, progress.done, setup.total, decision, stopped_early, setup.stopping.why
+    )
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)
     if decision != CONTINUE:

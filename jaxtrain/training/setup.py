@@ -28,11 +28,13 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
-from jaxtrain.errors import DONE, InputError
+from jaxtrain.errors import DONE, HOPELESS, InputError
+from jaxtrain.optim import build as optim
 from jaxtrain.sharding import as_found, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import model_check, preflight, run_directory, run_summary
+from jaxtrain.training.canaries import Canaries
 from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
@@ -45,6 +47,7 @@ from jaxtrain.training.save_policy import (
     RunMeta,
     Saver,
     check_best_metric,
+    check_gates,
     describe,
     patience_over,
 )
@@ -72,6 +75,7 @@ class TrainSetup:
         batches: the global training batches from the run's position on.
         example_file: path of an input file, on which a user can try the model; may be empty.
         evaluator: validates a state; None for a run without validation.
+        canaries: judge each validation.
         progress: records the metrics of each step, and counts steps.
         saver: saves checkpoints, and keeps track of the best validation.
         rollback: restores a checkpoint after too many bad steps.
@@ -91,6 +95,7 @@ class TrainSetup:
     batches: pipeline.TrainingBatches
     example_file: str
     evaluator: Evaluator | None
+    canaries: Canaries
     progress: Progress
     saver: Saver
     rollback: Rollback
@@ -119,7 +124,7 @@ def open_training(
     log: RunLog,
     signals: StopSignals,
     still_alive: Callable[[], None],
-) -> Iterator[TrainSetup | None]:
+) -> Iterator[TrainSetup | int]:
     """Opens everything the training loop needs, and closes it at the end.
 
     Args:
@@ -130,7 +135,7 @@ def open_training(
         still_alive: called regularly during long work between steps.
 
     Yields:
-        The setup; None if nothing is left to train, which was then reported.
+        The setup; or, if nothing is left to train, the exit code, after that was reported.
 
     Raises:
         InputError: the config, the flags, the data, the weights or the machine do not match.
@@ -152,8 +157,9 @@ def open_training(
         )
         with log.phases.within("restore"), explained():
             first = open_state(built, directory, data, log)
-        if _is_over(built, directory, first, log, still_alive):
-            yield None
+        code = _code_if_over(built, directory, first, log, still_alive)
+        if code is not None:
+            yield code
             return
         with explained():
             setup = open_step(built, directory, data, first, flags, log, signals, stack)
@@ -427,7 +433,9 @@ def evaluator_of(
         deterministic=run.deterministic,
         decode=sources.decode,
     )
-    check_best_metric(run.checkpoint, evaluator.names())
+    names = evaluator.names()
+    check_best_metric(run.checkpoint, names)
+    check_gates(run.loop, names)
     return evaluator
 
 
@@ -480,25 +488,26 @@ def open_state(
     return OpenedState(state, meta, progress)
 
 
-def _is_over(
+def _code_if_over(
     built: StepSetup,
     directory: OpenedDirectory,
     first: OpenedState,
     log: RunLog,
     still_alive: Callable[[], None],
-) -> bool:
-    """Whether nothing is left to train, which is reported."""
+) -> int | None:
+    """Returns the exit code if nothing is left to train, which is reported; else None."""
     run, done, progress = built.run, directory.position.done, first.run_progress
     nothing = run_summary.nothing_to_do(run, done, built.total, progress)
     if not nothing:
-        return False
+        return None
     log.say(nothing)
     if directory.mirror is not None:  # an earlier start may have ended before its last upload
         _start_copy(directory.mirror, built, directory, progress)
         directory.mirror.finish(still_alive)
+    code = HOPELESS if progress.unmet_gate in run.loop.gates else DONE
     early, last = patience_over(run.loop, progress), max(built.total, done)
-    log.ended(DONE, run_summary.ending(run, done, last, CONTINUE, early))
-    return True
+    log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
+    return code
 
 
 def open_step(
@@ -564,6 +573,15 @@ def open_step(
         batches=batches,
         example_file=data.sources.example_file,
         evaluator=evaluator,
+        canaries=Canaries(
+            run,
+            built.definition,
+            built.total,
+            optim.warmup_steps(run.optim, built.total),
+            lambda done: float(built.schedule(done)),
+            position.done - first.run_progress.evaluation_due,
+            say,
+        ),
         progress=progress,
         saver=saver,
         rollback=Rollback(

@@ -150,6 +150,10 @@ class ModelDefinition:
         """Returns metrics that follow from the means of ``evaluate``; {} if there are none."""
         return self._module_class.derived(means)
 
+    def constant(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns metrics of the best answer that ignores the input; {} if there is none."""
+        return self._module_class.constant(sums)
+
     def sample_labels(
         self, batch: Mapping[str, Any]
     ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:

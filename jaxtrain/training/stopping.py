@@ -8,10 +8,11 @@ from jax.sharding import Mesh
 from jaxtrain.data.pipeline import BadShare
 from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
-from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
+from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
 CONTINUE, STOP_SIGTERM, STOP_SIGHUP, STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(6)
+STOP_HOPELESS = 6  # decided at a validation, not requested
 _BY_SIGNAL = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGHUP": STOP_SIGHUP, "SIGINT": STOP_SIGINT}
 EXIT_CODES = {
     CONTINUE: DONE,
@@ -20,6 +21,7 @@ EXIT_CODES = {
     STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
+    STOP_HOPELESS: HOPELESS,
 }
 REASONS = {
     STOP_SIGTERM: "stopped by SIGTERM",
@@ -27,6 +29,7 @@ REASONS = {
     STOP_MAX_HOURS: "stopped because loop.max_hours is over",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
+    STOP_HOPELESS: "ended, because it cannot succeed",
 }
 _REQUEST = "request"
 
@@ -42,6 +45,7 @@ class Stopping:
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
+        why: what :meth:`end` was given.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Stopping:
         self._bad_share = bad_share
         self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
         self._requests = Exchange(mesh, largest=[_REQUEST])
-        self.decision = CONTINUE
+        self.decision, self.why = CONTINUE, ""
 
     def wanted(self) -> bool:
         """Returns whether this process received a signal, without asking the others."""
@@ -69,6 +73,10 @@ class Stopping:
         """Returns whether all processes stop now; waits until all of them call it."""
         self.decision = int(self._requests.now(self._own())[_REQUEST])
         return self.decision != CONTINUE
+
+    def end(self, why: str) -> None:
+        """Ends the run for a reason that all processes have found alike."""
+        self.decision, self.why = STOP_HOPELESS, why
 
     def no_more_steps(self) -> None:
         """The loop has ended: a signal no longer stops it."""

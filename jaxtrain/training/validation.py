@@ -29,11 +29,17 @@ class Validation(NamedTuple):
         samples: name -> sample of the first batch: an image uint8 [H, W, 3], a clip
             uint8 [T, H, W, 3], or a text.
         labels: name -> labels of the rows and of the columns of a sample.
+        constant: ``val/NAME`` -> value of the best answer that ignores the input.
+        averaged: ``val/NAME`` -> value over the first batch.
+        raw: the same for the parameters themselves, if what is validated is their average.
     """
 
     values: dict[str, float]
     samples: dict[str, np.ndarray | str]
     labels: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {}
+    constant: Mapping[str, float] = {}
+    averaged: Mapping[str, float] = {}
+    raw: Mapping[str, float] = {}
 
 
 class Stop(Protocol):
@@ -74,12 +80,13 @@ class Evaluator:
             step = build_eval_step(definition, rule, precision=precision, method=method)
             return jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
-        self._derived = definition.derived
+        self._derived, self._constant_of = definition.derived, definition.constant
+        self._constant: dict[str, float] | None = None
         self._labels = definition.sample_labels(batches.spec)
         self._batches = batches
         self._decode = decode
         self._target = target
-        self._jitted = {name: jitted(name) for name in ("evaluate", "samples")}
+        self._jitted = {name: jitted(name) for name in ("evaluate", "samples", "constant_sums")}
         self._programs: futures.Future[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
@@ -116,6 +123,9 @@ class Evaluator:
         programs = self._programs.result()
         params = ema.with_averages(state.params, state.opt)
         sums: dict[str, np.ndarray] = {}
+        counted: dict[str, np.ndarray] = {}
+        averaged: dict[str, float] = {}
+        raw: dict[str, float] = {}
         samples: dict[str, np.ndarray | str] = {}
         batches = iter(self._batches)
         for number in range(len(self._batches)):
@@ -127,13 +137,24 @@ class Evaluator:
                 found = jax.device_get(programs["samples"](params, state.extras, batch))
                 samples = {name: self._shown(np.asarray(one)) for name, one in found.items()}
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))
-            for name, parts in result.items():
-                added = np.asarray(parts, np.float64)
-                sums[name] = sums[name] + added if name in sums else added
+            _add(sums, {name: np.asarray(parts) for name, parts in result.items()})
+            if (
+                number == 0
+                and params.keys()
+                and any(params[name] is not array for name, array in state.params.items())
+            ):
+                averaged = _named(weighted_means(result))
+                found = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
+                raw = _named(weighted_means(found))
+            if self._constant is None:
+                _add(
+                    counted, jax.device_get(programs["constant_sums"](params, state.extras, batch))
+                )
+        if self._constant is None:
+            self._constant = _named(self._constant_of(counted)) if counted else {}
         finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
-        values = {f"val/{name}": value for name, value in finished.items()}
-        return Validation(values, samples, self._labels)
+        return Validation(_named(finished), samples, self._labels, self._constant, averaged, raw)
 
     def _shown(self, sample: np.ndarray) -> np.ndarray | str:
         if np.issubdtype(sample.dtype, np.int32):
@@ -148,6 +169,16 @@ class Evaluator:
             name: jitted.lower(*self._arguments()).compile()
             for name, jitted in self._jitted.items()
         }
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    return {f"val/{name}": value for name, value in values.items()}
+
+
+def _add(sums: dict[str, np.ndarray], more: Mapping[str, np.ndarray]) -> None:
+    for name, part in more.items():
+        added = np.asarray(part, np.float64)
+        sums[name] = sums[name] + added if name in sums else added
 
 
 def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:

@@ -411,7 +411,7 @@ def test_the_manifest_handles_our_exit_codes(manifest: dict[str, Any]) -> None:
     assert spec["backoffLimit"] == 0
     assert pod_spec["restartPolicy"] == "Never"  # podFailurePolicy requires it
     (rule,) = spec["podFailurePolicy"]["rules"]
-    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 130])
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 4, 130])
     assert rule["onExitCodes"]["containerName"] == one["name"]
     over, _ = manifest["spec"]["failurePolicy"]["rules"]
     assert (over["action"], over["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])

@@ -41,7 +41,7 @@ def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
 
 
-@pytest.mark.parametrize("code", [2, 130])
+@pytest.mark.parametrize("code", [2, 4, 130])
 def test_wrong_use_and_ctrl_c_end_the_launcher(tmp_path: Path, code: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == code

@@ -144,6 +144,18 @@ class VideoAutoencoder(Model):
             measured["lpips"] = _frame_sums(self._lpips_BT(seen.target, shown), weight_B)
         return measured
 
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Measures clips of one color, the mean of each original."""
+        target = self._seen(_to_float(batch["video"]), batch).target
+        color = jnp.broadcast_to(target.mean((1, 2, 3), keepdims=True), target.shape)
+        total, weight, _ = _frame_sums(quality.psnr(target, color), batch["weight"])
+        return {"psnr": total, "frames": weight}
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns the `psnr` of clips of one color."""
+        return {"psnr": float(sums["psnr"] / sums["frames"])}
+
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
         """Shows up to 3 clips: originals, reconstructions, and errors as a heat map, in rows.
 

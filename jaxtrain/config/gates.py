@@ -1,0 +1,56 @@
+"""Gates: what a run must have reached by a step, or it ends there."""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+_FORM = re.compile(r"\s*(\S+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s+at\s+(\d[\d_,]*)\s*")
+_RELATIONS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class Gate(NamedTuple):
+    """A condition at the first validation from a step on.
+
+    Attributes:
+        metric: such as ``"val/psnr"``.
+        relation: ``>``, ``>=``, ``<`` or ``<=``.
+        value: that the metric is compared with.
+        step: completed steps.
+    """
+
+    metric: str
+    relation: str
+    value: float
+    step: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses ``"val/psnr > 24 at 5000"``.
+
+        Raises:
+            ValueError: it has another form; says which.
+        """
+        match = _FORM.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError
+            step = int(re.sub("[_,]", "", match[4]))
+            return cls(match[1], match[2], float(match[3]), step)
+        except ValueError:
+            raise ValueError(
+                f"'{text}' is not METRIC > VALUE at STEP, such as 'val/psnr > 24 at 5000'"
+            ) from None
+
+    def __str__(self) -> str:
+        """As it is typed."""
+        return f"{self.metric} {self.relation} {self.value:g} at {self.step}"
+
+    def is_met(self, values: Mapping[str, float]) -> bool:
+        """Whether the values of a validation meet it; NaN does not."""
+        return _RELATIONS[self.relation](values[self.metric], self.value)

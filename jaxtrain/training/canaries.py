@@ -1,0 +1,219 @@
+"""Notices at validations that a run cannot succeed: canaries warn or stop it, gates stop it.
+
+A canary asks what costs almost nothing beside a validation:
+
+- did the parameters change since the last one? A wrong mask freezes a part, a learning rate of 0
+  all of them;
+- is the model better than the best answer that ignores its input: the mean color of each clip, the
+  frequencies of the tokens? A public guide's run of 888 GPU-hours on H100s reports 4.24 dB for its
+  validation, which a gray picture beats, without a warning;
+- did the validation change?
+- is the average of the parameters, which is validated, far worse than the parameters?
+
+Each warns once. A run ends, with an exit code after which launchers do not restart it, where
+nothing can change any more, where a masked LM has not learned more than the frequencies for long,
+or where a gate of ``loop.gates`` is not met.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain.config import metrics
+from jaxtrain.config.gates import Gate
+from jaxtrain.training.state import Arrays, ModelDefinition, State
+from jaxtrain.training.validation import Validation
+
+# Of the steps after the warm-up: before, a model may still be worse than a constant.
+_GRACE = 0.1
+_GRACE_STEPS = 200
+# A masked LM first learns the frequencies of the tokens, and leaves this plateau late: it counts as
+# stuck after this share of the run, and this many validations, within 1% of the frequencies.
+_STUCK_SHARE, _STUCK_VALIDATIONS, _STUCK_WITHIN = 0.25, 5, 0.01
+# The average follows the parameters within about this many of its time constants.
+_SETTLED = 5.0
+_FAR_WORSE = 1.5  # times the loss of the parameters themselves
+
+
+class Canaries:
+    """Judges each validation of a run. All processes make the same calls and reach the same result.
+
+    Args:
+        run: the config.
+        definition: the model.
+        total: steps of the complete run.
+        warmup: steps of the warm-up.
+        rate: completed steps -> learning rate.
+        since: completed steps of the last validation before this start; gates up to it were met.
+        say: prints a warning.
+
+    Attributes:
+        unmet_gate: the gate that has ended the run; None if none has.
+    """
+
+    def __init__(
+        self,
+        run: config.Run,
+        definition: ModelDefinition,
+        total: int,
+        warmup: int,
+        rate: Callable[[int], float],
+        since: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run, self._definition, self._say = run, definition, say
+        self._rate = rate
+        rest = total - warmup
+        self._grace_ends = warmup + max(int(_GRACE * rest), min(_GRACE_STEPS, rest // 2))
+        self._stuck_after = warmup + int(_STUCK_SHARE * rest)
+        self._stuck = 0  # validations in a row at the level of the frequencies
+        self._gates = [Gate.parse(text) for text in run.loop.gates]
+        self.unmet_gate: str | None = None
+        self._gated = since
+        self._said: set[str] = set()
+        self._last: tuple[int, dict[str, np.ndarray], dict[str, float]] | None = None
+
+    def judge(self, done: int, state: State, validation: Validation) -> str:
+        """Warns about a validation; returns why the run must end, or "".
+
+        Args:
+            done: completed steps.
+            state: which was validated.
+            validation: its results.
+        """
+        now = jax.device_get(_marks(self._definition.trained(state.params)))
+        broken = sorted(name for name, (_, finite) in now.items() if not finite)
+        if broken:
+            return f"{_some(broken)} became NaN/Inf, so nothing more can be learned"
+        marks = {name: mark for name, (mark, _) in now.items()}
+        end = self._unchanged(done, marks)
+        self._worse_than_constant(done, validation)
+        self._average(done, validation)
+        if self._last is not None and self._last[0] < done and self._last[2] == validation.values:
+            self._warn(
+                "same",
+                f"the validations after {self._last[0]} and {done} steps are equal to the last "
+                "digit: what is validated does not change",
+            )
+        self._last = (done, marks, dict(validation.values))
+        return (
+            end
+            or self._stuck_at_frequencies(done, validation)
+            or self._gate(done, validation.values)
+        )
+
+    def _unchanged(self, done: int, marks: Mapping[str, np.ndarray]) -> str:
+        if self._last is None or self._last[0] >= done:
+            return ""
+        before, old, _ = self._last
+        same = {name for name in marks if marks[name] == old.get(name)}
+        if same == marks.keys():
+            if all(self._rate(step) == 0 for step in (before, (before + done) // 2, done - 1)):
+                self._warn(
+                    "rate",
+                    f"no parameter changed from step {before} to {done}: the learning rate is 0",
+                )
+                return ""
+            return (
+                f"no parameter changed from step {before} to {done}, at a learning rate of "
+                f"{self._rate(done - 1):.3g}: check what the optimizer masks"
+            )
+        parts = _parts(marks)
+        still = sorted(part for part, names in parts.items() if names <= same)
+        if still:
+            self._warn(
+                f"still {still}",
+                f"{_some(still)} did not change from step {before} to {done}, although trained: no "
+                "gradient reaches it, or the optimizer masks it; freeze it with --model.freeze if "
+                "that is wanted",
+            )
+        return ""
+
+    def _worse_than_constant(self, done: int, validation: Validation) -> None:
+        if done < self._grace_ends:
+            return
+        for name, constant in validation.constant.items():
+            value = validation.values[name]
+            better = metrics.describe(name, metrics.table(metrics.added_by(self._run.model))).better
+            if (value < constant) if better == "max" else (value > constant):
+                self._warn(
+                    "constant",
+                    f"{name} is {value:.4g} after {done} steps: worse than {constant:.4g}, the "
+                    "value of the best answer that ignores the input. This run has learned nothing "
+                    "yet: check its data, rate, and losses",
+                )
+
+    def _average(self, done: int, validation: Validation) -> None:
+        settings = self._run.optim.average
+        if settings is None or not validation.raw:
+            return
+        if done < _SETTLED * settings.every / (1 - settings.decay):
+            return
+        averaged, raw = validation.averaged["val/loss"], validation.raw["val/loss"]
+        if averaged > _FAR_WORSE * raw > 0:
+            self._warn(
+                "average",
+                f"the average of the parameters (optim.average) has a loss of {averaged:.4g} on "
+                f"the first batch, the parameters themselves {raw:.4g}: it does not follow them",
+            )
+
+    def _stuck_at_frequencies(self, done: int, validation: Validation) -> str:
+        constant = validation.constant.get("val/loss")
+        if self._run.model.task != "fill" or constant is None or done <= self._stuck_after:
+            return ""
+        close = validation.values["val/loss"] > (1 - _STUCK_WITHIN) * constant
+        self._stuck = self._stuck + 1 if close else 0
+        if self._stuck < _STUCK_VALIDATIONS:
+            return ""
+        return (
+            f"val/loss has stayed at {constant:.4g}, that of the tokens' frequencies, for "
+            f"{self._stuck} validations: this masked LM does not learn; lower --optim.peak_lr, or "
+            "raise --optim.warmup_steps"
+        )
+
+    def _gate(self, done: int, values: Mapping[str, float]) -> str:
+        due = [gate for gate in self._gates if self._gated < gate.step <= done]
+        self._gated = done
+        for gate in due:
+            if not gate.is_met(values):
+                self.unmet_gate = str(gate)
+                return f"gate {gate} is not met: {gate.metric} is {values[gate.metric]:.4g}"
+        return ""
+
+    def _warn(self, kind: str, line: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(f"warning: {line}")
+
+
+@jax.jit
+def _marks(params: Arrays) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns a sum of each parameter's bits, uint32 [], and whether all its values are finite.
+
+    Values that change leave the sum as it is with a probability of about 2^-32.
+    """
+
+    def mark(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+        bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
+        return jnp.sum(bits, dtype=jnp.uint32), jnp.isfinite(array).all()
+
+    return {name: mark(array) for name, array in params.items()}
+
+
+def _parts(names: Any) -> dict[str, set[str]]:
+    """Groups dotted paths by their first part, or two if the second is a number."""
+    parts: dict[str, set[str]] = {}
+    for name in names:
+        first, _, rest = name.partition(".")
+        second = rest.partition(".")[0]
+        parts.setdefault(f"{first}.{second}" if second.isdigit() else first, set()).add(name)
+    return parts
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,0 +1,34 @@
+"""A gate that is not met ends a real run, which a resume does not continue unnoticed."""
+
+from pathlib import Path
+
+import program
+
+
+def test_a_gate_ends_the_run_saved_and_a_resume_says_why(tmp_path: Path) -> None:
+    program.write_corpus(tmp_path)
+    words = [*program.TINY_MLM, "--data.path", "corpus", "--loop.steps", "8", "--mesh.fsdp", "1"]
+    words += ["--loop.eval_every", "2", "--output-dir", "run"]
+    gates = ["--loop.gates", "val/loss < 90 at 2", "val/loss < 0.01 at 3"]
+    ended = program.run(tmp_path, *words, *gates)
+    assert ended.returncode == 4, ended.stderr
+    assert "gate val/loss < 0.01 at 3 is not met: val/loss is" in ended.stdout
+    assert "4 of 8 steps are done and saved" in ended.stdout
+    assert (tmp_path / "run" / "checkpoints" / "4.json").exists()
+    again = program.run(tmp_path, *words, *gates, "--resume", "latest")
+    assert again.returncode == 4
+    assert "nothing to do: gate val/loss < 0.01 at 3 was not met after 4 steps" in again.stdout
+    without = program.run(tmp_path, *words, "--resume", "latest")
+    assert without.returncode == 0, without.stderr
+    assert "done: 8 of 8 steps" in without.stdout
+
+
+def test_a_gate_of_an_unknown_metric_is_refused_before_compilation(tmp_path: Path) -> None:
+    program.write_corpus(tmp_path)
+    words = [*program.TINY_MLM, "--data.path", "corpus", "--loop.steps", "8", "--mesh.fsdp", "1"]
+    refused = program.run(
+        tmp_path, *words, "--loop.eval_every", "2", "--loop.gates", "val/psnr > 4 at 2"
+    )
+    assert refused.returncode == 2
+    assert "val/psnr is not a metric of this model's validation: use one of val/" in refused.stderr
+    assert "compiled in" not in refused.stdout
