@@ -56,6 +56,9 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
                 shown = dict.fromkeys(formats.metric(value, metric.unit) for value in values)
                 constants.append(f"{kind}/{name} {' or '.join(shown)}")
         elif lines:
+            # Plotly's own range around a single value is too narrow to read.
+            single = len({value for line in lines for value in line["value"]}) == 1
+            from_zero = metric.unit in ("fraction", "1/s", "GiB") or name == "learning_rate"
             unit = "" if metric.unit in ("fraction", "1/s") else metric.unit
             title = _in_mib(f"{metric.title}, {unit}" if unit else metric.title, lines)
             found.append(
@@ -63,7 +66,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
                     "name": name,
                     "title": title,
                     "percent": metric.unit == "fraction",
-                    "zero": metric.unit in ("fraction", "1/s", "GiB") or name == "learning_rate",
+                    "zero": from_zero or single,
                     "unit": title.endswith("iB"),
                     "log": metric.better == "min" or name == "grad_norm",
                     "curves": lines,

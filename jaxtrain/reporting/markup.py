@@ -43,15 +43,12 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
     return opened if tag in _VOID else Html(f"{opened}{joined(children)}</{tag}>")
 
 
-def table(
-    head: Sequence[object], rows: Iterable[Sequence[object]], *, class_: str = "numbers"
-) -> Html:
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
     """Builds a table that scrolls sideways on a narrow page; a row's first cell is its heading.
 
     Args:
         head: a cell for each column; empty for a table without a head.
         rows: the cells of each row.
-        class_: "numbers" aligns all columns but the first to the right.
     """
     top = element("tr", *(element("th", cell, scope="col") for cell in head))
     body = (
@@ -63,7 +60,7 @@ def table(
         for row in rows
     )
     above = element("thead", top) if head else ""
-    made = element("table", above, element("tbody", *body), class_=class_)
+    made = element("table", above, element("tbody", *body))
     return element("div", made, class_="scrolls", tabindex="0")
 
 

@@ -1,15 +1,8 @@
 "use strict";
 // The slider over the steps of the samples.
 (() => {
-  const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  for (const video of document.querySelectorAll("figure video")) {
-    // The controls would hide a part of the clip.
-    const set = (shown) => (video.controls = shown || calm.matches);
-    for (const event of ["pointerenter", "focus"]) video.addEventListener(event, () => set(true));
-    for (const event of ["pointerleave", "blur"]) video.addEventListener(event, () => set(false));
-    set(false);
-    if (calm.matches) video.autoplay = false;
-  }
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (calm) for (const video of document.querySelectorAll("video")) video.autoplay = false;
   const slider = document.getElementById("sample-step");
   if (!slider) return;
   const steps = slider.dataset.steps.split(" ").map(Number);
@@ -34,28 +27,21 @@
         one.hidden = one !== chosen;
         if (one.tagName !== "VIDEO") continue;
         if (one.hidden) one.pause();
-        else if (!calm.matches) one.play().catch(() => {}); // a click on its controls plays it
+        else if (!calm) one.play();
       }
     }
   }
 })();
 
-// The buttons that copy a command. Where the clipboard is not allowed, they select the command.
-(() => {
-  for (const button of document.querySelectorAll("button.copy")) {
-    const code = button.parentElement.querySelector("code");
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-        button.textContent = "Copied";
-      } catch {
-        getSelection().selectAllChildren(code);
-        button.textContent = "Selected";
-      }
-      setTimeout(() => (button.textContent = "Copy"), 2000);
-    });
-  }
-})();
+// The buttons that copy a command.
+for (const button of document.querySelectorAll("button.copy")) {
+  button.hidden = !navigator.clipboard; // only pages of http servers have none
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+}
 
 // Draws the charts with Plotly. The rest of the page works without it.
 (async () => {
@@ -74,15 +60,20 @@
     return;
   }
 
-  const state = { over: "step", log: false, smooth: 0, shown: data.runs.map(() => true) };
+  // zoom: the range of x on all charts, null for everything; resets: how often it was reset.
+  const state = { over: "step", log: false, smooth: 0, zoom: null, resets: 0 };
+  const shown = data.runs.map(() => true);
   const plots = data.charts.map(addChart);
-  let following = false;
   let drawing = false;
   let wanted = false;
   prepareControls();
-  for (const [index, plot] of plots.entries()) {
-    await draw(index);
-    plot.on("plotly_relayout", (change) => follow(index, change));
+  await drawAll();
+  for (const plot of plots) {
+    plot.on("plotly_relayout", (change) => {
+      const zoom = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (zoom[0] !== undefined) set({ zoom });
+    });
+    plot.on("plotly_doubleclick", () => set({ zoom: null, resets: state.resets + 1 }));
   }
   document.body.dataset.drawn = "yes";
 
@@ -132,25 +123,25 @@
     for (const option of [...over.options]) {
       if (possible[option.value] === false) option.remove();
     }
-    over.addEventListener("change", () => change("over", over.value));
+    // A range of steps means nothing on a time axis.
+    over.addEventListener("change", () => set({ over: over.value, zoom: null }));
     const log = document.getElementById("log");
-    log.addEventListener("change", () => change("log", log.checked));
+    log.addEventListener("change", () => set({ log: log.checked }));
     const smooth = document.getElementById("smooth");
     smooth.addEventListener("input", () => {
-      smooth.parentElement.querySelector("output").textContent = smooth.value;
-      change("smooth", Number(smooth.value));
+      smooth.nextElementSibling.textContent = smooth.value;
+      set({ smooth: Number(smooth.value) });
     });
     for (const box of document.querySelectorAll("input[data-run]")) {
       box.addEventListener("change", () => {
-        state.shown[box.dataset.run] = box.checked;
+        shown[box.dataset.run] = box.checked;
         drawAll();
       });
     }
   }
 
-  function change(name, value) {
-    state[name] = value;
-    if (name === "over") zoomAll(null); // a range of steps means nothing on a time axis
+  function set(changes) {
+    Object.assign(state, changes);
     drawAll();
   }
 
@@ -161,16 +152,12 @@
     drawing = true;
     while (wanted) {
       wanted = false;
-      for (const index of plots.keys()) await draw(index);
+      const options = { responsive: true, displayModeBar: false, doubleClick: false };
+      for (const [index, chart] of data.charts.entries()) {
+        await Plotly.react(plots[index], traces(chart), layout(chart), options);
+      }
     }
     drawing = false;
-  }
-
-  function draw(index) {
-    const chart = data.charts[index];
-    const options = { displaylogo: false, responsive: true, displayModeBar: false };
-    options.doubleClick = "reset";
-    return Plotly.react(plots[index], traces(chart), layout(chart), options);
   }
 
   function traces(chart) {
@@ -179,7 +166,7 @@
     // Validation points last, so that they are drawn above the lines.
     const curves = [...chart.curves].sort((a, b) => a.kind.localeCompare(b.kind));
     for (const curve of curves) {
-      if (!state.shown[curve.run]) continue;
+      if (!shown[curve.run]) continue;
       const validation = curve.kind === "val";
       const color = css(`--run-${(validation && single ? 1 : data.runs[curve.run].color) % 8}`);
       const label = single ? curve.kind : `${data.runs[curve.run].label} ${curve.kind}`;
@@ -221,18 +208,14 @@
     if (chart.zero) y.rangemode = "tozero";
     if (chart.name === "learning_rate") y.exponentformat = "e";
     if (chart.unit) y.exponentformat = "none";
-    const flat = level(chart);
-    if (flat !== null && !log) Object.assign(y, { autorange: false, range: around(flat) });
+    y.uirevision = state.resets; // each chart keeps its own zoom of y
     const label = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
-    const x = { ...axis, title: label };
-    x.nticks = 7;
-    x.automargin = true;
-    x.range = extent(); // the same range on all charts, for comparison
-    x.autorange = false;
+    const x = { ...axis, title: label, nticks: 7, automargin: true };
+    x.range = state.zoom || extent(); // the same range on all charts, for comparison
+    x.uirevision = `${x.range}`;
     return {
       xaxis: x,
       yaxis: y,
-      uirevision: `${state.over}`,
       shapes: resumes(),
       margin: { l: 44, r: 8, t: 8, b: 38 },
       paper_bgcolor: css("--page"),
@@ -263,18 +246,6 @@
     const [first, last] = [Math.min(...known), Math.max(...known)];
     const edge = first === last ? Math.abs(first) / 2 || 1 : (last - first) * 0.025;
     return [first - edge, last + edge];
-  }
-
-  // The only value of a chart; null if it has several.
-  function level(chart) {
-    const values = chart.curves.flatMap((curve) => curve.value).filter((value) => value !== null);
-    return values.every((value) => value === values[0]) ? values[0] : null;
-  }
-
-  // Plotly's own range around a single value is too narrow to read.
-  function around(value) {
-    if (value === 0) return [0, 1];
-    return value > 0 ? [0, value * 1.25] : [value * 1.25, 0];
   }
 
   // A line at each step from which the run was resumed; ambiguous with several runs, so not drawn.
@@ -319,26 +290,6 @@
       weight = weight * state.smooth + 1;
       return sum / weight;
     });
-  }
-
-  function follow(from, change) {
-    if (following) return;
-    if (change["xaxis.autorange"] || change["yaxis.autorange"]) zoomAll(null, from);
-    else if ("xaxis.range[0]" in change) {
-      zoomAll([change["xaxis.range[0]"], change["xaxis.range[1]"]], from);
-    }
-  }
-
-  async function zoomAll(range, from = -1) {
-    following = true;
-    const others = [...plots.entries()].filter(([index, plot]) => index !== from && plot.layout);
-    const asked = (index) => {
-      if (range) return { "xaxis.range": [...range] };
-      const flat = level(data.charts[index]) !== null;
-      return { "xaxis.range": extent(), ...(flat ? {} : { "yaxis.autorange": true }) };
-    };
-    await Promise.all(others.map(([index, plot]) => Plotly.relayout(plot, asked(index))));
-    following = false;
   }
 
   function css(name) {

@@ -429,6 +429,6 @@ def problems(runs: Sequence[RecordedRun]) -> Html:
             ]
             more = f", the first {_MAX_ROWS}" if len(records) > _MAX_ROWS else ""
             parts.append(element("p", f"{what}: {len(records):,}{more}"))
-            parts.append(table(list(columns.values()), rows, class_="words"))
+            parts.append(table(list(columns.values()), rows))
     none = element("p", "None: all input was read and no step was skipped.", class_="none")
     return section("Unreadable input and skipped steps", *(parts or [none]))
