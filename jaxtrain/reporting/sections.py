@@ -375,7 +375,7 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
             )
         if rows:
             columns = ["", "started", "from", "steps", "duration", "end", "changes"]
-            parts += [heading(runs, index), table(columns, rows, class_="words")]
+            parts += [heading(runs, index), table(columns, rows)]
     return section("Starts", *parts)
 
 
