@@ -33,16 +33,6 @@
   }
 })();
 
-// The buttons that copy a command.
-for (const button of document.querySelectorAll("button.copy")) {
-  button.hidden = !navigator.clipboard; // only pages of http servers have none
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(button.previousElementSibling.textContent);
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 2000);
-  });
-}
-
 // Draws the charts with Plotly. The rest of the page works without it.
 (async () => {
   const nonce = document.currentScript.nonce;

@@ -67,13 +67,11 @@ def page(runs: Sequence[RecordedRun]) -> str:
         head=[sections.head(runs), *(configs if several else ())],
         rest=[
             samples.samples(runs),
-            sections.next_commands(runs),
             costs.where_time_went(runs),
             element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
             *(() if several else configs),
             sections.hardware(runs),
             sections.starts(runs),
-            sections.problems(runs),
         ],
     )
 

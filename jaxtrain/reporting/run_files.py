@@ -23,10 +23,8 @@ class RecordedRun:
         config: contents of ``config.json``; {} if the file is missing.
         records: records of ``metrics.jsonl``, ordered by step.
         history: events of ``history.jsonl``, in order.
-        quarantined: records of ``quarantine*.jsonl`` of all processes, one per input.
-        bad_steps: records of ``bad_steps.jsonl`` of process 0.
         active_process: description of the process that is training this run; "" if none is.
-        missing: a sentence for each file that is missing or unreadable.
+        problems: sentences about missing files, unreadable input, and skipped steps.
         color: number of the run's color on the page; runs of one kind share it.
     """
 
@@ -35,10 +33,8 @@ class RecordedRun:
     config: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     history: Sequence[Mapping[str, Any]]
-    quarantined: Sequence[Mapping[str, Any]]
-    bad_steps: Sequence[Mapping[str, Any]]
     active_process: str
-    missing: Sequence[str]
+    problems: Sequence[str]
     color: int = 0
 
     @property
@@ -89,7 +85,7 @@ def check(directory: Path, given: object) -> None:
 
 
 def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
-    """Reads a run directory; unreadable files are listed in ``missing``.
+    """Reads a run directory; unreadable files are listed in ``problems``.
 
     Args:
         directory: the run directory.
@@ -97,31 +93,34 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         own: whether the calling process is the run itself, at its end. It must not check the run's
             lock: closing the file would release the lock.
     """
-    missing: list[str] = []
+    problems: list[str] = []
     if not (directory / HISTORY).exists():
-        missing.append(
+        problems.append(
             f"{HISTORY} is missing: how the run ended, where the time "
             "went, the plan, the hardware, and the versions are unknown."
         )
-    records = sorted(_lines(directory / METRICS, missing), key=lambda record: int(record["step"]))
+    records = sorted(_lines(directory / METRICS, problems), key=lambda record: int(record["step"]))
     if not records:
-        missing.append(f"{METRICS} contains no record: no steps were recorded.")
+        problems.append(f"{METRICS} contains no record: no steps were recorded.")
     elif not any(name.startswith("val/") for record in records for name in record):
-        missing.append("No validation was recorded.")
-    quarantined: dict[str, json_lines.Record] = {}
-    for path in sorted(directory.glob("quarantine*.jsonl")):
-        for line in _lines(path, missing):
-            quarantined.setdefault(line["path"], line)
+        problems.append("No validation was recorded.")
+    quarantined = {
+        line["path"]
+        for path in directory.glob("quarantine*.jsonl")
+        for line in _lines(path, problems)
+    }
+    if quarantined:
+        problems.append(f"Unreadable input files: {len(quarantined):,}; see quarantine.jsonl.")
+    if skipped := len(_lines(directory / "bad_steps.jsonl", problems)):
+        problems.append(f"Skipped steps: {skipped:,}; see bad_steps.jsonl.")
     return RecordedRun(
         directory=directory,
         label=label,
-        config=addresses.scrubbed(_config(directory / CONFIG, missing)),
+        config=addresses.scrubbed(_config(directory / CONFIG, problems)),
         records=records,
-        history=addresses.scrubbed(_lines(directory / HISTORY, missing)),
-        quarantined=list(quarantined.values()),
-        bad_steps=_lines(directory / "bad_steps.jsonl", missing),
+        history=addresses.scrubbed(_lines(directory / HISTORY, problems)),
         active_process="" if own else lock.holder(directory),
-        missing=missing,
+        problems=problems,
     )
 
 
@@ -140,17 +139,17 @@ def _is_run(directory: Path) -> bool:
     return any((directory / name).is_file() for name in (CONFIG, METRICS, HISTORY))
 
 
-def _config(path: Path, missing: list[str]) -> dict[str, Any]:
+def _config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return atomic.read_json(path)
     except FileNotFoundError:
-        missing.append(f"{CONFIG} is missing: the config is unknown.")
+        problems.append(f"{CONFIG} is missing: the config is unknown.")
     except (OSError, ValueError) as error:
-        missing.append(f"{CONFIG} cannot be read ({first_line(error)}): the config is unknown.")
+        problems.append(f"{CONFIG} cannot be read ({first_line(error)}): the config is unknown.")
     return {}
 
 
-def _lines(path: Path, missing: list[str]) -> list[json_lines.Record]:
+def _lines(path: Path, problems: list[str]) -> list[json_lines.Record]:
     """Reads the records of a file; reports how many lines are damaged, such as a torn last one."""
     found, damaged = [], 0
     try:
@@ -162,8 +161,8 @@ def _lines(path: Path, missing: list[str]) -> list[json_lines.Record]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        missing.append(f"{path.name} cannot be read ({error.strerror}).")
+        problems.append(f"{path.name} cannot be read ({error.strerror}).")
     if damaged:
         lines = "line is" if damaged == 1 else "lines are"
-        missing.append(f"{path.name}: {damaged} {lines} damaged; skipped.")
+        problems.append(f"{path.name}: {damaged} {lines} damaged; skipped.")
     return found

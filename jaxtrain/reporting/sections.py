@@ -1,23 +1,19 @@
 """The page's sections, except those on time, memory and speed (``costs``) and on samples.
 
-A section without any data is omitted; the header lists what is missing.
+A section without any data is omitted; the header says why.
 """
 
 import itertools
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.config import invocation
-from jaxtrain.errors import shortest_folder
 from jaxtrain.reporting import facts, times
 from jaxtrain.reporting.markup import Html, element, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.telemetry import formats
 
 NOTHING = "\N{EN DASH}"
-_MAX_ROWS = 10
 _MACHINE = ("host", "processes", "devices", "device_kind", "driver")
 
 Cell = Callable[[RecordedRun], object]
@@ -69,7 +65,7 @@ def side_by_side(
 
 
 def head(runs: Sequence[RecordedRun]) -> Html:
-    """Builds the header: name, state, steps, results, devices, running time, missing files."""
+    """Builds the header: name, state, steps, results, devices, running time, problems."""
     names = list(dict.fromkeys(str(run.config.get("name") or run.label) for run in runs))
     results = {run.label: facts.results(run) for run in runs}
     leading = dict.fromkeys(n for run in runs for n in facts.leading(run, results[run.label]))
@@ -102,14 +98,13 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     else:
         title = element("h1", f"{len(runs)} runs: {', '.join(names)}")
         parts = [title, side_by_side(runs, [("state", _state), *rows, ("started", _started)])]
-    missing = [
+    problems = [
         element("li", element("b", f"{run.label}: ") if len(runs) > 1 else "", line)
         for run in runs
-        for line in run.missing
+        for line in run.problems
     ]
-    if missing:
-        listed = element("ul", *missing)
-        parts.append(element("div", element("b", "Missing"), listed, class_="hint"))
+    if problems:
+        parts.append(element("ul", *problems, class_="hint"))
     return element("header", *parts)
 
 
@@ -227,49 +222,6 @@ def _results(runs: Sequence[RecordedRun]) -> Html:
     return table(["", "first", "last", "best", "at step"], cells) if cells else Html("")
 
 
-def next_commands(runs: Sequence[RecordedRun]) -> Html:
-    """Shows how to resume, use, export, and compare each run; each command can be copied."""
-    parts: list[object] = []
-    for index, run in enumerate(runs):
-        parts.append(heading(runs, index))
-        for purpose, command in _commands(run, invocation.program()):
-            label = f"Copy the command: {purpose}"
-            button = element("button", "Copy", type="button", class_="copy", aria_label=label)
-            code = element("code", command, tabindex="0")
-            parts.append(element("div", element("p", purpose), code, button, class_="command"))
-    note = "For a shell in the folder where this page was written."
-    return section("Next commands", *parts, note=note)
-
-
-def _commands(run: RecordedRun, program: str) -> list[tuple[str, str]]:
-    """Returns purposes and commands; the arguments of a run are quoted for a shell."""
-    folder = shortest_folder(str(run.directory))
-    quoted = shlex.quote(folder)
-    start = run.last("start")
-    arguments = [str(argument) for argument in start.get("arguments") or ()]
-    again = {"--output-dir": folder, "--resume": "latest"}
-    commands: list[tuple[str, str]] = []
-    if arguments and facts.ending(run).word == "done":
-        if longer := _twice_as_long(run.config.get("loop", {})):
-            command = invocation.again(program, arguments, again | longer)
-            commands.append(("resume for longer", command))
-    elif arguments and not run.active_process:
-        commands.append(("resume", invocation.again(program, arguments, again)))
-    for purpose, key in (("try the model", "usage"), ("export the weights", "export_usage")):
-        if usage := start.get(key):
-            usage = usage.format(run=quoted, input="IN.mp4", out=f"{quoted}/")
-            commands.append((purpose, f"{program} {usage}"))
-    return [*commands, ("write this page again", f"{program} report {quoted}")]
-
-
-def _twice_as_long(loop: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the override that doubles the length of the run; {} if it is unknown."""
-    for name in ("steps", "epochs", "tokens_per_param"):
-        if loop.get(name) is not None:
-            return {f"--loop.{name}": f"{2 * loop[name]}"}
-    return {}
-
-
 def configs(runs: Sequence[RecordedRun]) -> Html:
     """Shows what differs between the runs or was set on the command line, then the full config."""
     flat = {run.label: config.flat(run.config) for run in runs}
@@ -325,24 +277,14 @@ def hardware(runs: Sequence[RecordedRun]) -> Html:
         count = run.last("compiled").get("params")
         return f"{count:,}" if count else None
 
-    rows: list[tuple[str, Cell]] = [
-        ("device", of("device_kind")),
-        ("devices", of("devices")),
-        ("processes", of("processes")),
-        ("host of process 0", of("host")),
-        ("platform", of("platform")),
-        ("driver", of("driver")),
-        ("model parameters", parameters),
-    ]
     packages = dict.fromkeys(n for run in runs for n in run.last("start").get("versions", {}))
-    versions = [(name, version(name)) for name in packages]
-    mark = len(runs) > 1
-    return element(
-        "div",
-        section("Hardware", side_by_side(runs, rows, mark=mark)),
-        section("Versions", side_by_side(runs, versions, mark=mark)),
-        class_="pair",
-    )
+    rows = [
+        ("model parameters", parameters),
+        *((name.replace("_", " "), of(name)) for name in (*_MACHINE, "platform")),
+        *((name, version(name)) for name in packages),
+    ]
+    table = side_by_side(runs, rows, mark=len(runs) > 1)
+    return section("Hardware and versions", table, note="Of the newest start; host of process 0.")
 
 
 def starts(runs: Sequence[RecordedRun]) -> Html:
@@ -393,42 +335,3 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         *machine,
         *config.differences(before.get("versions") or {}, now.get("versions") or {}),
     ] or ["nothing"]
-
-
-def problems(runs: Sequence[RecordedRun]) -> Html:
-    """Shows inputs that could not be read and steps that were skipped."""
-    kinds = (
-        (
-            "inputs that could not be read",
-            {"path": "input", "found": "found in", "reason": "why"},
-            lambda run: run.quarantined,
-        ),
-        (
-            "steps that were skipped",
-            {
-                "step": "after step",
-                "position": "first example",
-                "loss": "loss",
-                "grad_norm": "gradient norm",
-                "origin": "NaN/Inf began",
-            },
-            lambda run: run.bad_steps,
-        ),
-    )
-    parts: list[object] = []
-    for index, run in enumerate(runs):
-        if run.quarantined or run.bad_steps:
-            parts.append(heading(runs, index))
-        for what, columns, records_of in kinds:
-            records = records_of(run)
-            if not records:
-                continue
-            rows = [
-                [NOTHING if record.get(name) is None else str(record[name]) for name in columns]
-                for record in records[:_MAX_ROWS]
-            ]
-            more = f", the first {_MAX_ROWS}" if len(records) > _MAX_ROWS else ""
-            parts.append(element("p", f"{what}: {len(records):,}{more}"))
-            parts.append(table(list(columns.values()), rows))
-    none = element("p", "None: all input was read and no step was skipped.", class_="none")
-    return section("Unreadable input and skipped steps", *(parts or [none]))

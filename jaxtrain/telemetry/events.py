@@ -190,9 +190,6 @@ class Started:
         arguments: the command line.
         began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
         added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
-        usage: the command that uses the trained model, see
-            :attr:`jaxtrain.models.contract.ModelConfig.usage`.
-        export_usage: the command that exports its weights, in the same form.
     """
 
     step: int
@@ -203,8 +200,6 @@ class Started:
     arguments: Sequence[str]
     began: float = dataclasses.field(default_factory=time.time)
     added_metrics: Mapping[str, metrics.Metric] = dataclasses.field(default_factory=dict)
-    usage: str = ""
-    export_usage: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

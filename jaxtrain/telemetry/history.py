@@ -96,8 +96,6 @@ def _start(event: Started) -> dict[str, Any]:
         "versions": versions.versions(),
         "config": event.config,
         "arguments": list(event.arguments),
-        "usage": event.usage,
-        "export_usage": event.export_usage,
         "metrics": {
             name: dataclasses.asdict(metric) for name, metric in event.added_metrics.items()
         },

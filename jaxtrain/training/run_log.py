@@ -22,7 +22,7 @@ from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.line import Line
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.training import run_directory, run_summary
+from jaxtrain.training import run_directory
 from jaxtrain.xla import platform
 
 # The last message may wait for a lock or an unresponsive disk; the process ends anyway after this.
@@ -98,7 +98,6 @@ class RunLog(events.EventLog):
                 run_directory.discard_unused(directory, before)
 
         def start(total: int | None) -> events.Started:
-            usage, export_usage = run_summary.usages(run, arguments)
             return events.Started(
                 step=position.done,
                 seen=position.seen,
@@ -108,8 +107,6 @@ class RunLog(events.EventLog):
                 arguments=arguments,
                 began=IMPORTED_AT if arguments else self._entered,
                 added_metrics=metrics.added_by(run.model),
-                usage=usage,
-                export_usage=export_usage,
             )
 
         self._start = start

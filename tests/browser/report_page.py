@@ -239,18 +239,6 @@ def test_a_single_point_has_a_readable_axis(browser: Browser, tmp_path: Path) ->
     assert tab.evaluate(f"{ranges}.xaxis.range") == [3.5, 10.5]
 
 
-def test_a_command_is_copied(browser: Browser, runs: list[Path]) -> None:
-    page.write(runs[:1], runs[0] / "report.html")
-    grants = ["clipboard-read", "clipboard-write"]
-    tab = Opened(browser, runs[0] / "report.html", permissions=grants).page
-    command = tab.locator(".command code").first.text_content()
-    assert "--resume latest" in str(command)
-    tab.locator("button.copy").first.focus()
-    tab.keyboard.press("Enter")
-    tab.locator("button.copy", has_text="Copied").wait_for()
-    assert tab.evaluate("navigator.clipboard.readText()") == command
-
-
 @pytest.mark.parametrize("width", [400, 1600])
 def test_the_page_never_scrolls_sideways(both: Opened, width: int) -> None:
     both.page.set_viewport_size({"width": width, "height": 900})

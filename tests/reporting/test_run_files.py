@@ -14,7 +14,7 @@ from jaxtrain.storage import json_lines, lock
 def test_a_complete_run_has_nothing_missing(tmp_path: Path) -> None:
     written_run.write(tmp_path, history=written_run.full_history())
     run = run_files.read(tmp_path, "a")
-    assert not run.missing
+    assert not run.problems
     assert (len(run.starts), run.last("end")["code"]) == (2, 0)
     assert run.config["name"] == "tiny"
     assert run.records[-1]["step"] == 100
@@ -32,7 +32,7 @@ def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     assert run.records[-1]["step"] == 100
     assert len(run.records) == len(lines)
     assert len(run.history) == len(written_run.full_history())
-    assert run.missing == [
+    assert run.problems == [
         "metrics.jsonl: 2 lines are damaged; skipped.",
         "config.json is missing: the config is unknown.",
         "history.jsonl: 1 line is damaged; skipped.",
@@ -51,14 +51,14 @@ def test_records_are_read_the_same_way_as_by_the_run(tmp_path: Path) -> None:
 def test_a_run_without_records(tmp_path: Path) -> None:
     written_run.write(tmp_path, metrics=[])
     run = run_files.read(tmp_path, "a")
-    assert [line.split()[0] for line in run.missing] == ["history.jsonl", "metrics.jsonl"]
+    assert [line.split()[0] for line in run.problems] == ["history.jsonl", "metrics.jsonl"]
     (tmp_path / "metrics.jsonl").unlink()
-    assert run_files.read(tmp_path, "a").missing == run.missing
+    assert run_files.read(tmp_path, "a").problems == run.problems
 
 
 def test_a_run_without_validations_is_reported(tmp_path: Path) -> None:
     written_run.write(tmp_path, metrics=written_run.records([1, 2]), history=[])
-    assert "No validation was recorded." in run_files.read(tmp_path, "a").missing
+    assert "No validation was recorded." in run_files.read(tmp_path, "a").problems
 
 
 def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -
     one = {"path": "a.mp4", "reason": "truncated", "found": "training", "position": 3}
     written_run.lines(tmp_path / "quarantine.jsonl", [one, one])
     written_run.lines(tmp_path / "quarantine.1.jsonl", [one, one | {"path": "b.mp4"}])
-    found = run_files.read(tmp_path, "a").quarantined
-    assert [record["path"] for record in found] == ["a.mp4", "b.mp4"]
+    problems = run_files.read(tmp_path, "a").problems
+    assert "Unreadable input files: 2; see quarantine.jsonl." in problems
 
 
 def test_a_run_never_checks_its_own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_an_invalid_config_is_reported(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         run = run_files.read(tmp_path, "a")
         assert run.config == {}
-        assert any(line.startswith("config.json ") for line in run.missing)
+        assert any(line.startswith("config.json ") for line in run.problems)
