@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,13 @@ def _rates(device_kind: str) -> tuple[float | None, float | None]:
 
 # ---- NVML, the library that nvidia-smi uses
 
-_CORE = pynvml.NVML_TEMPERATURE_GPU
+_SENSORS: dict[str, Callable[[Any, Any], float]] = {
+    "train/gpu_utilization": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+    "train/gpu_power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "train/gpu_temperature_c": lambda nvml, gpu: float(
+        nvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
+    ),
+}
 
 # Errors of a single field: the card has no such sensor. All other errors mean that the driver has
 # failed.
@@ -221,20 +228,6 @@ def _kernel_driver(proc: Path) -> Driver:
     return Driver(match[1] if match else None, (), "" if match else f"{proc}: {line[:100]}")
 
 
-class Reading(NamedTuple):
-    """The sensors of one GPU; None for a sensor that it does not have.
-
-    Attributes:
-        utilization: fraction of the last sampling period (up to 1 s) in which a kernel ran.
-        power_w: watts.
-        temperature_c: degrees Celsius.
-    """
-
-    utilization: float | None
-    power_w: float | None
-    temperature_c: float | None
-
-
 class Gpus:
     """The GPUs that this process uses, through NVML; close it when done.
 
@@ -272,36 +265,26 @@ class Gpus:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def read(self) -> list[Reading]:
-        """Reads the sensors of each GPU.
+    def read(self) -> dict[str, list[float]]:
+        """Reads the sensors; the values of a metric are those of the GPUs that have its sensor.
 
         Raises:
             pynvml.NVMLError: the driver or a GPU has failed.
         """
-        return [self._read(gpu) for gpu in self._handles]
+        values: dict[str, list[float]] = {}
+        for gpu in self._handles:
+            for name, sensor in _SENSORS.items():
+                try:
+                    values.setdefault(name, []).append(sensor(self._nvml, gpu))
+                except pynvml.NVMLError as error:
+                    if error.value not in _UNSUPPORTED:
+                        raise
+        return {name: found for name, found in values.items() if found}
 
     def close(self) -> None:
         """Closes NVML."""
         with contextlib.suppress(pynvml.NVMLError):  # the driver may have failed
             self._nvml.nvmlShutdown()
-
-    def _read(self, gpu: Any) -> Reading:
-        nvml = self._nvml
-        return Reading(
-            _sensor(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-            _sensor(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            _sensor(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, _CORE))),
-        )
-
-
-def _sensor(read: Callable[[], float]) -> float | None:
-    """Reads a sensor; None if this GPU does not support it."""
-    try:
-        return read()
-    except pynvml.NVMLError as error:
-        if error.value in _UNSUPPORTED:
-            return None
-        raise
 
 
 # ---- Host memory
@@ -350,7 +333,8 @@ def shared_memory(folder: Path = SHARED) -> Shared | None:
 # ---- System metrics during training
 
 MEAN = ("train/gpu_utilization", "train/gpu_power_w")
-LARGEST = ("train/gpu_temperature_c", "train/host_memory_gib", "train/shm_gib")
+_HOST = ("train/host_memory_gib", "train/shm_gib")
+LARGEST = ("train/gpu_temperature_c", *_HOST)
 
 # Host memory is read at most this often, and for at most this fraction of the time.
 _HOST_EVERY_S = 10.0
@@ -386,9 +370,7 @@ class SystemMetrics:
         self._say = say
         self._every_s = every_s
         self._read_host, self._read_shared = read_host, read_shared
-        self._sums: dict[str, list[float]] = {}  # name -> sum and number of samples
-        self._most: dict[str, float] = {}
-        self._newest: dict[str, float] = {}  # host memory is read less often than it is recorded
+        self._samples: dict[str, list[float]] = {}
         self._read_host_at = 0.0
         self._warned = False
         self._lock = threading.Lock()
@@ -413,11 +395,13 @@ class SystemMetrics:
     def window(self) -> dict[str, float]:
         """Returns the metrics since the last call by full name; omits those without a sample."""
         with self._lock:
-            found = {name: total / count for name, (total, count) in self._sums.items()}
-            found |= self._most
-            self._sums = {}
-            self._most = dict(self._newest)
-        return found
+            samples = self._samples
+            # Host memory is read less often than it is recorded: its newest value stays.
+            self._samples = {name: samples[name][-1:] for name in _HOST if name in samples}
+        return {
+            name: statistics.fmean(values) if name in MEAN else max(values)
+            for name, values in samples.items()
+        }
 
     def close(self) -> None:
         """Ends the thread; waits at most 5 s for a driver that does not respond."""
@@ -442,16 +426,12 @@ class SystemMetrics:
             self._gpus = None
             self._say(f"GPU utilization, power, and temperature are no longer recorded: {error}")
             return
-        with self._lock:
-            for reading in readings:
-                self._add_to_mean("train/gpu_utilization", reading.utilization)
-                self._add_to_mean("train/gpu_power_w", reading.power_w)
-                self._keep_largest("train/gpu_temperature_c", reading.temperature_c)
+        self._add(readings)
 
     def _sample_host(self) -> None:
         shared = self._read_shared()
         if shared is not None:
-            self._set_newest("train/shm_gib", shared.used)
+            self._add({"train/shm_gib": [shared.used / GIB]})
             if shared.size and shared.used > _SHARED_FULL * shared.size and not self._warned:
                 self._warned = True
                 self._say(_warning(shared))
@@ -461,21 +441,12 @@ class SystemMetrics:
             ended = time.monotonic()
             self._read_host_at = ended + max(_HOST_EVERY_S, (ended - began) / _HOST_FRACTION)
             if held is not None:
-                self._set_newest("train/host_memory_gib", held)
+                self._add({"train/host_memory_gib": [held / GIB]})
 
-    def _set_newest(self, name: str, size: int) -> None:
+    def _add(self, samples: Mapping[str, Sequence[float]]) -> None:
         with self._lock:
-            self._newest[name] = size / GIB
-            self._keep_largest(name, size / GIB)
-
-    def _add_to_mean(self, name: str, value: float | None) -> None:
-        if value is not None:
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = [total + value, count + 1]
-
-    def _keep_largest(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._most[name] = max(value, self._most.get(name, value))
+            for name, values in samples.items():
+                self._samples.setdefault(name, []).extend(values)
 
 
 def _warning(shared: Shared) -> str:

@@ -16,7 +16,7 @@ from fake_nvml import LOST, UNSUPPORTED, Nvml, card
 from recorded_packages import H100, KERNEL
 
 from jaxtrain.telemetry import hardware
-from jaxtrain.telemetry.hardware import GIB, Driver, Gpu, Reading, Shared
+from jaxtrain.telemetry.hardware import GIB, Driver, Gpu, Shared
 
 MIB = 2**20
 
@@ -57,11 +57,10 @@ def test_memory_bandwidth_peaks() -> None:
 A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
 
 
-def utilizations(
-    nvml: Any, visible: str | None, ordinals: list[int] | None = None
-) -> list[float | None]:
+def utilizations(nvml: Any, visible: str | None, ordinals: list[int] | None = None) -> list[float]:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return [one.utilization for one in hardware.Gpus(environment, ordinals, nvml).read()]
+    readings = hardware.Gpus(environment, ordinals, nvml).read()
+    return readings.get("train/gpu_utilization", [])
 
 
 def test_memory_is_unknown_on_the_cpu() -> None:
@@ -110,7 +109,11 @@ def test_the_version_comes_from_the_kernel_without_nvml(tmp_path: Path) -> None:
 
 def test_a_gpu_reports_utilization_power_and_temperature() -> None:
     gpus = hardware.Gpus({}, None, Nvml(card("GPU-1", 75, 650, 61)))
-    assert gpus.read() == [Reading(0.75, 650.0, 61.0)]
+    assert gpus.read() == {
+        "train/gpu_utilization": [0.75],
+        "train/gpu_power_w": [650.0],
+        "train/gpu_temperature_c": [61.0],
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,12 +138,13 @@ def test_only_the_gpus_of_this_process_are_read() -> None:
     assert utilizations(Nvml(A, B, C), "2,1", [1, 2]) == []  # never the GPUs of other processes
 
 
-def test_a_missing_sensor_gives_none() -> None:
+def test_a_missing_sensor_is_omitted() -> None:
     nvml = Nvml(card("GPU-1", UNSUPPORTED, 70, UNSUPPORTED), card("GPU-2"))
-    assert hardware.Gpus({}, None, nvml).read() == [
-        Reading(None, 70.0, None),
-        Reading(0.5, 300.0, 60.0),
-    ]
+    assert hardware.Gpus({}, None, nvml).read() == {
+        "train/gpu_utilization": [0.5],
+        "train/gpu_power_w": [70.0, 300.0],
+        "train/gpu_temperature_c": [60.0],
+    }
 
 
 def test_a_failed_driver_is_an_error_not_a_zero() -> None:
