@@ -167,7 +167,7 @@ def add_samples(directory: Path, steps: Sequence[int]) -> None:
     (directory / "samples").mkdir(exist_ok=True)
     noise = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
     for step in steps:
-        image, clip = images.encode("p", noise[0]), images.encode("c", noise)
+        image, clip = images.encode(noise[0]), images.encode(noise)
         (directory / "samples" / f"reconstruction_{step}.png").write_bytes(image.file)
         (directory / "samples" / f"clip_{step}.mp4").write_bytes(clip.file)
         (directory / "samples" / f"text_{step}.txt").write_text(f"step {step} <b>bold</b>")

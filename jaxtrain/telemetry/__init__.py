@@ -2,7 +2,7 @@
 
 ``events`` defines the events, the stream, and what a sink is. The sinks are ``console``,
 ``line_files`` (``log.txt``, ``metrics.jsonl``), ``tensorboard``, ``history``, and ``samples``,
-which uses ``images`` and ``labels``. ``tracker`` has a thread for each of W&B, Trackio, and
+which uses ``images``. ``tracker`` has a thread for each of W&B, Trackio, and
 MLflow, which reads ``metrics.jsonl``. ``phases``, ``throughput``, and ``hardware`` measure some of
 the metrics. ``progress_bar`` is for long tasks before a run.
 """

@@ -39,7 +39,7 @@ from jaxtrain.distributed.signals import why
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.telemetry import images
-from jaxtrain.telemetry.labels import NO_LABELS, Labels
+from jaxtrain.telemetry.images import NO_LABELS, Labels
 from jaxtrain.telemetry.line import Line
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Sample:
         """The image or clip, encoded once for all sinks; None for a text."""
         if isinstance(self.content, str):
             return None
-        return images.encode(self.name, self.content, self.labels)
+        return images.encode(self.content, self.labels)
 
     @property
     def file(self) -> Path:
@@ -443,7 +443,7 @@ def file_sinks(
     """
     # Here, because each of these modules imports this one.
     from jaxtrain.telemetry.history import History
-    from jaxtrain.telemetry.line_files import LogFile, MetricsFile, list_files
+    from jaxtrain.telemetry.line_files import LogFile, list_files, metrics_file
     from jaxtrain.telemetry.samples import SampleFiles
 
     own: list[Sink] = [LogFile(directory, process), *list_files(directory, process, process_count)]
@@ -454,7 +454,7 @@ def file_sinks(
 
     return [
         *own,
-        MetricsFile(directory),
+        metrics_file(directory),
         SampleFiles(directory),
         TensorBoard(directory),
         History(directory),

@@ -1,16 +1,40 @@
-"""Encodes the images and clips of a run, for its files and for TensorBoard."""
+"""Encodes the images and clips of a run, with labels, for its files and for TensorBoard.
+
+An image explains itself without the run: its title is above it, labels of its columns are below the
+title, and labels of its rows are on the left. Small images are enlarged, since labels need space.
+"""
 
 import io
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxtrain.telemetry import labels
-from jaxtrain.telemetry.labels import NO_LABELS, Labels
-
 FRAMES_PER_SECOND = 8
+# An image is enlarged by the largest factor with which it stays within these sides (pixels).
+_WIDE, _HIGH, _MOST_ENLARGED = 720, 1300, 8
+_BACKGROUND, _TEXT, _QUIET = (22, 25, 29), (235, 238, 242), (158, 168, 179)
+# Height of the text in pixels, and the width of an image per pixel of it.
+_LEAST_TEXT, _WIDTH_PER_TEXT = 14, 72
+
+
+class Labels(NamedTuple):
+    """The texts around an image.
+
+    Attributes:
+        title: of the image.
+        rows: of rows of equal height, from top to bottom.
+        columns: of columns of equal width, from left to right.
+    """
+
+    title: str = ""
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+
+
+NO_LABELS = Labels()
 
 
 class Encoded(NamedTuple):
@@ -46,24 +70,63 @@ def check(name: str, image: np.ndarray) -> None:
         )
 
 
-def encode(name: str, image: np.ndarray, around: Labels = NO_LABELS) -> Encoded:
+def encode(image: np.ndarray, labels: Labels = NO_LABELS) -> Encoded:
     """Encodes an image as PNG, and a clip as MP4 and as GIF for TensorBoard.
 
     Args:
-        name: for the error message.
         image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
-        around: labels that are drawn around it.
-
-    Raises:
-        ValueError: it is neither an image nor a clip.
+        labels: are drawn around it.
     """
-    check(name, image)
-    image = labels.drawn(image, around)
+    image = drawn(image, labels)
     height, width = image.shape[-3:-1]
     if image.ndim == 3:
         png = _png(image)
         return Encoded(png, png, height, width)
     return Encoded(_mp4(image), _gif(image), height, width)
+
+
+def drawn(image: np.ndarray, labels: Labels) -> np.ndarray:
+    """Returns an image or a clip with its labels; both sides are even, as H.264 requires.
+
+    Args:
+        image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
+        labels: if all are empty, the image is returned unchanged.
+    """
+    if not any(labels):
+        return image
+    times = min(_WIDE // image.shape[-2], _HIGH // image.shape[-3], _MOST_ENLARGED)
+    if times > 1:
+        image = image.repeat(times, axis=-3).repeat(times, axis=-2)
+    height, width = image.shape[-3:-1]
+    frame, top, left = _frame(height, width, labels)
+    result = np.broadcast_to(frame, (*image.shape[:-3], *frame.shape)).copy()
+    result[..., top : top + height, left : left + width, :] = image
+    return result
+
+
+def _frame(height: int, width: int, labels: Labels) -> tuple[np.ndarray, int, int]:
+    """Returns an image of the labels alone, and the top left corner of what they surround."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    size = max(_LEAST_TEXT, width // _WIDTH_PER_TEXT)
+    margin = size // 2
+    # The font that Pillow contains is the same on all machines.
+    title, small = ImageFont.load_default(size), ImageFont.load_default(round(size * 0.9))
+    line = size + margin
+    top = margin + line * bool(labels.title) + line * bool(labels.columns)
+    left = margin + int(max([0, *(small.getlength(row) + margin for row in labels.rows)]))
+    right = max(left + width, int(margin + title.getlength(labels.title))) + margin
+    bottom = top + height + margin
+    frame = Image.new("RGB", (right + right % 2, bottom + bottom % 2), _BACKGROUND)
+    draw = ImageDraw.Draw(frame)
+    draw.text((margin, margin), labels.title, fill=_TEXT, font=title)
+    for number, row in enumerate(labels.rows):
+        middle = top + height * (2 * number + 1) // (2 * len(labels.rows))
+        draw.text((left - margin, middle), row, fill=_QUIET, font=small, anchor="rm")
+    for number, column in enumerate(labels.columns):
+        middle = left + width * (2 * number + 1) // (2 * len(labels.columns))
+        draw.text((middle, top - margin), column, fill=_QUIET, font=small, anchor="mb")
+    return np.asarray(frame), top, left
 
 
 def _png(image_HW3: np.ndarray) -> bytes:

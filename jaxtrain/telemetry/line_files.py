@@ -8,8 +8,9 @@ import dataclasses
 import datetime
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.storage.atomic import Appended
 from jaxtrain.storage.json_lines import JsonLines, Record
@@ -17,13 +18,6 @@ from jaxtrain.telemetry.events import BadStep, Message, Metrics, Rewound, StepEx
 
 LOG = "log.txt"  # of process 0
 METRICS = "metrics.jsonl"
-
-# Lists that each process writes for itself: file -> the event that adds a line, and the field that
-# locates the line in the run.
-_LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
-    "examples": (StepExamples, "step"),
-    "bad_steps": (BadStep, "position"),
-}
 
 
 def log_name(process: int) -> str:
@@ -51,86 +45,81 @@ class LogFile:
         self._file.close()
 
 
-class MetricsFile:
-    """Writes ``metrics.jsonl`` in process 0."""
+class RecordFile:
+    """Writes the events of one type, a line for each; a rewind removes later lines.
 
-    name = METRICS
-    takes = (Metrics, Rewound)
+    Args:
+        path: of the file.
+        event: the type of the events.
+        record: returns the record of an event.
+        stays: whether a record stays after a rewind.
+        others: files that are rewound, too.
+    """
 
-    def __init__(self, directory: Path) -> None:
-        self._file = JsonLines(directory / METRICS)
+    def __init__(
+        self,
+        path: Path,
+        event: type,
+        record: Callable[[Any], Record],
+        stays: Callable[[Record, Rewound], bool],
+        others: Iterable[Path] = (),
+    ) -> None:
+        self.name = path.name
+        self.takes = (event, Rewound)
+        self._file = JsonLines(path)
+        self._record, self._stays = record, stays
+        self._paths = (path, *others)
 
-    def handle(self, event: Metrics | Rewound) -> None:
+    def handle(self, event: Any) -> None:
         """Appends a record, or removes the records after the step of a rewind.
 
         Raises:
             OSError: the file could not be written; the next call retries.
             InputError: a line is not a record.
         """
-        if isinstance(event, Metrics):
-            self._file.add({"step": event.step, "time": time.time(), **event.values})
-            return
-
-        def kept(record: Record) -> bool:
-            repeated = not event.validated and any(name.startswith("val/") for name in record)
-            return int(record["step"]) <= event.step - repeated
-
-        self._file.rewind(kept)
+        if isinstance(event, Rewound):
+            self._file.rewind(lambda record: self._stays(record, event), self._paths)
+        else:
+            self._file.add(self._record(event))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
 
-class ListFile:
-    """Writes ``examples.jsonl`` or ``bad_steps.jsonl``; process N > 0 writes ``<kind>.N.jsonl``.
+def metrics_file(directory: Path) -> RecordFile:
+    """Returns ``metrics.jsonl``, which process 0 writes."""
 
-    Args:
-        directory: the run directory.
-        kind: ``"examples"`` or ``"bad_steps"``.
-        process: index of this process. Process 0 also rewinds the lists of processes that existed
-            in an earlier start but do not exist now.
-        process_count: number of processes of the run.
+    def record(event: Metrics) -> Record:
+        return {"step": event.step, "time": time.time(), **event.values}
+
+    def stays(record: Record, to: Rewound) -> bool:
+        repeated = not to.validated and any(name.startswith("val/") for name in record)
+        return int(record["step"]) <= to.step - repeated
+
+    return RecordFile(directory / METRICS, Metrics, record, stays)
+
+
+def list_files(directory: Path, process: int, process_count: int) -> list[RecordFile]:
+    """Returns ``examples.jsonl`` and ``bad_steps.jsonl``; of process N > 0, ``<kind>.N.jsonl``.
+
+    Process 0 also rewinds the lists of processes that existed in an earlier start but do not now.
     """
 
-    def __init__(self, directory: Path, kind: str, process: int, process_count: int) -> None:
-        event, self._key = _LISTS[kind]
-        self.takes: tuple[type, ...] = (event, Rewound)
-        self._kind = kind
-        self._process, self._process_count = process, process_count
-        suffix = ".jsonl" if process == 0 else f".{process}.jsonl"
-        self._file = JsonLines(directory / f"{kind}{suffix}")
-        self.name = self._file.path.name
-
-    def handle(self, event: StepExamples | BadStep | Rewound) -> None:
-        """Appends an entry, or removes the entries after the step of a rewind.
-
-        Raises:
-            OSError: the file could not be written; the next call retries.
-            InputError: a line is not an entry.
-        """
-        if not isinstance(event, Rewound):
-            self._file.add(dataclasses.asdict(event))
-            return
-        last = event.step if self._key == "step" else event.seen - 1
-        self._file.rewind(
-            lambda entry: int(entry[self._key]) <= last,
-            (self._file.path, *self._lists_of_former_processes()),
+    def file(kind: str, event: type, stays: Callable[[Record, Rewound], bool]) -> RecordFile:
+        numbers = {
+            path: re.fullmatch(r"\w+\.(\d+)\.jsonl", path.name)
+            for path in directory.glob(f"{kind}.*.jsonl")
+        }
+        former = (
+            path
+            for path, number in numbers.items()
+            if process == 0 and number and int(number[1]) >= process_count
         )
+        name = f"{kind}.jsonl" if process == 0 else f"{kind}.{process}.jsonl"
+        return RecordFile(directory / name, event, dataclasses.asdict, stays, former)
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def _lists_of_former_processes(self) -> Iterator[Path]:
-        if self._process:
-            return
-        for path in self._file.path.parent.glob(f"{self._kind}.*.jsonl"):
-            number = re.fullmatch(r"\w+\.(\d+)\.jsonl", path.name)
-            if number and int(number[1]) >= self._process_count:
-                yield path
-
-
-def list_files(directory: Path, process: int, process_count: int) -> list[ListFile]:
-    """Returns all lists of a process."""
-    return [ListFile(directory, kind, process, process_count) for kind in _LISTS]
+    return [
+        file("examples", StepExamples, lambda record, to: int(record["step"]) <= to.step),
+        file("bad_steps", BadStep, lambda record, to: int(record["position"]) < to.seen),
+    ]

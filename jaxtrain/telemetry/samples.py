@@ -43,11 +43,8 @@ class SampleFiles:
             self._last = last if self._last is None else min(last, self._last)
             self._waiting = {p: c for p, c in self._waiting.items() if (step_of(p) or 0) <= last}
         else:
-            content = event.content
-            data = content.encode() if isinstance(content, str) else b""
-            if event.image is not None:
-                data = event.image.file
-            self._waiting[self._directory / event.file] = data
+            content = event.image.file if event.image else str(event.content).encode()
+            self._waiting[self._directory / event.file] = content
         self._settle()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line, validation_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
-from jaxtrain.telemetry.labels import Labels
+from jaxtrain.telemetry.images import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.diagnosis.nan_origin import FindNan

@@ -35,13 +35,13 @@ import time
 from jaxtrain import main
 from jaxtrain.telemetry import line_files
 
-handle = line_files.MetricsFile.handle
+handle = line_files.RecordFile.handle
 
 def slow(self, event):
-    time.sleep(0.15)
+    time.sleep(0.15 if self.name == line_files.METRICS else 0)
     handle(self, event)
 
-line_files.MetricsFile.handle = slow
+line_files.RecordFile.handle = slow
 main.console()
 """
 SHORT = [*RUN, "--loop.steps", "60"]

@@ -22,7 +22,7 @@ def moving(frames: int, height: int, width: int) -> np.ndarray:
 
 def test_an_image_is_a_lossless_png() -> None:
     image = np.random.default_rng(0).integers(0, 256, (6, 10, 3)).astype(np.uint8)
-    made = images.encode("x", image)
+    made = images.encode(image)
     assert (images.extension(image), made.height, made.width) == (".png", 6, 10)
     assert made.shown == made.file
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(made.file))), image)
@@ -30,7 +30,7 @@ def test_an_image_is_a_lossless_png() -> None:
 
 def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
     clip = moving(5, 33, 48)
-    made = images.encode("x", clip)
+    made = images.encode(clip)
     assert (images.extension(clip), made.height, made.width) == (".mp4", 33, 48)
     (tmp_path / "x.mp4").write_bytes(made.file)
     with av.open(str(tmp_path / "x.mp4")) as container:
@@ -47,6 +47,6 @@ def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(2, 2), (2, 2, 4), (1, 2, 2, 2, 3)])
 def test_other_shapes_and_types_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"image x is uint8 .* or, for a clip"):
-        images.encode("x", np.zeros(shape, np.uint8))
+        images.check("x", np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="float32"):
-        images.encode("x", np.zeros((2, 2, 3), np.float32))
+        images.check("x", np.zeros((2, 2, 3), np.float32))

@@ -5,9 +5,9 @@ import io
 import numpy as np
 from PIL import Image
 
-from jaxtrain.telemetry import images, labels
+from jaxtrain.telemetry import images
 from jaxtrain.telemetry.events import Sample
-from jaxtrain.telemetry.labels import Labels
+from jaxtrain.telemetry.images import Labels
 
 ROWS = Labels("reconstruction   step 40   val/psnr 21.65 dB", ["original", "error"] * 2, ["a"])
 
@@ -18,7 +18,7 @@ def noise(*shape: int) -> np.ndarray:
 
 def test_an_image_is_inside_its_labels_pixel_by_pixel() -> None:
     image = noise(128, 900, 3)
-    made = labels.drawn(image, ROWS)
+    made = images.drawn(image, ROWS)
     height, width = made.shape[:2]
     assert (height % 2, width % 2) == (0, 0)
     inside = [
@@ -41,14 +41,14 @@ def test_an_image_is_inside_its_labels_pixel_by_pixel() -> None:
 
 def test_labels_depend_only_on_their_text() -> None:
     image = noise(64, 64, 3)
-    np.testing.assert_array_equal(labels.drawn(image, ROWS), labels.drawn(image, ROWS))
+    np.testing.assert_array_equal(images.drawn(image, ROWS), images.drawn(image, ROWS))
     other = ROWS._replace(title="reconstruction   step 41")
-    assert (labels.drawn(image, ROWS) != labels.drawn(image, other)).any()
+    assert (images.drawn(image, ROWS) != images.drawn(image, other)).any()
 
 
 def test_small_images_are_enlarged_by_a_whole_factor() -> None:
     clip = noise(2, 32, 32, 3)
-    made = labels.drawn(clip, ROWS)
+    made = images.drawn(clip, ROWS)
     assert len(made) == 2
     large = clip.repeat(8, axis=1).repeat(8, axis=2)
     assert made.shape[1] >= 256
@@ -59,12 +59,12 @@ def test_small_images_are_enlarged_by_a_whole_factor() -> None:
         for x in range(left)
         if (made[0, y, x] == large[0, 0, 0]).all()
     )
-    assert labels.drawn(noise(64, 4000, 3), ROWS).shape[1] < 4400
+    assert images.drawn(noise(64, 4000, 3), ROWS).shape[1] < 4400
 
 
 def test_an_image_without_labels_is_unchanged() -> None:
     image = noise(6, 9, 3)
-    assert labels.drawn(image, Labels()) is image
+    assert images.drawn(image, Labels()) is image
 
 
 def test_files_and_tensorboard_get_the_labels() -> None:
@@ -73,10 +73,10 @@ def test_files_and_tensorboard_get_the_labels() -> None:
     encoded = sample.image
     assert encoded is not None
     shown = np.asarray(Image.open(io.BytesIO(encoded.file)))
-    np.testing.assert_array_equal(shown, labels.drawn(image, ROWS))
+    np.testing.assert_array_equal(shown, images.drawn(image, ROWS))
     assert encoded.shown == encoded.file
     assert (encoded.height, encoded.width) == shown.shape[:2]
-    clip = images.encode("clip", noise(3, 64, 90, 3), ROWS)
+    clip = images.encode(noise(3, 64, 90, 3), ROWS)
     gif = Image.open(io.BytesIO(clip.shown))
     assert gif.size == (clip.width, clip.height)
     assert gif.size[1] > 64
