@@ -11,7 +11,6 @@ from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.cli import command_line
-from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.subject import Subject
@@ -26,8 +25,6 @@ def tiny(*overrides: str) -> config.Run:
 
 def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subject:
     """Returns a run of one process on this machine; ``place`` is its output directory."""
-    temporary = place / "temporary"
-    temporary.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         "run": run or tiny("--mesh.fsdp", "8"),
         "card": None,
@@ -35,9 +32,7 @@ def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subje
         "simulate_devices": None,
         "driver": Driver(),
         "environment": {},
-        "temporary": temporary,
         "scratch": lambda folder: None,
-        "store": KeyValueStore(),
     }
     short = cards.card_of_config(settings["run"].name)
     settings["card"] = None if short is None else cards.card(short)

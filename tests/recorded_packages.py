@@ -1,9 +1,18 @@
 """Recorded metadata: wheels of jax 0.10.2, GPUs, the driver's version file."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from jaxtrain.doctor.packages import Find, Package
+from jaxtrain.doctor.machine import Find
 from jaxtrain.telemetry.hardware import Gpu
+
+
+class Package(NamedTuple):
+    """An installed package, like ``importlib.metadata.Distribution``."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+
 
 _EXTRA = '; sys_platform == "linux" and extra == "with-cuda"'
 PLUGIN = Package(
@@ -38,7 +47,9 @@ def environment(
     wheels: Mapping[str, str] | None = None, without: str = "", **packages: Package
 ) -> Find:
     """Returns an environment with jax's plugin for CUDA 12 and its wheels, plus changes."""
-    there = {name: Package(version) for name, version in {**WHEELS, **(wheels or {})}.items()}
+    there: dict[str, Any] = {
+        name: Package(version) for name, version in {**WHEELS, **(wheels or {})}.items()
+    }
     there |= {"jaxlib": Package("0.10.2"), "jax-cuda12-plugin": PLUGIN, **packages}
     there.pop(without, None)
     return there.get

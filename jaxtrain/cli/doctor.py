@@ -1,5 +1,6 @@
 """``jaxtrain doctor``: checks whether a run can start here."""
 
+import dataclasses
 import json
 import os
 from typing import Any
@@ -50,18 +51,18 @@ def _examine(flags: commands.Doctor) -> int:
             terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
     summary = verdict(findings)
     terminal.out(f"\n{summary}")
-    ready = all(one.level != "problem" for one in findings)
+    ready = all(finding.level != "problem" for finding in findings)
     if flags.json and _writes_the_file():
-        told = addresses.scrubbed(
+        report = addresses.scrubbed(
             {
                 **about,
                 "overrides": list(flags.overrides),
                 "ready": ready,
                 "verdict": summary,
-                "findings": [one.as_dict() for one in findings],
+                "findings": [dataclasses.asdict(finding) for finding in findings],
             }
         )
-        atomic.write_whole(flags.json, json.dumps(told, indent=1) + "\n")
+        atomic.write_whole(flags.json, json.dumps(report, indent=1) + "\n")
     return 0 if ready else NOT_READY
 
 

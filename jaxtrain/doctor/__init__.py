@@ -1,7 +1,7 @@
 """Checks whether this machine, its cluster, and the data are ready for a config.
 
-`examination.py` starts `worker.py` and limits the time of each group of checks; a group that hangs
-or crashes is a finding, and the remaining groups run in a new process. The groups: `hosts.py`
-(several processes), `devices.py` with `packages.py`, `system.py`, `collective.py`, `loader.py`,
-`checkpointing.py`. Checks are functions of a `subject.py` that yield findings (`finding.py`).
+`examination.py` runs the checks in one process with a time limit: `hosts.py` (several processes),
+`machine.py` (devices, packages, workers, disk), `collectives.py`, `data.py` (with the loader's
+rate) and `checkpointing.py`. A check is a function of a `subject.py` that yields findings
+(`finding.py`).
 """

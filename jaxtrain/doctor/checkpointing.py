@@ -18,17 +18,19 @@ from jaxtrain.checkpoint import pointer, saver
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
-from jaxtrain.doctor.subject import Subject
-from jaxtrain.doctor.system import PREFIX
+from jaxtrain.doctor.subject import PREFIX, Subject
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket, normalized
-from jaxtrain.storage.disks import free_bytes
+from jaxtrain.storage.disks import disk_trouble, free_bytes
 from jaxtrain.telemetry.formats import size
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
 _PROBE_BYTES = 2**20
 LARGEST = 256 * 2**20  # bytes to write in the test, so that it ends in seconds
+_DO_NOT_TRUST = (
+    "do not save there: check the disk and its mount (dmesg, smartctl), or set another --output-dir"
+)
 
 
 def checks(subject: Subject) -> dict[str, Check]:
@@ -41,96 +43,67 @@ def checks(subject: Subject) -> dict[str, Check]:
 
 
 def bucket_access(url: str | None) -> Iterator[Finding]:
-    """Writes, reads, and deletes an object in the folder of the run.
-
-    Args:
-        url: of the folder; None without one.
-    """
+    """Writes, reads, and deletes an object in the folder of the run, if it has a bucket."""
     if url is None:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
+    url = normalized(url, "checkpoint.mirror", or_disk=False)
+    folder = Bucket(url).impatient()
     try:
-        url = normalized(url, "checkpoint.mirror", or_disk=False)
-        folder = Bucket(url).impatient()
         began = time.monotonic()
-        folder.put(name, content)
-        try:
-            found = folder.get(name)
-            seconds = time.monotonic() - began
+        written = folder.put_if(name, content, None)
+        found = folder.get(name)
+        rate = 2 * _PROBE_BYTES / 2**20 / (time.monotonic() - began)
+        again = folder.put_if(name, content, None)
+    finally:
+        with contextlib.suppress(InputError, RunAgain):
             folder.delete([name])
-            if found is None or found.data != content:
-                raise RunAgain(f"{url}: an object that was written is missing or differs")
-            first = folder.put_if(name, b"1", None)
-            second = folder.put_if(name, b"2", None)
-        finally:
-            with contextlib.suppress(InputError, RunAgain):
-                folder.delete([name])
-    except (InputError, RunAgain) as error:
-        yield problem(str(error), "see docs/guides/buckets.md")
-        return
-    if first is None or second is not None:
+    if found is None or found.data != content:
+        yield problem(f"{url}: an object that was written is missing or differs", _DO_NOT_TRUST)
+    elif written is None or again is not None:
         yield problem(
             f"{url} ignores the conditions of writes, so that a second run would not be detected",
             "use S3, Google Cloud Storage, R2, or a recent MinIO",
         )
-        return
-    rate = 2 * _PROBE_BYTES / 2**20 / seconds
-    yield ok(f"{url} can be written and read ({rate:.0f} MiB/s for one small object, measured)")
+    else:
+        yield ok(f"{url} can be written and read ({rate:.0f} MiB/s for one small object, measured)")
 
 
 def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Finding]:
-    """Saves the config's state, or as many of its arrays as fit, and reads it back.
-
-    Args:
-        subject: the config.
-        largest: most bytes to write.
-    """
+    """Saves the config's state, or as many of its arrays as fit ``largest``, and reads it back."""
     if subject.shared is False:
         yield warning(
-            "no checkpoint was tested: the processes do not seem to share the output directory's "
-            "storage",
+            "no checkpoint was tested: the processes do not share the output directory's storage",
             "fix that first",
         )
         return
-    folder = _agreed_folder(subject)
+    # The same in all processes, unless each writes on a disk of its own.
+    own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
+    agreed = Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
+    folder = agreed if subject.url is None else own
     subject.scratch(folder)  # before it exists: this process may be ended at any time
     try:
-        _make(folder)
-        try:
-            yield from _tried(subject, folder, largest)
-        except saver.SaveFailed as error:
-            yield problem(
-                f"a checkpoint could not be written at {subject.base}: {error.why}",
-                "free space there (a quota may apply), or set another --output-dir",
-            )
+        folder.mkdir(exist_ok=True)
+        yield from _tried(subject, folder, largest)
         subject.store.barrier("checkpoint read", ANSWER_S)
+    except saver.SaveFailed as error:
+        yield problem(
+            f"a checkpoint could not be written at {subject.base}: {error.why}",
+            "free space there (a quota may apply), or set another --output-dir",
+        )
+    except OSError as error:
+        what = f"no checkpoint can be written at {folder.parent}"
+        raise disk_trouble(error, what, "set another --output-dir") from error
     finally:
         if subject.store.index == 0 or subject.url is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _agreed_folder(subject: Subject) -> Path:
-    """Returns the same new folder in all processes, on the file system of the output directory."""
-    own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
-    if subject.url is not None:
-        return own
-    return Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"no checkpoint can be written at {folder.parent} ({error.strerror}): set another "
-            "--output-dir"
-        ) from error
-
-
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     own = min(largest, free_bytes(folder) // 3)  # two exist at a time
     most = min(map(int, subject.store.gather("checkpoint size", str(own), ANSWER_S)))
-    target, part = _part(subject.built.saved, most)
+    target = _part(subject.built.saved, most)
+    written, total = _bytes(target), subject.state_bytes
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
     own_disk = subject.url is not None and subject.store.count > 1
@@ -143,73 +116,47 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.wait()
             write_s = time.perf_counter() - began
     subject.store.barrier("checkpoint written", ANSWER_S)
+    seen = f"{size(written)} written in {write_s:.2f} s ({_speed(written / write_s)})"
     if own_disk:  # only in the bucket are the files of all processes together
-        yield ok(
-            f"{size(part)} written in {write_s:.2f} s ({_speed(part / write_s)}), each process its "
-            f"part at {subject.base}"
-        )
+        yield ok(f"{seen}, each process its part at {subject.base}")
         return
-    newest = pointer.newest(folder / pointer.CHECKPOINTS)
-    if newest is None or newest.name != "1.json":
-        yield problem(f"a checkpoint written at {subject.base} is missing", _DO_NOT_TRUST)
-        return
-    damage = pointer.verify(newest)
-    if damage:
+    path = folder / pointer.CHECKPOINTS / "1.json"
+    if damage := pointer.verify(path):
         yield problem(f"a checkpoint written at {subject.base} is damaged: {damage}", _DO_NOT_TRUST)
         return
     began = time.perf_counter()
-    restored = restore(newest, target)
-    jax.block_until_ready(restored)
+    restored = jax.block_until_ready(restore(path, target))
     read_s = time.perf_counter() - began
-    different = _different(state, restored)
-    if different:
+    if different := _different(state, restored):
         yield problem(
             f"a checkpoint read back from {subject.base} differs from what was written: "
             f"{', '.join(different[:3])}",
             _DO_NOT_TRUST,
         )
         return
-    yield ok(_summary(subject, part, most, write_s, read_s))
-
-
-_DO_NOT_TRUST = (
-    "do not save there: check the disk and its mount (dmesg, smartctl), or set another --output-dir"
-)
-
-
-def _summary(subject: Subject, part: int, most: int, write_s: float, read_s: float) -> str:
-    total, rate = subject.state_bytes, part / write_s
-    seen = (
-        f"{size(part)} written in {write_s:.2f} s ({_speed(rate)}), verified, read back in "
-        f"{read_s:.2f} s ({_speed(part / read_s)}), and equal"
-    )
-    if part == total:
-        return f"{seen}: the config's complete state"
-    return (
-        f"{seen}; this is a part of the state, because the test writes at most {size(most)}: all "
-        f"{size(total)} would take {total / rate:.0f} s to write (predicted)"
-    )
+    seen += f", verified, read back in {read_s:.2f} s ({_speed(written / read_s)}), and equal: "
+    predicted = f"{total * write_s / written:.0f} s to write (predicted)"
+    part = f"a part of the state; all {size(total)} would take {predicted}"
+    yield ok(seen + (part if written < total else "the config's complete state"))
 
 
 def _speed(rate: float) -> str:
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
-def _part(target: State, most: int) -> tuple[State, int]:
-    """Returns the state, or parameters of at most ``most`` bytes if it is larger; and its size."""
-    total = _size(target)
-    if total <= most:
-        return target, total
-    chosen, taken = {}, 0
-    for name, leaf in sorted(target.params.items(), key=lambda item: -_size(item[1])):
-        if taken + _size(leaf) <= most:
-            chosen[name] = leaf
-            taken += _size(leaf)
-    part = dataclasses.replace(target, params=chosen, extras={}, opt=())
-    return part, _size(part)
+def _part(target: State, most: int) -> State:
+    """Returns the state, or parameters of at most ``most`` bytes if it is larger."""
+    if _bytes(target) <= most:
+        return target
+    params, taken = {}, 0
+    for name, leaf in sorted(target.params.items(), key=lambda item: -_bytes(item[1])):
+        if taken + _bytes(leaf) <= most:
+            params[name] = leaf
+            taken += _bytes(leaf)
+    return dataclasses.replace(target, params=params, extras={}, opt=())
 
 
-def _size(tree: Any) -> int:
+def _bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -218,17 +165,8 @@ def _random(target: State) -> State:
     rng = np.random.default_rng(0)  # the same in all processes
 
     def array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        kind = np.dtype(leaf.dtype)
-        count = max(1, math.prod(leaf.shape))
-        values = (
-            rng.random(count, np.float32).astype(kind)
-            if jnp.issubdtype(kind, jnp.floating)
-            else rng.integers(0, 2, count).astype(kind)
-        )
-        values = values.reshape(leaf.shape)
-        return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: np.asarray(values[index])
-        )
+        values = np.asarray(rng.random(leaf.shape, np.float32)).astype(leaf.dtype)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, values.__getitem__)
 
     return cast(State, jax.tree.map(array, target))
 

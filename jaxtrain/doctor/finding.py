@@ -3,18 +3,17 @@
 import dataclasses
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.telemetry.formats import counted
 
 Level = Literal["ok", "warning", "problem"]
 Check = Callable[[], Iterable["Finding"]]
-Report = Callable[["Finding"], None]
 
-WIDTH = 100  # of the printed lines
-
+_WIDTH = 100  # of the printed lines
 _MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 _INDENT = 11
 _LONGEST = 300  # characters of another library's error
@@ -39,10 +38,6 @@ class Finding:
     group: str = ""
     check: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Converts it for JSON."""
-        return dataclasses.asdict(self)
-
     def as_text(self) -> str:
         """Formats it for the console: the level, the observation, and the fix below it."""
         lines = [_wrapped(f"  {_MARKS[self.level]:<{_INDENT - 2}}", self.seen)]
@@ -61,66 +56,56 @@ def warning(seen: str, cure: str) -> Finding:
     return Finding(level="warning", seen=seen, cure=cure)
 
 
-def problem(seen: str, cure: str) -> Finding:
+def problem(seen: str, cure: str = "") -> Finding:
     """Makes a finding about a run that would fail or lose something."""
     return Finding(level="problem", seen=seen, cure=cure)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
     """Summarizes all findings in one line, the last one on the console."""
-    problems = [one for one in findings if one.level == "problem"]
-    warnings = sum(one.level == "warning" for one in findings)
-    warned = f"{warnings} warning{'s' if warnings != 1 else ''}"
+    problems = [finding for finding in findings if finding.level == "problem"]
+    warnings = sum(finding.level == "warning" for finding in findings)
+    warned = counted(warnings, "warning")
     if not problems:
         return "ready" + (f", with {warned}" if warnings else "")
-    where = ", ".join(dict.fromkeys(one.group for one in problems))
-    count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''} ({where})"
+    groups = ", ".join(dict.fromkeys(finding.group for finding in problems))
+    count = f"{counted(len(problems), 'problem')} ({groups})"
     return f"not ready: {count}" + (f", {warned}" if warnings else "")
 
 
-def run_checks(group: str, make: Callable[[], Mapping[str, Check]], report: Report) -> None:
+def run_checks(group: str, checks: Mapping[str, Check], report: Callable[[Finding], None]) -> None:
     """Runs checks one after another; one that raises is a problem, and the next ones still run.
 
     Args:
         group: name of the group that they belong to.
-        make: returns the checks by name.
+        checks: name -> check.
         report: takes each finding as soon as there is one.
     """
-    name = "start"
-    try:
-        checks = make()
-    except Exception as error:
-        report(dataclasses.replace(_of_error(name, error), group=group, check=name))
-        return
     for name, check in checks.items():
-        try:
-            for found in check():
-                report(dataclasses.replace(found, group=group, check=name))
-        except Exception as error:
-            report(dataclasses.replace(_of_error(name, error), group=group, check=name))
+        for finding in _guarded(name, check):
+            report(dataclasses.replace(finding, group=group, check=name))
 
 
-def first_line(error: BaseException) -> str:
-    """Shortens an error to its first line, with the type."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:_LONGEST]}" if lines else type(error).__name__
-
-
-def _of_error(check: str, error: Exception) -> Finding:
-    if isinstance(error, InputError | RunAgain):  # its one line names the fix
-        return Finding(level="problem", seen=str(error))
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return problem(
-        f"the check '{check}' itself failed: {first_line(error)} ({Path(last.filename).name}:"
-        f"{last.lineno})",
-        "its result is unknown; if the error does not name the cause, please report a bug",
-    )
+def _guarded(name: str, check: Check) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except InputError as error:  # each of its messages names the fix
+        yield from map(problem, map(str, error.messages))
+    except RunAgain as error:
+        yield problem(str(error))
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        yield problem(
+            f"the check '{name}' itself failed: {type(error).__name__}: "
+            f"{first_line(error)[:_LONGEST]} ({Path(last.filename).name}:{last.lineno})",
+            "its result is unknown; if the error does not name the cause, please report a bug",
+        )
 
 
 def _wrapped(mark: str, text: str) -> str:
     return textwrap.fill(
         text,
-        WIDTH,
+        _WIDTH,
         initial_indent=mark,
         subsequent_indent=" " * len(mark),
         break_long_words=False,

@@ -1,33 +1,31 @@
 """Checks that the processes connect, and compares their clocks, configs, code, and storage."""
 
+import dataclasses
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxtrain.distributed import cluster_env, consistency, key_value, process_group
-from jaxtrain.distributed.key_value import KeyValueStore, NoAnswer
-from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.distributed.key_value import KeyValueStore
+from jaxtrain.doctor.finding import Check, Finding, ok, warning
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.telemetry.formats import counted
 from jaxtrain.training import run_directory
 
 ANSWER_S = 10.0
 # For a name to resolve, and again for the other processes.
 _MEET_S = 25.0
 _ROUNDS = 3
-WARN_SKEW_S, WORST_SKEW_S = 1.0, 30.0
+_SKEW_S = 1.0
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """Returns the checks of the group "processes"; the first one connects.
-
-    Args:
-        subject: its ``store`` and ``processes`` are set.
-    """
+    """Returns the checks of the group "processes"; the first one connects."""
     return {
         "coordinator": lambda: coordinator(subject),
         "clocks": lambda: clocks(subject.store),
@@ -36,27 +34,21 @@ def checks(subject: Subject) -> dict[str, Check]:
 
 
 def coordinator(subject: Subject) -> Iterator[Finding]:
-    """Connects this process to the others, and checks that they all connect."""
-    environment, subject.processes = subject.environment, None
-    try:
-        cluster = cluster_env.find(environment)
-        subject.processes = 1 if cluster is None else cluster.count
-        wait_s = min(_MEET_S, cluster_env.patience(environment))
-        impatient = {**environment, cluster_env.PATIENCE: str(wait_s)}
-        process_group.connect(impatient, subject.simulate_devices)
-    except (InputError, RunAgain) as error:  # its one line names the fix
-        yield Finding(level="problem", seen=str(error))
-        process_group.connect({}, subject.simulate_devices)  # this process continues alone
-        return
+    """Connects this process to the others, like a run."""
+    environment = subject.environment
+    wait_s = min(_MEET_S, cluster_env.patience(environment))
+    impatient = {**environment, cluster_env.PATIENCE: str(wait_s)}
+    process_group.connect(impatient, subject.simulate_devices)
+    cluster = cluster_env.find(environment)
     if cluster is None:
+        subject.connected = True
         yield ok("single process: nothing to synchronize")
         return
-    subject.store = key_value.of_run()
-    subject.store.barrier("start", ANSWER_S)
-    names = subject.store.gather("host", socket.gethostname(), ANSWER_S)
-    hosts = len(set(names))
+    store = key_value.of_run()
+    hosts = len(set(store.gather("host", socket.gethostname(), ANSWER_S)))
+    subject.store, subject.connected = store, True
     yield ok(
-        f"{cluster.count} processes on {hosts} host{'s' if hosts > 1 else ''} have connected at "
+        f"{cluster.count} processes on {counted(hosts, 'host')} have connected at "
         f"{cluster.coordinator} ({cluster.scheme})"
     )
 
@@ -72,45 +64,31 @@ def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iter
     for _ in range(_ROUNDS):
         store.barrier("clock", ANSWER_S)
         read = [float(t) for t in store.gather("clock", repr(clock()), ANSWER_S)]
-        for process, t in enumerate(read):
-            apart[process] = min(apart[process], t - read[0], key=abs)
-    worst = max(range(store.count), key=lambda process: abs(apart[process]))
-    skew = abs(apart[worst])
-    if skew <= WARN_SKEW_S:
-        yield ok(f"clocks are at most {skew:.3f} s apart")
+        apart = [min(before, t - read[0], key=abs) for before, t in zip(apart, read, strict=True)]
+    skew = max(apart, key=abs)
+    if abs(skew) <= _SKEW_S:
+        yield ok(f"clocks are at most {abs(skew):.3f} s apart")
         return
-    direction = "ahead of" if apart[worst] > 0 else "behind"
-    seen = f"the clock of process {worst} is {skew:.1f} s {direction} that of process 0"
-    cure = (
+    direction = "ahead of" if skew > 0 else "behind"
+    yield warning(
+        f"the clock of process {apart.index(skew)} is {abs(skew):.1f} s {direction} that of "
+        "process 0",
         "synchronize the clocks with NTP on every host: timedatectl set-ntp true, or chronyc "
-        "makestep"
+        "makestep",
     )
-    yield (problem if skew > WORST_SKEW_S else warning)(seen, cure)
 
 
-def same(store: KeyValueStore, own: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Checks that all processes have the same config, code, and packages.
-
-    Args:
-        store: the run's key-value store.
-        own: the result of :func:`jaxtrain.distributed.consistency.facts` in this process.
-    """
-    if store.count == 1:
-        return
-    every = [json.loads(text) for text in store.gather("facts", json.dumps(own), ANSWER_S)]
-    different = consistency.compare(every)
-    if different:  # its one line names the fix
-        yield Finding(level="problem", seen=different)
-    else:
+def same(store: KeyValueStore, own: Mapping[str, Any]) -> Iterator[Finding]:
+    """Checks, like a run, that all processes have the same config, code, and packages."""
+    if store.count > 1:
+        consistency.check(own, store)
         yield ok("the same config, code, and packages in all processes")
 
 
 def shared_storage(subject: Subject) -> Iterator[Finding]:
-    """Checks that all processes see one another's files at the output directory."""
-    if subject.url is not None:
-        return
+    """Checks, like a run, that all processes see one another's files at the output directory."""
     store = subject.store
-    if store.count == 1:
+    if subject.url is not None or store.count == 1:
         return
     subject.shared = False
     # Process 0's, like the run directory. The timeout covers processes still busy with their data.
@@ -124,29 +102,21 @@ def others(store: KeyValueStore, own: list[Finding]) -> Iterator[Finding]:
     """Has process 0 report the other processes' warnings and problems, each only once."""
     if store.count == 1:
         return
-    known = {(one.check, one.seen) for one in own}
-    amiss = [one.as_dict() for one in own if one.level != "ok"]
-    store.publish("findings", json.dumps({"host": socket.gethostname(), "amiss": amiss}))
+    amiss = [dataclasses.asdict(finding) for finding in own if finding.level != "ok"]
+    text = json.dumps({"host": socket.gethostname(), "amiss": amiss})
+    texts = store.gather("findings", text, ANSWER_S)
     if store.index:
         yield ok("process 0 reports the findings of all processes")
         return
-    count = 0
-    for process in range(1, store.count):
-        try:
-            theirs = json.loads(store.wait_for("findings", process, ANSWER_S))
-        except NoAnswer:
-            yield problem(
-                f"process {process} did not finish its checks within {ANSWER_S:.0f} s",
-                "see what it printed; start all processes at the same time",
-            )
-            continue
-        for one in theirs["amiss"]:
-            if (one["check"], one["seen"]) not in known:
-                known.add((one["check"], one["seen"]))
-                count += 1
-                where = f"process {process} ({theirs['host']}), {one['group']}: {one['seen']}"
-                yield Finding(level=one["level"], seen=where, cure=one["cure"])
-    if not count:
+    known = {(finding.check, finding.seen) for finding in own}
+    reported = len(known)
+    for process, theirs in enumerate(map(json.loads, texts)):
+        for finding in (Finding(**fields) for fields in theirs["amiss"]):
+            if (finding.check, finding.seen) not in known:
+                known.add((finding.check, finding.seen))
+                seen = f"process {process} ({theirs['host']}), {finding.group}: {finding.seen}"
+                yield Finding(level=finding.level, seen=seen, cure=finding.cure)
+    if len(known) == reported:
         yield ok("the other processes have no further warnings or problems")
 
 

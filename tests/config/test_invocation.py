@@ -15,7 +15,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import command_line
 from jaxtrain.config import invocation, overrides
-from jaxtrain.doctor import devices
+from jaxtrain.doctor import machine
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.training import run_summary
@@ -137,7 +137,7 @@ def _resume(place: Path) -> str:
 
 
 def _doctor(place: Path) -> str:
-    return devices._plan(_own_config(place), "NVIDIA H200")
+    return machine.plan_command(_own_config(place), "NVIDIA H200")
 
 
 def _own_config(place: Path) -> config.Run:

@@ -19,7 +19,7 @@ def test_a_failing_check_is_a_problem_and_the_next_check_still_runs() -> None:
 
     found: list[Finding] = []
     checks = {"first": broken, "second": wrong, "third": lambda: [warning("seen", "cure")]}
-    run_checks("some", lambda: checks, found.append)
+    run_checks("some", checks, found.append)
     assert [(one.check, one.level) for one in found] == [
         ("first", "ok"),
         ("first", "problem"),

@@ -47,7 +47,7 @@ from program import TINY_MLM, two_processes, write_corpus  # noqa: E402
 import jaxtrain  # noqa: E402
 from jaxtrain import main  # noqa: E402
 from jaxtrain.data.text import byte_level  # noqa: E402
-from jaxtrain.doctor import loader  # noqa: E402
+from jaxtrain.doctor import data as doctor_data  # noqa: E402
 from jaxtrain.errors import InputError, RunAgain  # noqa: E402
 from jaxtrain.interop import hub, weights  # noqa: E402
 from jaxtrain.telemetry import line_files  # noqa: E402
@@ -394,7 +394,7 @@ def test_a_run_starts_from_a_model_and_resumes_without_it(
     HUB.requests.clear()
     capsys.readouterr()
     source = ["--model.init_from", "hf:me/masked"]
-    seen = all_ok(loader.inputs(subject(tmp_path, tiny(*fields, *source))))
+    seen = all_ok(doctor_data.inputs(subject(tmp_path, tiny(*fields, *source))))
     assert "model.init_from hf:me/masked is on the Hub (5 files" in seen
     assert "the run downloads it and checks its arrays" in seen
     assert not HUB.seen("GET", "/cdn/")
