@@ -109,9 +109,7 @@ def memory(runs: Sequence[RecordedRun]) -> Html:
 
 
 def _gib(value: float | None) -> str | None:
-    if value is None:
-        return None
-    return f"{value * 1024:.1f} MiB" if 0 < value < 0.1 else f"{value:.2f} GiB"
+    return None if value is None else formats.metric(value, "GiB")
 
 
 def throughput(runs: Sequence[RecordedRun]) -> Html:
