@@ -10,7 +10,6 @@ from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.telemetry import formats
 
 MOST_POINTS = 2000
-_LEAST_GIB = 0.1  # smaller memory is drawn in MiB
 
 
 def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -60,14 +59,13 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
             single = len({value for line in lines for value in line["value"]}) == 1
             from_zero = metric.unit in ("fraction", "1/s", "GiB") or name == "learning_rate"
             unit = "" if metric.unit in ("fraction", "1/s") else metric.unit
-            title = _in_mib(f"{metric.title}, {unit}" if unit else metric.title, lines)
             found.append(
                 {
                     "name": name,
-                    "title": title,
+                    "title": f"{metric.title}, {unit}" if unit else metric.title,
                     "percent": metric.unit == "fraction",
                     "zero": from_zero or single,
-                    "unit": title.endswith("iB"),
+                    "unit": unit == "GiB",
                     "log": metric.better == "min" or name == "grad_norm",
                     "curves": lines,
                 }
@@ -85,16 +83,6 @@ def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether several points were recorded, and each curve has a single value."""
     several = any(len(line["value"]) > 1 for line in lines)
     return several and all(len(set(line["value"])) == 1 for line in lines)
-
-
-def _in_mib(title: str, lines: Sequence[dict[str, Any]]) -> str:
-    """Converts small values in GiB to MiB; returns the title with the unit."""
-    most = max(abs(one) for line in lines for one in line["value"] if one is not None)
-    if not title.endswith(", GiB") or most >= _LEAST_GIB:
-        return title
-    for line in lines:
-        line["value"] = [None if one is None else _rounded(one * 1024) for one in line["value"]]
-    return title.removesuffix("GiB") + "MiB"
 
 
 def thin(

@@ -46,15 +46,6 @@ def test_a_metric_has_a_chart_unless_it_is_constant_in_every_run(tmp_path: Path)
     assert not notes
 
 
-def test_small_memory_is_in_mib(tmp_path: Path) -> None:
-    records = written_run.records([1, 2])
-    for number, record in enumerate(records):
-        record |= {"train/shm_gib": number * 0.05, "train/host_memory_gib": 1.0 + number}
-    charts, _ = curves.charts([read(tmp_path, metrics=records)])
-    found = {chart["title"]: chart["curves"][0]["value"] for chart in charts if chart["unit"]}
-    assert found == {"/dev/shm, MiB": [0, 51.2], "host memory, GiB": [1, 2]}
-
-
 def test_nan_and_inf_are_gaps_and_are_counted(tmp_path: Path) -> None:
     records = written_run.records([1, 2, 3, 4])
     records[1] |= {"train/loss": None, "nonfinite": {"train/loss": "nan"}}
