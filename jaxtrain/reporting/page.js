@@ -63,7 +63,7 @@
       const zoom = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (zoom[0] !== undefined) set({ zoom });
     });
-    plot.on("plotly_doubleclick", () => set({ zoom: null, resets: state.resets + 1 }));
+    plot.on("plotly_doubleclick", () => unzoom({}));
   }
   document.body.dataset.drawn = "yes";
 
@@ -114,7 +114,7 @@
       if (possible[option.value] === false) option.remove();
     }
     // A range of steps means nothing on a time axis.
-    over.addEventListener("change", () => set({ over: over.value, zoom: null }));
+    over.addEventListener("change", () => unzoom({ over: over.value }));
     const log = document.getElementById("log");
     log.addEventListener("change", () => set({ log: log.checked }));
     const smooth = document.getElementById("smooth");
@@ -133,6 +133,10 @@
   function set(changes) {
     Object.assign(state, changes);
     drawAll();
+  }
+
+  function unzoom(changes) {
+    set({ ...changes, zoom: null, resets: state.resets + 1 });
   }
 
   // One round at a time: a slider fires faster than many charts can be drawn.

@@ -9,7 +9,6 @@ from typing import Any
 from jaxtrain.reporting.markup import Html, element
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.sections import heading, section
-from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.samples import FOLDER, step_of
 
 # Total size of the samples of one page, over all its runs, and of those that only its slider shows.
@@ -17,7 +16,6 @@ from jaxtrain.telemetry.samples import FOLDER, step_of
 MOST_BYTES = 16 * 2**20
 MOST_EARLIER_BYTES = 6 * 2**20
 _MOST_STEPS = 60  # on the slider
-_MOST_NAMES = 10
 _MOST_CHARACTERS = 20_000
 _KINDS = {".txt": "text/plain", ".png": "image/png", ".mp4": "video/mp4"}  # in this order
 
@@ -114,11 +112,7 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
             f"The slider has {len(steps)} steps, to keep the page small; samples/ has {more} more."
         )
     if omitted := [sample for sample in newest if sample not in kept]:
-        names = ", ".join(
-            f"{sample.path.name} ({formats.size(sample.size)})" for sample in omitted[:_MOST_NAMES]
-        )
-        more_names = len(omitted) - _MOST_NAMES
-        names += f" and {more_names:,} more" if more_names > 0 else ""
+        names = ", ".join(sample.path.name for sample in omitted)
         notes.append(f"Omitted to keep the page small: {names}.")
     return section("Samples", _slider(steps), *parts, note=" ".join(notes)) if newest else Html("")
 
