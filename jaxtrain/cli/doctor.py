@@ -29,16 +29,10 @@ def main(flags: commands.Doctor) -> int:
 
 
 def _examine(flags: commands.Doctor) -> int:
-    request = examination.DoctorRequest(
-        config=flags.config,
-        overrides=flags.overrides,
-        output_dir=flags.output_dir,
-        resume=flags.resume,
-        simulate_devices=flags.simulate_devices,
-    )
     findings: list[Finding] = []
     about: dict[str, Any] = {}
     heading = ""
+    request = dataclasses.asdict(flags) | {"json": None}  # a path is not JSON
     for event in examination.examine(request):
         if isinstance(event, Finding):
             findings.append(event)

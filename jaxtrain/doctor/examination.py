@@ -37,33 +37,15 @@ _HANG_CURES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorRequest:
-    """The run to check.
-
-    Attributes:
-        config: its config, a name or a path.
-        overrides: fields set on the command line, as typed.
-        output_dir: where the run would write; None for the run's default.
-        resume: what the run would resume from, as typed; None if it would not resume.
-        simulate_devices: number of virtual CPU devices; None for the real devices.
-    """
-
-    config: str
-    overrides: tuple[str, ...]
-    output_dir: str | None
-    resume: str | None
-    simulate_devices: int | None
-
-
 Event = dict[str, Any] | Finding
 
 
-def examine(request: DoctorRequest, limit_s: float = LIMIT_S) -> Iterator[Event]:
+def examine(request: Mapping[str, Any], limit_s: float = LIMIT_S) -> Iterator[Event]:
     """Yields findings, and the other messages of :func:`run_groups`, as they arrive.
 
     Args:
-        request: the run to check.
+        request: the run to check: its ``config`` and ``overrides``, and the flags ``output_dir``,
+            ``resume``, and ``simulate_devices`` as typed; None if not set.
         limit_s: for all checks together.
 
     Raises:
@@ -77,7 +59,7 @@ def examine(request: DoctorRequest, limit_s: float = LIMIT_S) -> Iterator[Event]
         return dataclasses.replace(problem(seen, cure), group=group, check="time")
 
     try:
-        with SubprocessWorker(_FUNCTION, dataclasses.asdict(request), environment()) as worker:
+        with SubprocessWorker(_FUNCTION, request, environment()) as worker:
             for message in worker.messages(limit_s):
                 if "finding" in message:
                     yield Finding(**message["finding"])
@@ -109,7 +91,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     Without a connection to the other processes, the group "processes" is the last one.
 
     Args:
-        request: :class:`DoctorRequest` as a dict.
+        request: see :func:`examine`.
         send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...}, and
             {"scratch": folder} for a folder to remove if this process dies.
 

@@ -32,13 +32,10 @@ _TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
 _ENOUGH = 0.95  # fraction of a card's memory: jax reports less than nvidia-smi
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SHARED_MEMORY = Path("/dev/shm")
-# Type of a file system -> what it is, and the fix.
+# Type of a file system -> why its files are lost.
 _LOST = {
-    "tmpfs": ("memory, lost at the next restart", "set --output-dir to a place on a disk"),
-    "overlayfs": (
-        "the container's own layer, lost with the container",
-        "set --output-dir to a volume: docker run -v /data:/data, or a pod's volume claim",
-    ),
+    "tmpfs": "memory, lost at the next restart",
+    "overlayfs": "the container's own layer, lost with the container",
 }
 
 
@@ -111,26 +108,22 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     if card is None:
         return
     if devices[0].platform == "cpu":
-        level = problem if subject.simulate_devices is None else warning
-        yield level(
+        yield (problem if subject.simulate_devices is None else warning)(
             f"{run.name} is for {card.name}, but jax uses the CPU: no GPU is checked",
             f"run doctor on the GPUs; without any, {plan_command(run, card.name)} shows what it "
             "needs",
         )
         return
     memory = min((gpu.memory for gpu in _own_gpus(subject) if gpu.name in kinds), default=0)
-    if memory and memory < _ENOUGH * card.memory:
-        yield problem(
-            f"{name} has {size(memory)}, {run.name} is for {card.name} with {size(card.memory)}",
+    small = bool(memory) and memory < _ENOUGH * card.memory
+    seen = f"{name} with {size(memory or card.memory)}"
+    if small or name != card.name:
+        yield (problem if small else warning)(
+            f"{seen}, and {run.name} is for {card.name} with {size(card.memory)}",
             f"find settings that fit: {plan_command(run, name)} --fit",
         )
-    elif name != card.name:
-        yield warning(
-            f"the GPUs are {name}, {run.name} is for {card.name}",
-            f"see what it needs there: {plan_command(run, name)}",
-        )
     else:
-        yield ok(f"{name} with {size(memory or card.memory)}")
+        yield ok(seen)
 
 
 def plan_command(run: config.Run, name: str) -> str:
@@ -198,11 +191,7 @@ def packages(find: Find = installed) -> Iterator[Finding]:
     required = [Requirement(line) for line in plugin.requires or ()]
     required = [package for package in required if package.name.startswith("nvidia-")]
     if not any(find(package.name) for package in required):
-        yield warning(
-            f"{name} without NVIDIA's wheels: it uses CUDA, cuDNN, and NCCL from the library path, "
-            "in unknown versions",
-            f"if this is not intended: {versions.pip('install', fix)}",
-        )
+        yield ok(f"{name} without NVIDIA's wheels: it uses CUDA, cuDNN, and NCCL of this system")
         return
     required.append(Requirement(f"jaxlib=={plugin.version}"))  # jax refuses another one
     found = {
@@ -275,8 +264,10 @@ def file_system(folder: Path) -> Iterator[Finding]:
     name = result.stdout.strip() or "an unknown file system"
     seen = f"the output directory is on {name}"
     if name in _LOST:
-        what, cure = _LOST[name]
-        yield warning(f"{seen}: {what}", cure)
+        yield warning(
+            f"{seen}: {_LOST[name]}",
+            "set --output-dir to a disk; in a container, to a volume (docker run -v /data:/data)",
+        )
     else:
         yield ok(seen)
 

@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examined import judged
 from program import TINY_MLM
 
 from jaxtrain.doctor import examination
-from jaxtrain.doctor.examination import LIMIT_S, DoctorRequest
+from jaxtrain.doctor.examination import LIMIT_S
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.errors import InputError
 
@@ -33,14 +34,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-def request(place: Path, *overrides: str) -> DoctorRequest:
-    return DoctorRequest(
-        config="demo_mlm",
-        overrides=(*TINY_MLM[2:], *overrides),
-        output_dir=str(place),
-        resume=None,
-        simulate_devices=1,
-    )
+def request(place: Path, *overrides: str) -> dict[str, Any]:
+    return {
+        "config": "demo_mlm",
+        "overrides": (*TINY_MLM[2:], *overrides),
+        "output_dir": str(place),
+        "resume": None,
+        "simulate_devices": 1,
+    }
 
 
 def worker() -> int:
