@@ -204,7 +204,7 @@ def compare(
         InputError: wrong use, or a run that cannot end well.
         RunAgain: only temporary failures.
     """
-    from jaxtrain import comparison
+    from jaxtrain import comparison, terminal
     from jaxtrain.comparison.experiment import At
     from jaxtrain.config import invocation
 
@@ -238,7 +238,7 @@ def compare(
             output_dir=None if output_dir is None else Path(output_dir),
             runs_dir=None if runs is None else Path(runs),
             simulate_devices=simulate_devices,
-            say=(lambda line: None) if quiet else print,
+            say=(lambda line: None) if quiet else terminal.out,
         )
 
 
