@@ -1,6 +1,6 @@
 """The plans that the documentation shows are those of today; requires ``cuda12``.
 
-Not part of the default suite: ``python -m pytest tests/gpu_programs/documented_plans.py``.
+Not part of the default suite: ``python -m pytest tests/docs/documented_plans.py``.
 """
 
 import re
