@@ -56,6 +56,7 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer
 from jaxtrain.errors import HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, one_line
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.xla import platform
 
 Newest = int | str
 """The step of the newest checkpoint, or else one of these words."""
@@ -569,14 +570,7 @@ class Local(Launcher):
     def _gpus(self) -> int:
         """Returns how many GPUs the processes share."""
         simulated = option("--simulate-devices", self.arguments) is not None
-        if os.environ.get("JAX_PLATFORMS") == "cpu" or simulated:
-            return 0
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None:
-            return sum(one not in ("", "-1") for one in visible.split(","))
-        with contextlib.suppress(OSError):
-            return _output(["nvidia-smi", "--list-gpus"]).count("GPU-")
-        return 0
+        return 0 if simulated else len(platform.visible_gpus(os.environ))
 
     def start(self, index: int, arguments: Sequence[str]) -> Process:
         """Starts a process. The output of process 0 is shown, the others have files."""

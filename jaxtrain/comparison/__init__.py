@@ -29,7 +29,7 @@ def run(
     """Compares two configs, and writes ``compare.json`` and the report after each pair.
 
     Args:
-        a: the config as it is.
+        a: the config without the change.
         b: the config with the change.
         words: what each side is, for people.
         metric: None takes ``checkpoint.best_metric`` of a.

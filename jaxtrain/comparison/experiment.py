@@ -38,7 +38,7 @@ class Question:
     """What is asked.
 
     Attributes:
-        a: the config as it is.
+        a: the config without the change.
         b: the config with the change.
         words: what was typed for each side, for people.
         metric: such as ``"val/psnr"``.

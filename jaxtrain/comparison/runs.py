@@ -15,6 +15,7 @@ from pathlib import Path
 from jaxtrain import config, versions
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, InputError, RunAgain
 from jaxtrain.reporting import facts, run_files, times
+from jaxtrain.xla import platform
 
 TRIES = 5  # of a run that ends with a temporary failure
 _BETWEEN_TRIES_S = 5.0
@@ -132,7 +133,7 @@ class Trainer:
         Args:
             run: the config.
             directory: of the run.
-            gpus: CUDA_VISIBLE_DEVICES; None leaves it as it is.
+            gpus: CUDA_VISIBLE_DEVICES; None does not set it.
 
         Raises:
             Failed: the run cannot end well.
@@ -194,25 +195,11 @@ def slots(run: config.Run, simulate_devices: int | None) -> list[str | None]:
 
     One run at a time on CPUs, and for a config that takes all devices; then the element is None.
     """
-    if simulate_devices is not None or run.mesh.auto or os.environ.get("JAX_PLATFORMS") == "cpu":
+    if simulate_devices is not None or run.mesh.auto:
         return [None]
-    names = _gpus()
+    names = platform.visible_gpus(os.environ)
     count = len(names) // run.mesh.devices
     if count < 2:
         return [None]
     size = run.mesh.devices
     return [",".join(names[slot * size : (slot + 1) * size]) for slot in range(count)]
-
-
-def _gpus() -> list[str]:
-    """Returns the GPUs that a run would see, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name not in ("", "-1")]
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(number) for number, _ in enumerate(listed.stdout.splitlines())]

@@ -1,5 +1,7 @@
 """The loss of predicting each token by its frequency, which a language model must beat."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +28,15 @@ def loss_of_frequencies(counts_V: np.ndarray) -> float:
     themselves. What is added to each count is the best of five values.
 
     Args:
-        counts_V: how often each id occurs; at least two tokens in total.
+        counts_V: how often each id occurs.
+
+    Returns:
+        NaN for fewer than two tokens, such as those of a validation whose examples are all broken.
     """
     counted = np.asarray(counts_V, np.float64)
     total = counted.sum()
+    if total < 2:
+        return math.nan
     kept = counted[counted > 0]
     return min(
         float(-(kept * np.log((kept - 1 + added) / (total - 1 + added * counted.size))).sum())

@@ -28,7 +28,8 @@ from jaxtrain.config.gates import Gate
 from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.training.validation import Validation
 
-# Of the steps after the warm-up: before, a model may still be worse than a constant.
+# Of the steps after the warm-up, and at least so many: before, a good run may still be worse than a
+# constant, as a tiny masked LM was after 5 steps.
 _GRACE = 0.1
 _GRACE_STEPS = 200
 # A masked LM first learns the frequencies of the tokens, and leaves this plateau late: it counts as
@@ -68,7 +69,7 @@ class Canaries:
         self._run, self._definition, self._say = run, definition, say
         self._rate = rate
         rest = total - warmup
-        self._grace_ends = warmup + max(int(_GRACE * rest), min(_GRACE_STEPS, rest // 2))
+        self._grace_ends = warmup + max(int(_GRACE * rest), _GRACE_STEPS)
         self._stuck_after = warmup + int(_STUCK_SHARE * rest)
         self._stuck = 0  # validations in a row at the level of the frequencies
         self._gates = [Gate.parse(text) for text in run.loop.gates]
@@ -194,7 +195,7 @@ class Canaries:
 def _marks(params: Arrays) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Returns a sum of each parameter's bits, uint32 [], and whether all its values are finite.
 
-    Values that change leave the sum as it is with a probability of about 2^-32.
+    Values that change leave the sum unchanged with a probability of about 2^-32.
     """
 
     def mark(array: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,8 +7,9 @@ devices, jax would print a traceback (``cuInit(0) failed: Unknown CUDA error 303
 
 import ctypes
 import importlib.util
+import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -19,6 +20,27 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 def has_cuda_plugin() -> bool:
     """Whether jax has the compiler for GPUs (extra ``cuda12`` or ``cuda13``)."""
     return any(importlib.util.find_spec(name) for name in _PLUGINS)
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Returns the GPUs that a process would use, as CUDA_VISIBLE_DEVICES names them.
+
+    It needs no jax. [] also if there is no ``nvidia-smi``, and with ``JAX_PLATFORMS=cpu``.
+
+    Args:
+        environment: ``os.environ``.
+    """
+    if environment.get("JAX_PLATFORMS") == "cpu":
+        return []
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name not in ("", "-1")]
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], stdout=subprocess.PIPE, text=True)
+    except OSError:
+        return []
+    count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return [str(number) for number in range(count)]
 
 
 def lacks_driver() -> bool:

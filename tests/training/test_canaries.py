@@ -194,6 +194,28 @@ def test_the_loss_of_frequencies_is_near_the_entropy_and_never_flatters(size: in
             assert found < entropy + 0.05
 
 
+def test_a_run_shorter_than_the_grace_is_not_compared_with_a_constant() -> None:
+    run = Run()
+    run.canaries._grace_ends = Canaries(
+        MLM,
+        SimpleNamespace(),  # type: ignore[arg-type]
+        10,
+        warmup=0,
+        rate=lambda done: 1.0,
+        since=0,
+        say=print,
+    )._grace_ends
+    run.validate(10, loss=5.4, constant={"val/loss": 5.3})
+    assert run.said == []
+
+
+def test_broken_examples_alone_have_no_loss_of_frequencies() -> None:
+    assert math.isnan(token_frequencies.loss_of_frequencies(np.zeros(5)))
+    run = Run()
+    run.validate(500, loss=math.nan, constant={"val/loss": math.nan})
+    assert run.said == []
+
+
 def test_counts_are_those_of_targets() -> None:
     targets = jnp.array([[1, 2, 2], [-1, 0, 5]])
     weights = jnp.array([[1, 1, 1], [0, 0, 1]], jnp.float32)

@@ -3,6 +3,7 @@
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -154,7 +155,8 @@ class VideoAutoencoder(Model):
     @staticmethod
     def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns the `psnr` of clips of one color."""
-        return {"psnr": float(sums["psnr"] / sums["frames"])}
+        frames = float(sums["frames"])
+        return {"psnr": float(sums["psnr"]) / frames if frames else math.nan}
 
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
         """Shows up to 3 clips: originals, reconstructions, and errors as a heat map, in rows.
