@@ -48,7 +48,7 @@ def test_wrong_use_and_ctrl_c_end_the_launcher(tmp_path: Path, code: int) -> Non
     assert len(stubs.calls(0)) == len(stubs.calls(1)) == 1
 
 
-@pytest.mark.parametrize("code", [75, 1, 134])
+@pytest.mark.parametrize("code", [75, 134])
 def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, code: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ (($2 == 3)) || exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == 0
@@ -58,7 +58,7 @@ def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, 
     ] * 3
 
 
-@pytest.mark.parametrize(("code", "given_up_with"), [(75, 1), (1, 1), (134, 134)])
+@pytest.mark.parametrize(("code", "given_up_with"), [(75, 1), (134, 134)])
 def test_restarts_without_progress_end(tmp_path: Path, code: int, given_up_with: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ save 7; exit {code}; }}")
     found, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
@@ -71,12 +71,6 @@ def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { save $2; (($2 == 8)) || exit 75; }")
     assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 0
     assert len(stubs.calls(0)) == 8
-
-
-def test_files_of_a_failed_save_are_not_a_checkpoint(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { mkdir -p run/checkpoints run/data/$2-0a; exit 75; }")
-    assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 1
-    assert len(stubs.calls(0)) == 2
 
 
 def test_a_killed_process_ends_the_others(tmp_path: Path) -> None:
@@ -111,9 +105,7 @@ def test_remaining_children_of_a_process_are_ended(tmp_path: Path) -> None:
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 75), (signal.SIGINT, 130)])
 def test_a_signal_reaches_all_and_the_launcher_waits(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -221,8 +213,7 @@ def test_a_run_without_its_disk_does_not_start_from_scratch(tmp_path: Path) -> N
     assert "restarts in a row" not in err
 
 
-@pytest.mark.parametrize("argument", [(), ("--doctor",)])
-@pytest.mark.parametrize("was_there", [False, True])
+@pytest.mark.parametrize(("argument", "was_there"), [((), False), (("--doctor",), True)])
 def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     tmp_path: Path, argument: tuple[str, ...], was_there: bool
 ) -> None:
@@ -235,12 +226,6 @@ def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     assert code == (0 if argument else 2), err
     assert not (tmp_path / "new" / "deep").exists()
     assert (tmp_path / "new").exists() == was_there
-
-
-def test_a_rejected_start_keeps_existing_files(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { touch run/note; exit 2; }")
-    assert stubs.run("local.sh", "1", *RUN)[0] == 2
-    assert (tmp_path / "run" / "note").exists()
 
 
 def test_the_launcher_waits_for_a_known_checkpoint(tmp_path: Path) -> None:
@@ -263,17 +248,6 @@ def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "18.json").is_file()
 
 
-def test_a_signal_ends_the_wait_for_a_disk(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, AWAY + "play() { go; exit 75; }")
-    with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
-        wait_until(lambda: (tmp_path / "away").exists(), launcher)
-        time.sleep(1)
-        launcher.send_signal(signal.SIGTERM)
-        launcher.communicate(timeout=60)
-        assert launcher.returncode == 75
-    assert len(stubs.calls(0)) == 1
-
-
 def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
     plan = "play() { (($2 < 8)) || exit 0; rm -rf run/checkpoints; save $((20 - $2)); exit 75; }"
     stubs = Stubs(tmp_path, plan)
@@ -283,16 +257,8 @@ def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
     assert "(newest: 17): giving up" in err
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "mkdir -p run/damaged; mv run/checkpoints run/damaged",
-        "mkdir -p run/suspect; mv run/checkpoints run/suspect",
-    ],
-)
-def test_a_damaged_or_suspect_checkpoint_is_not_an_unavailable_disk(
-    tmp_path: Path, change: str
-) -> None:
+def test_a_suspect_checkpoint_is_not_an_unavailable_disk(tmp_path: Path) -> None:
+    change = "mkdir -p run/suspect; mv run/checkpoints run/suspect"
     plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"
     stubs = Stubs(tmp_path, plan)
     code, _, err = stubs.run("local.sh", "1", *RUN)
@@ -310,11 +276,8 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: str | Non
 @pytest.mark.parametrize(
     ("arguments", "cache_dir"),
     [
-        (("--config", "demo"), None),
-        (("--config", "demo", "--data.cache_dir", "mine"), "mine"),
         (("--config", "demo", "--data.cache_dir=s3://bucket/cache"), "s3://bucket/cache"),
         (("--config", "own.py"), "gs://bucket/of_config"),
-        (("--config", "own.py", "--data.cache_dir", "None"), None),
     ],
 )
 def test_a_run_in_a_bucket_may_be_interrupted_any_number_of_times(

@@ -137,19 +137,6 @@ def test_a_requeued_job_without_its_disk_does_not_start_from_scratch(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_a_requeued_job_waits_for_its_disk(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { :; }")
-    with stubs.start(
-        "slurm.sbatch", *RUN, **(BATCH | {"SLURM_RESTART_COUNT": "1", "RESTART_DELAY_S": "1"})
-    ) as job:
-        assert job.stderr is not None
-        assert "is its disk mounted?" in job.stderr.readline()
-        (tmp_path / "run").mkdir()
-        _, err = job.communicate(timeout=60)
-        assert job.returncode == 0, err
-    assert len(stubs.calls(0)) == 1
-
-
 def test_a_job_that_loses_its_disk_is_not_requeued(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($1)) || mv run away; exit 75; }")
     code, err = submitted(stubs, *RUN, MAX_RESTARTS="2")
@@ -157,24 +144,3 @@ def test_a_job_that_loses_its_disk_is_not_requeued(tmp_path: Path) -> None:
     assert err.count("run does not exist now: is its disk mounted?") == 2
     assert "after 2 checks run still does not exist: not requeued" in err
     assert "scontrol requeue" not in stubs.slurm()
-
-
-@pytest.mark.parametrize("argument", [(), ("--doctor",)])
-def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
-    tmp_path: Path, argument: tuple[str, ...]
-) -> None:
-    stubs = Stubs(
-        tmp_path, f"play() {{ [[ -d new/deep ]] || exit 1; exit {0 if argument else 2}; }}"
-    )
-    code, err = submitted(stubs, "--output-dir", "new/deep", *argument)
-    assert code == (0 if argument else 2), err
-    assert not (tmp_path / "new").exists()
-
-
-def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
-    plan = "play() { (($1)) || { rm -rf run/checkpoints; save $((20 - $2)); }; exit 75; }"
-    stubs = Stubs(tmp_path, plan)
-    codes = [submitted(stubs, *RUN, MAX_RESTARTS="2")[0]]
-    for start in ("1", "2"):
-        codes.append(submitted(stubs, *RUN, MAX_RESTARTS="2", SLURM_RESTART_COUNT=start)[0])
-    assert codes == [0, 0, 1]

@@ -63,10 +63,8 @@ def test_a_process_left_by_a_broken_connection_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("host", ["a|e;touch owned;", r"a&b\1\n$(touch owned)`touch owned`'%s"])
-def test_host_names_are_not_interpreted(tmp_path: Path, host: str) -> None:
-    """They used to be part of a sed command, and of a shell command on the last host."""
-    host = host.replace(" ", "${IFS}")
+def test_host_names_are_not_interpreted(tmp_path: Path) -> None:
+    host = r"a&b\1\n$(touch owned)`touch owned`'%s;touch owned;".replace(" ", "${IFS}")
     stubs = Stubs(tmp_path, r"play() { printf 'a\\tb\n\nlast'; }")
     code, out, err = stubs.run("ssh.sh", hosts(tmp_path, f"{host}\nb\n"), *RUN)
     assert code == 0, err
@@ -74,34 +72,6 @@ def test_host_names_are_not_interpreted(tmp_path: Path, host: str) -> None:
     assert out.splitlines().count(f"[{host}] ") == 1
     assert out.splitlines().count(f"[{host}] last") == 1
     assert not list(tmp_path.rglob("owned*"))
-
-
-@pytest.mark.long
-def test_a_process_that_dies_ends_the_others_and_all_restart(tmp_path: Path) -> None:
-    plan = """play() {
-        (($2 == 1)) || exit 0
-        if (($1)); then
-            until [[ -e $STUBS/ready.0 ]]; do sleep 0.05; done
-            kill -KILL $$
-        fi
-        trap '' TERM
-        stopped
-    }"""
-    stubs = Stubs(tmp_path, plan)
-    code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
-    assert code == 0, err
-    assert "process 1 ended with 137 (SIGKILL)" in err
-    assert "restart 1 of at most 5 without a new checkpoint (newest: none)" in err
-    assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
-    assert stubs.calls(0)[0][0] != stubs.calls(0)[1][0]  # another port
-
-
-@pytest.mark.long
-def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { (($1)) || save $2; (($2 == 4)) || exit 75; }")
-    code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
-    assert code == 0, err
-    assert "(newest: 3)" in err
 
 
 def test_a_run_in_a_bucket_uses_the_cache_of_its_hosts(tmp_path: Path) -> None:
@@ -131,35 +101,23 @@ OFF = """play() {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("checks", "words"), [("1", "one check"), ("3", "3 checks")])
-def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(
-    tmp_path: Path, checks: str, words: str
-) -> None:
+def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, OFF)
-    code, _, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, MAX_RESTARTS=checks)
+    code, _, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, MAX_RESTARTS="2")
     assert code == 1
     assert len(stubs.calls(0)) == 1
-    assert err.count("and a cannot be reached now. Not starting from scratch") == int(checks)
-    assert f"after {words} a still cannot be reached: giving up" in err
+    assert err.count("and a cannot be reached now. Not starting from scratch") == 2
+    assert "after 2 checks a still cannot be reached: giving up" in err
     assert "disk" not in err
     assert "in a row" not in err
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("argument", [(), ("--doctor",)])
-def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
-    tmp_path: Path, argument: tuple[str, ...]
-) -> None:
-    stubs = Stubs(
-        tmp_path, f"play() {{ [[ -d new/deep ]] || exit 1; exit {0 if argument else 2}; }}"
-    )
-    arguments = (hosts(tmp_path), "--output-dir", "new/deep", *argument)
-    code, out, err = stubs.run("ssh.sh", *arguments)
-    assert code == (0 if argument else 2), out + err
+def test_a_rejected_start_leaves_no_empty_folder(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { [[ -d new/deep ]] || exit 1; exit 2; }")
+    code, out, err = stubs.run("ssh.sh", hosts(tmp_path), "--output-dir", "new/deep")
+    assert code == 2, out + err
     assert not (tmp_path / "new").exists()
-    (tmp_path / "new").mkdir()
-    assert stubs.run("ssh.sh", *arguments)[0] == code
-    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_no_host_keeps_a_folder_if_one_host_fails_the_check(tmp_path: Path) -> None:
@@ -169,19 +127,17 @@ def test_no_host_keeps_a_folder_if_one_host_fails_the_check(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_reaches_every_host(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_reaches_every_host(tmp_path: Path) -> None:
     plan = """play() {
-        trap 'sleep 0.3; touch saved.$index; exit 75' TERM
         trap 'sleep 0.3; touch saved.$index; exit 130' INT
         stopped
     }"""
     stubs = Stubs(tmp_path, plan)
     with stubs.start("ssh.sh", hosts(tmp_path), *RUN) as launcher:
         wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
-        launcher.send_signal(number)
+        launcher.send_signal(signal.SIGINT)
         launcher.communicate(timeout=60)
-        assert launcher.returncode == code
+        assert launcher.returncode == 130
     assert (tmp_path / "saved.0").exists()
     assert (tmp_path / "saved.1").exists()
 
