@@ -211,51 +211,6 @@ def test_a_store_that_stays_unavailable_is_one_line(place: Path, proxy: FaultPro
     assert "Traceback" not in said
 
 
-def test_parts_of_a_job_one_of_which_is_killed_and_repeated(
-    place: Path, server: Server, proxy: FaultProxy
-) -> None:
-    out = f"s3://{BUCKET}/parts"
-
-    def task(number: int) -> subprocess.Popen[str]:
-        array = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": "2"}
-        array |= {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "1"}
-        return prepare(place, FILMS, out, "--workers", "1", **array, **proxy.variables)
-
-    tasks = [task(0), task(1)]
-    wait_for(lambda: records(server, "parts") >= 5, "the first videos")
-    tasks[0].send_signal(signal.SIGKILL)
-    tasks[0].communicate()
-    assert records(server, "parts") < VIDEOS, "it was killed too late"
-    output(tasks[1], 1)  # has the broken video
-    assert ".jobs/complete.json" not in server.sizes("parts")
-    output(task(0))
-    same_as_local(place, server, "parts")
-
-
-def test_a_node_of_a_cluster_is_killed(
-    place: Path, server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No folder is shared: the nodes have only the variables of the bucket."""
-    from ray.cluster_utils import Cluster
-
-    for name, value in environment(place, **proxy.variables).items():
-        monkeypatch.setenv(name, value)
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    try:
-        lost = cluster.add_node(num_cpus=1)
-        flags = ("--engine", "ray", "--ray-address", cluster.address)
-        process = prepare(place, FILMS, f"s3://{BUCKET}/ray", *flags, **proxy.variables)
-        wait_for(lambda: records(server, "ray") >= 5, "the first videos")
-        cluster.remove_node(lost, allow_graceful=False)
-        assert records(server, "ray") < VIDEOS, "the node was killed too late"
-        output(process, 1)
-    finally:
-        cluster.shutdown()
-    same_as_local(place, server, "ray")
-
-
 def tokens(
     place: Path, path: Path | str, where: Path | str, **variables: str
 ) -> subprocess.Popen[str]:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -152,20 +151,6 @@ def test_a_node_is_killed_and_the_files_are_those_of_one_process(
     assert f"{VIDEOS} of {VIDEOS + 1} videos are already done" in text
 
 
-@pytest.mark.timeout(300)
-def test_a_killed_command_resumes(videos: Path, tmp_path: Path, cluster: Any) -> None:
-    lone, out = tmp_path / "alone", tmp_path / "cluster"
-    failing(prepare(videos, lone))
-    process = prepare(videos, out, *on(cluster))
-    wait_for(lambda: records(out) >= 4, "the first videos", seconds=120)
-    second = prepare(videos, out, *on(cluster))  # waits for the first one
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    text, _ = failing(second)
-    assert "videos are already done" in text
-    assert files(out) == files(lone)
-
-
 def test_a_node_without_the_folder_is_named(tmp_path: Path, cluster: Any) -> None:
     """Nodes see another folder under the path of OUT, as on machines that do not share it."""
     register_by_value()
@@ -180,107 +165,6 @@ def test_a_node_without_the_folder_is_named(tmp_path: Path, cluster: Any) -> Non
     begin = functools.partial(jobs._begin, upper, place, "the token of another folder")
     with pytest.raises(InputError, match="is not the folder of this command"):
         list(engine.map(begin, items))
-
-
-# Of a cluster that starts without CPUs. Its autoscaler starts processes of this machine as nodes.
-SCALED = {
-    "cluster_name": "scaled",
-    "max_workers": 2,
-    "upscaling_speed": 1.0,
-    "idle_timeout_minutes": 1,
-    "provider": {"type": "fake_multinode"},
-    "available_node_types": {
-        "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-        "worker": {
-            "resources": {"CPU": 1},
-            "node_config": {},
-            "min_workers": 0,
-            "max_workers": 2,
-        },
-    },
-    "head_node_type": "head",
-    # The wheel lacks the file with the defaults of these.
-    **{name: {} for name in ("auth", "docker", "file_mounts")},
-    **{
-        name: []
-        for name in (
-            *("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands"),
-            *("setup_commands", "head_setup_commands", "worker_setup_commands"),
-            *("head_start_ray_commands", "worker_start_ray_commands"),
-        )
-    },
-    "file_mounts_sync_continuously": False,
-}
-ON_SCALED = """
-mkdir -p /tmp/ray && mount -t tmpfs ray /tmp/ray || exit
-PYTHONPATH="$TESTS" "$0" -c 'from fuzz import isolation; isolation.start_loopback()' || exit
-"$0" -m ray.scripts.scripts start --head --port 6379 --num-cpus 0 --include-dashboard=false \\
-    --autoscaling-config="$1" > /dev/null || exit
-shift
-"$0" -m jaxtrain "$@"
-"""
-
-
-@pytest.mark.timeout(300)
-def test_an_autoscaler_starts_the_first_node(short: Path, tmp_path: Path) -> None:
-    """In namespaces, because only their end stops such nodes."""
-    (tmp_path / "scaled.json").write_text(json.dumps(SCALED))
-    unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    unshare += [] if os.geteuid() == 0 else ["--map-root-user"]
-    engine = ("--engine", "ray", "--ray-address", "127.0.0.1:6379")
-    command = ("prepare", "clips", short / "videos", tmp_path / "out", *SIZE, *engine)
-    done = subprocess.run(
-        [
-            *unshare,
-            *("bash", "-c", ON_SCALED, sys.executable, tmp_path / "scaled.json"),
-            *map(str, command),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env=os.environ
-        | {
-            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-            "RAY_FAKE_CLUSTER": "1",
-            "RAY_AUTH_MODE": "disabled",  # also if this user has a token
-            "TESTS": str(Path(__file__).parents[1]),
-        },
-    )
-    text = done.stdout + done.stderr
-    assert (done.returncode, "failed: broken.mp4: " in text) == (1, True), text
-    assert records(tmp_path / "out") == SHORT + 1
-
-
-def shards(root: Path) -> int:
-    return len(list(root.glob("text/**/shard-*")))
-
-
-@pytest.mark.timeout(500)
-def test_tokens_are_those_of_one_process(tmp_path: Path, cluster: Any) -> None:
-    """A node is killed meanwhile. Each file is a shard; one is broken."""
-    texts, count = tmp_path / "texts", 40
-    texts.mkdir()
-    for number in range(count):
-        words = [f"word{number * 7 + n % (50 + number)}" for n in range(100_000)]
-        (texts / f"{number:02}.jsonl").write_text(json.dumps({"text": ". ".join(words)}) + "\n")
-    (texts / "broken.txt").write_bytes(b"\xff\xfe")
-    made = {}
-    for name, flags in (("alone", ()), ("cluster", on(cluster))):
-        root = tmp_path / name
-        data = ("--data.path", texts, "--data.cache_dir", root, "--model.vocab_size", 400)
-        data += ("--data.max_bad_share", 0.1)
-        process = run("prepare", "tokens", "--config", "demo_mlm", *data, *flags, small_groups=True)
-        if flags:
-            kill_a_node(cluster, functools.partial(shards, root), 4, count)
-        text = output(process, 1)
-        assert "broken.txt" in text
-        made[name] = {
-            path.relative_to(root).as_posix(): path.read_bytes()
-            for path in root.glob("text/**/shard-*/*")
-        }
-    assert made["cluster"] == made["alone"]
-    assert len({Path(name).parent for name in made["alone"]}) == count + 1
 
 
 def latents(root: Path) -> int:
@@ -322,33 +206,6 @@ def arrays_and_records(made: dict[str, bytes]) -> dict[str, Any]:
             record = json.loads(content)
             found[path] = {name: record[name] for name in record if name not in ("files", "sha256")}
     return found
-
-
-@pytest.mark.timeout(400)
-def test_a_folder_is_encoded_and_decoded_as_by_one_process(
-    short: Path, tmp_path: Path, cluster: Any
-) -> None:
-    """A node is killed meanwhile; workers need not see the model."""
-    model = shutil.copy(short / "weights.safetensors", tmp_path / "model.safetensors")
-    alone, out, videos = tmp_path / "alone", tmp_path / "out", tmp_path / "videos"
-    said, code = failing(run("encode", model, short / "videos", alone, "--workers", 1))
-    assert (code, f"{SHORT} encoded, 1 failed of {SHORT + 1} files" in said) == (1, True), said
-    process = run("encode", model, short / "videos", out, *on(cluster), "--workers", 2)
-
-    def encoded() -> int:
-        return len(list(out.glob("[0-9]*.safetensors")))
-
-    kill_a_node(cluster, encoded, 3, SHORT)
-    said, code = failing(process)
-    assert (code, f"{SHORT} encoded, 1 failed of {SHORT + 1} files" in said) == (1, True), said
-    assert files(out) == files(alone)
-    assert len(files(alone)) == 2 * (SHORT + 1)  # outputs, the report, and records
-    for path in list(alone.glob("[0-9]*.safetensors"))[6:]:
-        path.unlink()
-    assert "6 decoded of 6 files" in output(run("decode", model, alone, videos, *on(cluster)))
-    assert len(files(videos)) == 6 + 1 + 6
-    output(run("decode", model, alone, tmp_path / "here"))
-    assert files(videos) == files(tmp_path / "here")
 
 
 def register_by_value() -> None:

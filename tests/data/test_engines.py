@@ -67,11 +67,6 @@ def wait_or_die(folder: Path, worker: engines.Worker) -> Callable[[int], int]:
     return process
 
 
-def test_an_item_that_kills_its_worker_costs_only_itself() -> None:
-    results = dict(engines.Processes(1).map(functools.partial(square, 7), range(5)))
-    assert results == {0: 7, 1: 8, 2: 11, 3: None, 4: 23}
-
-
 def test_what_killed_a_worker_is_tried_alone_once_more(tmp_path: Path) -> None:
     """Other items are processed once, or a death would cost what 64 workers had done."""
     begin = functools.partial(wait_or_die, tmp_path)

@@ -90,13 +90,6 @@ def test_folders_and_files_are_fetched_once(store: Bucket, tmp_path: Path) -> No
     assert not list(cache.rglob(".*"))
 
 
-def test_fetched_files_are_opened_like_local_ones(store: Bucket, tmp_path: Path) -> None:
-    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=32, width=48)
-    config = video.Config(path="s3://bucket", batch_size=1, cache_dir=str(tmp_path / "cache"))
-    sources = config.open(model, seed=0, say=lambda line: None)
-    assert (sources.files, sources.bad) == (3, ())
-
-
 def test_errors_of_a_bucket_name_the_flag(
     store: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,24 +122,13 @@ def test_errors_of_a_bucket_name_the_flag(
     [
         "file:///etc/hostname",
         "ftp://host/a.mp4",
-        "ssh://host/a.mp4",
-        "memory://host/a.mp4",
-        "local:///etc/hostname",
-        "data://text/a.mp4",
-        "simplecache::file:///etc/passwd",
-        "https://x::file:///etc/a.mp4",
         "zip://a.mp4::https://host/b.zip",
         "https:///a.mp4",
-        "https://ho st/a.mp4",
-        "https://host:port/a.mp4",
+        "https://host:99999/a.mp4",
         "https://host\\@other/a.mp4",
-        "s3:///a.mp4",
-        f"https://user:{SECRET}@host/a.mp4",
-        f"https://{SECRET}@host/a.mp4",
         f"s3://key:{SECRET}@bucket/a.mp4",
         f"https://user:pa/{SECRET}@host/a.mp4",
-        f"HTTPS://user:{SECRET}@host/a.mp4",
-        f" https://user:{SECRET}@host/a.mp4",
+        f" HTTPS://user:{SECRET}@host/a.mp4",
         "https://host/a.mp4?signed",
         "https://host/a.mp4?query=sha256:f94e14b94966",
     ],
@@ -214,8 +196,7 @@ def test_anything_but_the_complete_file_is_never_kept(
     assert len(server.asked) == requests
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("tag", ['"1"', 'W/"1"', None])
+@pytest.mark.parametrize(("ranges", "tag"), [(True, '"1"'), (True, None), (False, 'W/"1"')])
 def test_a_broken_connection_is_continued(
     ranges: bool, tag: str | None, server: Server, made: Path, tmp_path: Path
 ) -> None:
@@ -248,7 +229,7 @@ def test_names_of_any_length_and_script_are_kept(
     server: Server, made: Path, tmp_path: Path
 ) -> None:
     body = (made / "0.mp4").read_bytes()
-    for stem in ("v" * 300, "視" * 100, "é" * 200, "🙂" * 80):
+    for stem in ("v" * 300, "🙂" * 80):
         server.files[urllib.parse.quote(f"/{stem}.mp4")] = Answer(body)
         (one,), _ = _find(f"{server.base}/{stem}.mp4", tmp_path)
         kept = Path(one.path)
@@ -278,13 +259,6 @@ def test_an_unreachable_server_is_a_temporary_failure(tmp_path: Path) -> None:
         _find(f"{base}/x.mp4", tmp_path)
     with pytest.raises(InputError, match=r"host\.invalid is an unknown host"):
         _find("http://host.invalid/x.mp4", tmp_path)
-
-
-def test_an_invalid_host_name_is_reported(tmp_path: Path) -> None:
-    for host in ("host:99999", "[1::2::3]"):
-        with pytest.raises(InputError, match=r"--data\.path https://.* URL") as caught:
-            _find(f"https://{host}/x.mp4?{SIGNED}", tmp_path)
-        assert SECRET not in str(caught.value)
 
 
 def test_a_silent_server_is_a_temporary_failure(

@@ -106,25 +106,6 @@ def test_words_that_continue_across_spaces_are_not_cut() -> None:
     assert byte_level.Encoder(specials.plain(other))(["x a"]) == [[257]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "loss"),
-    [
-        (
-            "wordpiece",
-            r"a WordPiece tokenizer that has no token for \d+ of 256 bytes, for example 0x0",
-        ),
-        ("bpe", r"a BPE tokenizer that turns ' .* into "),
-    ],
-)
-def test_lossy_kinds_are_rejected(kind: tokenizer.Kind, loss: str, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    tokenizer.train([TEXT], 400, kind).save(str(path))
-    tokenizer.load(path, 400)
-    with pytest.raises(InputError, match=rf"{loss}.*--data.tokenizer_kind byte_bpe") as caught:
-        tokenizer.load(path, 400, "exact")
-    assert str(caught.value).startswith(f"{path}: ")
-
-
 def test_a_given_tokenizer_in_the_style_of_gpt2(tmp_path: Path) -> None:
     """GPT-2 has <|endoftext|> between documents."""
     other = tokenizers.Tokenizer(

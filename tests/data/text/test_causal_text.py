@@ -11,10 +11,8 @@ import tokenizers
 from small_text import Model, silent
 
 from jaxtrain import main
-from jaxtrain.data import mixture
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import Causal, Masked, byte_level
-from jaxtrain.data.text.windows import WindowSource
 from jaxtrain.errors import InputError
 
 MODEL = Model(vocab_size=300)
@@ -120,32 +118,6 @@ def test_byte_counts_do_not_depend_on_the_tokenizer(documents: Path, tmp_path: P
     assert lengths[0] > 1.2 * lengths[1]
 
 
-def test_special_targets_are_predicted_and_have_no_bytes(documents: Path, tmp_path: Path) -> None:
-    got = opened(documents, tmp_path, train_split=0.5)
-    for example in examples(got.train):
-        begins = example["targets"] == 0
-        assert (example["target_bytes"][begins] == 0).all()
-        ordinary = example["targets"] > 8
-        assert (example["target_bytes"][ordinary] > 0).all()
-    assert 0 in stream(got.train)[1:]
-
-
-def test_sources_are_mixed_and_limited_as_for_masked_text(
-    folder: Path, documents: Path, cache: Path
-) -> None:
-    got = opened(folder, cache, more_paths=(str(documents),), weights=(1.0, 3.0))
-    assert isinstance(got.train, mixture.Mixture)
-    assert got.files == 7
-    assert abs(got.train.per_epoch[0] - len(got.train) / 4) <= 0.5
-    few = opened(folder, cache, max_examples=2)
-    assert "train: 1 documents" in few.summary
-    assert "val: 1 documents" in few.summary
-    assert len(few.train) < len(opened(folder, cache).train)
-    apart = opened(folder / "0.txt", cache, val_path=str(folder / "1.txt"))
-    assert words_of(apart).decode(stream(apart.val)) == (folder / "1.txt").read_text()
-    assert words_of(apart).decode(stream(apart.train)) == (folder / "0.txt").read_text()
-
-
 def test_the_fingerprint_changes_with_the_windows(
     folder: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -158,16 +130,6 @@ def test_the_fingerprint_changes_with_the_windows(
     ]
     prints = {source for s in [one, *others] for source in (s.train.fingerprint, s.val.fingerprint)}
     assert len(prints) == 8
-
-
-def test_the_same_tokenizer_and_tokens_every_time(
-    folder: Path, cache: Path, tmp_path: Path
-) -> None:
-    one, two = opened(folder, cache), opened(folder, tmp_path)
-    assert isinstance(one.train, WindowSource)
-    assert isinstance(two.train, WindowSource)
-    assert one.files_to_keep == two.files_to_keep
-    assert stream(one.train) == stream(two.train)
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:

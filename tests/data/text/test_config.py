@@ -1,9 +1,6 @@
 import dataclasses
 import json
-import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,30 +91,6 @@ def test_random_share_and_keep_share_affect_examples(folder: Path, cache: Path) 
     assert (example(everything, 0)["tokens"] <= 4).all()
     kept = opened(folder, cache, Model(mask_fraction=1.0), random_share=0.0, keep_share=1.0).train
     assert (example(kept, 0)["tokens"] == sequences(kept)[0]).all()
-
-
-def test_a_source_is_cheap_to_pickle_and_needs_no_jax(
-    folder: Path, cache: Path, tmp_path: Path
-) -> None:
-    source = opened(folder, cache).train
-    example(source, 0)
-    data = pickle.dumps(source)
-    assert len(data) < 2000
-    (tmp_path / "source").write_bytes(data)
-    program = (
-        "import pickle, sys, numpy as np\n"
-        "source = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "print(source.example(1, np.random.default_rng(5))['tokens'].tolist())\n"
-        "assert not {'jax', 'flax', 'pyarrow'} & set(sys.modules)\n"
-    )
-    there = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "source")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(stdlib_corpus.__file__).parents[2],
-    )
-    assert json.loads(there.stdout) == example(source, 1, 5)["tokens"].tolist()
 
 
 def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path) -> None:

@@ -27,9 +27,7 @@ def test_dataset_names_are_distinguished_from_paths() -> None:
         ("data/train-00000.parquet", "./data/train-?????.parquet", True),
         ("data/en/train.parquet", "data/*", False),
         ("data/en/train.parquet", "data/**", True),
-        ("data/en/train.parquet", "**/train.parquet", True),
         ("train.parquet", "**/train.parquet", True),
-        ("data/en/train.parquet", "**/*.parquet", True),
         ("data/en/train.parquet", "data/**/train.parquet", True),
         ("data/en/train.parquet", "data/**train.parquet", False),
         ("data/train.parquet", "data/**train.parquet", True),
@@ -65,33 +63,13 @@ def of_library(name: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (of_library("httpx2"), RunAgain, "https://huggingface.co cannot be reached"),
-        (
-            of_library("aiohttp.client_exceptions"),
-            RunAgain,
-            "https://huggingface.co cannot be reached",
-        ),
-        (TimeoutError("slow"), RunAgain, "https://huggingface.co cannot be reached"),
         (
             socket.gaierror(socket.EAI_NONAME, "no name"),
             InputError,
             "https://huggingface.co is an unknown host, .*; or on a connected machine",
         ),
-        (
-            socket.gaierror(socket.EAI_AGAIN, "no name"),
-            RunAgain,
-            "https://huggingface.co cannot be reached",
-        ),
-        (ConnectionError("offline"), RunAgain, "https://huggingface.co cannot be reached"),
         (answer(503), RunAgain, "https://huggingface.co cannot be reached"),
-        (answer(403), InputError, "the Hub refuses the request"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RunAgain, "No space left on device"),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "x"),
-            InputError,
-            "cannot read or write x",
-        ),
-        (ValueError("bad column"), InputError, "bad column"),
         (MemoryError("no room"), MemoryError, "no room"),
     ],
 )

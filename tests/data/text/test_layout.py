@@ -120,8 +120,8 @@ def test_a_document_that_validates_by_its_digest_does_not_train_elsewhere(tmp_pa
     assert set(read_back(tmp_path, [split, other], 1, "train")) == set(TEXTS[:100]) - set(val)
 
 
-@pytest.mark.parametrize("texts", [["a", "b"], ["a", "b", "b", "c"], TEXTS[:3]])
-@pytest.mark.parametrize("train_split", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("texts", [["a", "b"], ["a", "b", "b", "c"]])
+@pytest.mark.parametrize("train_split", [0.0, 1.0])
 def test_each_side_has_a_document(tmp_path: Path, texts: list[str], train_split: float) -> None:
     one = corpus(made(tmp_path, "in", texts), train_split=train_split)
     train, val = (read_back(tmp_path, [one], 0, split) for split in layout.SPLITS)
@@ -137,8 +137,7 @@ def test_a_single_document_cannot_be_split(tmp_path: Path) -> None:
             read_back(tmp_path, [corpus(made(tmp_path, name, texts))], 0, "val")
 
 
-@pytest.mark.parametrize("group_bytes", [2**27, 2000])
-@pytest.mark.parametrize("most", [2, 3, 10, 100, 299, 300, 10**6])
+@pytest.mark.parametrize(("group_bytes", "most"), [(2**27, 2), (2000, 100), (2000, 10**6)])
 def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: int) -> None:
     full = corpus(made(tmp_path, "in", TEXTS, group_bytes))
     few = dataclasses.replace(full, most=most)

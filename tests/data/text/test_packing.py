@@ -22,8 +22,8 @@ def stream(seed: int, mean: float, documents: int = 60) -> tuple[np.ndarray, np.
     return np.array(tokens, np.uint16), np.array(ends, np.uint64)
 
 
-@pytest.mark.parametrize("length", [3, 4, 16, 64, 256, 100_000])
-@pytest.mark.parametrize("mean", [1, 5, 25, 300])
+@pytest.mark.parametrize("length", [3, 16, 256, 100_000])
+@pytest.mark.parametrize("mean", [1, 25, 300])
 def test_spans_have_every_token_once_in_order_and_fit(length: int, mean: float) -> None:
     for seed in range(3):
         tokens, ends = stream(seed, mean, documents=10)

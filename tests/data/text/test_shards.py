@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from jaxtrain.data import cache, engines, jobs
+from jaxtrain.data import engines, jobs
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
 from jaxtrain.data.text.documents import File, Section
 from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
@@ -297,16 +297,6 @@ def test_an_outage_of_the_disk_is_waited_for(
     prepared(plan, recipe, tmp_path / "struck")
     assert len(tries) == 3
     assert contents(tmp_path / "struck") == contents(tmp_path / "calm")
-
-
-def test_a_truncated_shard_is_made_again(tmp_path: Path, recipe: Recipe) -> None:
-    plan = shards.plan(found(make(tmp_path / "in")))
-    (made,) = prepared(plan, recipe, tmp_path / "cache")
-    expected = contents(tmp_path / "cache")
-    os.truncate(made.folder / "tokens", 100)
-    assert cache.read_manifest(made.folder) is None
-    prepared(plan, recipe, tmp_path / "cache")
-    assert contents(tmp_path / "cache") == expected
 
 
 DYING = """

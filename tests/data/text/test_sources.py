@@ -138,15 +138,6 @@ def test_the_padding_ids_of_tokenizer_and_model_must_be_equal(folder: Path, tmp_
     assert any((sequence[-1] == 1) for sequence in sequences(got.train))
 
 
-@pytest.mark.parametrize("kind", ["bpe"])
-def test_other_kinds_of_tokenizer(kind: str, folder: Path, tmp_path: Path) -> None:
-    got = opened(folder, tmp_path, Model(vocab_size=400), tokenizer_kind=kind)
-    assert isinstance(got.train, MaskedSource)
-    words = tokenizers.Tokenizer.from_str(got.files_to_keep["tokenizer.json"].decode())
-    text = words.decode(sequences(got.train)[0].tolist())
-    assert len(text.split()) > 5
-
-
 def test_segments_number_the_documents_of_a_sequence(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     texts = ["ab " * (1 + number) + "ba." for number in range(20)]
@@ -329,8 +320,9 @@ CORPORA = {
 }
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "wordpiece") for name in CORPORA), ("rare characters", "bpe")]
+)
 def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
     tmp_path: Path, name: str, kind: str
 ) -> None:

@@ -1,6 +1,5 @@
 """Text in a bucket, and a cache of tokens in another."""
 
-import dataclasses
 import functools
 import json
 import random
@@ -12,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from launch.hosts import wait_for
 from obstore.store import LocalStore
 from small_text import Model, silent
 
-from jaxtrain.data import engines, jobs
+from jaxtrain.data import engines
 from jaxtrain.data.text import Masked, documents, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
@@ -150,34 +148,6 @@ def test_another_machine_fetches_what_the_bucket_has(
     for method in ("put", "get", "download", "about", "versions", "delete", "read"):
         monkeypatch.setattr(Bucket, method, away)
     assert data.open(model, seed=0, say=silent).train.fingerprint == first.train.fingerprint
-
-
-def test_parts_make_a_cache_in_a_bucket(
-    texts: Path, stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
-    data = Masked(path=str(texts), batch_size=2, cache_dir=CACHE, max_bad_share=0.3)
-    done, real, fetching = [], bucket_folders.download_folder, list[str]()
-
-    def fetch(store: Bucket, name: str, *rest: Any) -> bool:
-        if "shard-" in name:
-            fetching.append(name)
-            wait_for(lambda: len(fetching) > 1, "a fetch of a second shard", seconds=20)
-        return real(store, name, *rest)
-
-    monkeypatch.setattr(bucket_folders, "download_folder", fetch)
-    for index in range(2):
-        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"machine-{index}"))
-        part = jobs.Part(index, 2)
-        done.append(data.prepare(Model(vocab_size=60), silent, engine=HERE, part=part))
-    assert done[0] is None
-    assert done[1] is not None
-    alone = dataclasses.replace(data, cache_dir=str(tmp_path / "alone"))
-    local = alone.prepare(Model(vocab_size=60), silent, engine=HERE)
-    assert local is not None
-    sha256s = [[made.sha256 for made, _ in one.corpora[0].shards] for one in (done[1], local)]
-    assert sha256s[0] == sha256s[1]
-    assert len(sha256s[0]) > 1
 
 
 def test_a_bucket_that_fails_ends_the_command(

@@ -65,24 +65,20 @@ def test_wordpiece_encodes_like_bert() -> None:
     assert words.decode(words.encode(text).ids) == text
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
+def test_training_is_the_same_in_every_process() -> None:
     program = (
-        "import sys; from jaxtrain.data.text import tokenizer;"
-        f"print(tokenizer.train([sys.stdin.read()], 300, {kind!r}).to_str(), end='')"
+        "import sys; from jaxtrain.data.text import tokenizer; text = sys.stdin.read();"
+        f"print(*(tokenizer.train([text], 300, kind).to_str() for kind in {KINDS}), end='')"
     )
-    here = tokenizer.train([TEXT], 300, kind).to_str()
-    for seed in ("1", "2", "3"):
-        there = subprocess.run(
-            [sys.executable, "-c", program],
-            input=TEXT,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert there.stdout == here
+    there = subprocess.run(
+        [sys.executable, "-c", program],
+        input=TEXT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert there.stdout == " ".join(tokenizer.train([TEXT], 300, kind).to_str() for kind in KINDS)
 
 
 def test_load_checks_the_file(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain.data import sampler
-from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.text import windows
 from jaxtrain.data.text.streams import SHARD, Streams
 from jaxtrain.data.text.windows import WindowSource
@@ -45,8 +43,8 @@ def source(
     )
 
 
-@pytest.mark.parametrize("length", [2, 3, 8, 9, 10, 16, 17, 100, 1000])
-@pytest.mark.parametrize("size", [1, 2, 8, 64])
+@pytest.mark.parametrize("length", [2, 9, 17, 100])
+@pytest.mark.parametrize("size", [1, 8, 64])
 @pytest.mark.parametrize("holes", [(), (1,), (2, 3, 9, 16, 50, 51)])
 def test_each_token_but_the_first_is_a_target_once(
     length: int, size: int, holes: tuple[int, ...], tmp_path: Path
@@ -88,25 +86,6 @@ def test_a_window_depends_only_on_its_index(tmp_path: Path) -> None:
     for index in range(len(of)):
         for name, part in there.example(index, np.random.default_rng(index)).items():
             assert (part == last[index][name]).all()
-
-
-def rows(of: WindowSource, folder: Path, **place: int) -> np.ndarray:
-    how = {"start": 0, "batch_size": 4, "first": 0, "rows": 4, "batches": 8} | place
-    found = sampler.TrainingRows(
-        of, sampler.order_of(of, 3), **how, quarantine=Quarantine(folder / "quarantine.jsonl")
-    )
-    return np.stack([found[row]["targets"] for row in range(len(found))])
-
-
-def test_the_order_does_not_depend_on_processes_or_the_start(tmp_path: Path) -> None:
-    """One process, two processes with half a batch each, and a start in the middle."""
-    of = source(tmp_path, 100)
-    straight = rows(of, tmp_path)
-    halves = [rows(of, tmp_path, first=first, rows=2).reshape(8, 2, 8) for first in (0, 2)]
-    assert (np.concatenate(halves, axis=1).reshape(32, 8) == straight).all()
-    assert (rows(of, tmp_path, start=12, batches=2) == straight[12:20]).all()
-    epoch = {row.tobytes() for row in straight[: len(of)]}
-    assert len(epoch) == len(of) == 13
 
 
 def test_a_stream_of_one_token_predicts_nothing(tmp_path: Path) -> None:

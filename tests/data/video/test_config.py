@@ -2,10 +2,7 @@
 
 import itertools
 import os
-import pickle
 import shutil
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -335,19 +332,3 @@ def test_errors_about_settings_contain_the_value(wrong: dict[str, Any]) -> None:
     for name, value in wrong.items():
         assert f"data.{name}" in str(error.value)
         assert str(value) in str(error.value)
-
-
-def test_a_source_is_small_and_can_be_unpickled_without_jax(data: Path, tmp_path: Path) -> None:
-    train = _open(data).train
-    assert len(pickle.dumps(train)) < 10_000
-    (tmp_path / "source").write_bytes(pickle.dumps(train))
-    program = (
-        "import pickle, sys, numpy as np;"
-        "source = pickle.load(open(sys.argv[1], 'rb'));"
-        "clip = source.example(2, np.random.default_rng(5))['video'];"
-        "assert not {'jax', 'flax', 'grain'} & set(sys.modules);"
-        "print(int(clip.sum()))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "source")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == int(train.example(2, _rng(5))["video"].sum())

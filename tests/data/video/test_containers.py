@@ -110,8 +110,9 @@ def numbers_in(path: Path) -> list[int]:
     return [sample.number_of(image.pixels) for image in reading.Video(path).images()]
 
 
-@pytest.mark.parametrize("b_frames", [0, 2])
-@pytest.mark.parametrize("clock", [-3600 * 20, 1800, 3600 * 15, 3600 * 30, 3600 * 500])
+@pytest.mark.parametrize(
+    ("clock", "b_frames"), [(-3600 * 20, 2), (1800, 0), (3600 * 15, 2), (3600 * 500, 2)]
+)
 def test_two_recordings_in_one_file_follow_each_other(
     tmp_path: Path, clock: int, b_frames: int
 ) -> None:
@@ -136,7 +137,7 @@ def without_index(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("codec", ["mpeg4", "mpeg2", "hevc", "h264", "h264, no B"])
+@pytest.mark.parametrize("codec", ["mpeg4", "hevc", "h264"])
 def test_frames_marked_as_keyframes_need_not_be(tmp_path: Path, codec: str) -> None:
     options: dict[str, Any] = (B_FRAMES | HEVC)[codec]
     path = without_index(sample.write(tmp_path / "a.mp4", sample.busy(FRAMES), **options))
@@ -149,7 +150,7 @@ def test_every_frame_of_h263_in_avi_is_marked_as_a_keyframe(tmp_path: Path) -> N
     assert len(check(path).keyframes) == FRAMES
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "flv", "ts", "mp4"])
+@pytest.mark.parametrize("suffix", ["mkv", "flv"])
 @pytest.mark.parametrize("keyframe", [False, True], ids=["predicted", "keyframe"])
 def test_a_pause_of_the_recorder_is_not_damage(tmp_path: Path, suffix: str, keyframe: bool) -> None:
     """The first frame after the pause of 5 s is a keyframe, or is not."""
@@ -302,14 +303,13 @@ def test_images_are_upright_for_every_exif_orientation(tmp_path: Path, orientati
     assert grays(found.pixels) == grays(expected)
 
 
-@pytest.mark.parametrize("rate", ["15", "24000/1001", "25", "30000/1001", "30", "50", "60"])
-@pytest.mark.parametrize("suffix", ["mkv", "webm", "flv", "ts", "mp4"])
+@pytest.mark.parametrize("rate", ["24000/1001", "60"])
+@pytest.mark.parametrize("suffix", ["mkv", "flv", "ts", "mp4"])
 def test_the_frame_rate_is_that_of_the_frames(tmp_path: Path, suffix: str, rate: str) -> None:
     """The file declares 25 frames per second, or none; its time stamps are rounded."""
     path, expected = tmp_path / f"a.{suffix}", Fraction(rate)
-    codec = "libvpx" if suffix == "webm" else "libx264"
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream(codec, rate=25, options={"bf": "0"})
+        stream: Any = container.add_stream("libx264", rate=25, options={"bf": "0"})
         stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 90_000)
         for number, image in enumerate(sample.busy(90)):
@@ -322,7 +322,7 @@ def test_the_frame_rate_is_that_of_the_frames(tmp_path: Path, suffix: str, rate:
     assert reading.Video(path).rate == expected
 
 
-@pytest.mark.parametrize("pix_fmt", ["gray", "gray10le", "gray12le", "gray16le"])
+@pytest.mark.parametrize("pix_fmt", ["gray", "gray10le", "gray16le"])
 @pytest.mark.parametrize("limited", [False, True])
 def test_gray_of_limited_range_becomes_black_and_white(
     tmp_path: Path, pix_fmt: str, limited: bool

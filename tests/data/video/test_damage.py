@@ -81,26 +81,23 @@ MPEG4: dict[str, Any] = {"codec": "mpeg4", "g": "12", "bf": "2"}
     ("name", "options", "damage"),
     [
         ("noise.mp4", H264, _noise(2000)),
-        ("flipped.mp4", H264, _flipped(50)),
         ("zeros.mkv", H264 | {"g": "30"}, _zeros(1000)),
         ("zeros.ts", H264, _zeros(4096)),
         ("truncated.mkv", H264, _truncated),
         ("flipped.mp4", HEVC, _flipped(20)),
         ("noise.mkv", HEVC, _noise(200)),
         ("noise.mp4", MPEG4, _noise(600)),
-        ("zeros.mp4", MPEG4, _zeros(4096)),
         ("flipped.avi", MPEG4 | {"bf": "0"}, _flipped(50)),
         ("zeros.mpg", MPEG4 | {"codec": "mpeg2video"}, _zeros(4096)),
     ],
 )
-@pytest.mark.parametrize("packet", [7, 33])
 def test_a_clip_of_a_damaged_file_is_intact_or_refused(
-    tmp_path: Path, name: str, options: dict[str, Any], damage: Damage, packet: int
+    tmp_path: Path, name: str, options: dict[str, Any], damage: Damage
 ) -> None:
     path = sample.write(tmp_path / name, sample.busy(FRAMES), **options)
     intact = clips(str(path))
     assert None not in intact
-    path.write_bytes(damage(path.read_bytes(), _offset(path, packet) + 4))
+    path.write_bytes(damage(path.read_bytes(), _offset(path, 33) + 4))
     made = clips(str(path))
     assert None in made or not made, "the damage is not noticed"
     frames = [clip[0] for clip in intact if clip] + (intact[-1] or [])[1:]

@@ -99,7 +99,7 @@ def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ['"a\\u0000b.mp4"', "9" * 4000, "9" * 6000, f"[{'9' * 4000}]", '{"path": 7}', '""', "null"],
+    ['"a\\u0000b.mp4"', "9" * 6000, f"[{'9' * 4000}]", '{"path": 7}', '""'],
 )
 def test_invalid_entries_give_one_short_line(tmp_path: Path, entry: str) -> None:
     (tmp_path / "list.jsonl").write_text(entry)

@@ -49,22 +49,6 @@ def test_nothing_moves_and_colors_are_preserved(tmp_path: Path) -> None:
     _close(_corners(clip[1]), [_RED, _GREEN, _BLUE, _WHITE])
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_a_rotated_file_is_shown_upright(tmp_path: Path, mirror: bool) -> None:
-    path = sample.rotate_quarter(sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 3, crf="4"))
-    clip = _clip(path, height=96, width=64, mirror=mirror)
-    assert clip.shape == (3, 96, 64, 3)
-    shown = [_BLUE, _RED, _WHITE, _GREEN]  # a quarter turn clockwise
-    _close(_corners(clip[0]), [shown[i] for i in ((1, 0, 3, 2) if mirror else (0, 1, 2, 3))])
-
-
-def test_mirror_swaps_left_and_right(tmp_path: Path) -> None:
-    path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 2, crf="4")
-    _close(
-        _corners(_clip(path, height=64, width=96, mirror=True)[0]), [_GREEN, _RED, _WHITE, _BLUE]
-    )
-
-
 @pytest.mark.parametrize(
     ("codec", "pix_fmt", "full_range"),
     [

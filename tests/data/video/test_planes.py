@@ -53,8 +53,7 @@ def loaded(source: Any, count: int) -> list[dict[str, np.ndarray]]:
     return [source.example(i % len(source), np.random.default_rng(i)) for i in range(count)]
 
 
-@pytest.mark.parametrize("windows", ["random", "fixed"])
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("split", "windows"), [("train", "random"), ("val", "fixed")])
 def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows: str) -> None:
     (_, host), (_, device) = (
         opened(prepared, convert_on=where, windows=windows) for where in ("host", "device")

@@ -217,16 +217,6 @@ def _sources(path: Path, tmp_path: Path) -> Any:
     return config.open(model, seed=0, say=lambda line: None)
 
 
-def test_training_accepts_only_complete_clips(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    outcome, _ = _run(source, out, part=jobs.Part(0, 2))
-    assert outcome.left == 2
-    with pytest.raises(InputError, match=r"out is incomplete"):
-        _sources(out, tmp_path)
-    _run(source, out, part=jobs.Part(1, 2))
-    assert len(_sources(out, tmp_path).train) == 2
-
-
 def test_a_second_run_cuts_only_what_changed(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
