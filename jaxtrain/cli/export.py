@@ -66,7 +66,7 @@ def _check(flags: commands.Export) -> None:
 
 def _can_write(model: Any, *, folder: bool) -> bool:
     """Whether a model can be written to a transformers folder, or to a weights file."""
-    return model.model_type is not None if folder else bool(model.has_weights)
+    return bool(model.in_transformers if folder else model.has_weights)
 
 
 def _write(flags: commands.Export, source: Path, target: Path) -> str:
@@ -81,7 +81,7 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
     name = from_file.name_of(found.model)
     folder = flags.format == "hf"
     if flags.push is not None and flags.format is None:
-        folder = found.model.model_type is not None
+        folder = found.model.in_transformers
     if not _can_write(found.model, folder=folder):
         able = [
             name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)

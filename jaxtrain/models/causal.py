@@ -1,7 +1,8 @@
 """The network of causal language models, of which GPT and Llama are two kinds.
 
 RMS norms before attention, before the feed-forward layer and at the end, rotary positions,
-grouped-query attention, and no biases. :class:`Kind` is what else differs.
+grouped-query attention, and no biases. :class:`Kind` is what else differs, and :class:`Extras` is
+what a network may add.
 
 Dropout is applied to the embedding, inside the feed-forward layer, and to the outputs of attention
 and feed-forward layer. It is not applied to attention probabilities: no fused kernel supports that
@@ -9,13 +10,13 @@ with a mask per example, so the scores would be stored (8 GiB per layer for 32 s
 tokens with 16 heads). So training, too, uses :func:`jaxtrain.ops.attention.attend`.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K head
-width, F feed-forward width, V vocabulary, I half of K.
+width, F feed-forward width, V vocabulary, I half of K, C channels that a gate reads.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,15 @@ from jaxtrain.errors import InputError
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import attention, chunked_loss, generation, token_frequencies
-from jaxtrain.ops.init import normal_init
+from jaxtrain.ops.init import normal_init, uniform_init
 from jaxtrain.ops.layers import Remat, capped, dropout, embed, remat, split_keys
 
 Kernel = Callable[[nnx.Rngs, int, int], nnx.Param[jax.Array]]
 """Draws an initial kernel [in, out]."""
+
+VALUE_CHANNELS, SMEAR_CHANNELS = 12, 24  # that the gates read, at most
+_VALUE_GATE = 3.0  # upper bound
+_GATE_INIT = 0.02  # upper bound
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,30 +45,67 @@ class Kind:
     Attributes:
         norm_scales: whether the norms have a weight.
         qk_norm: whether queries, keys and the embedding are normalized.
+        qk_scale: factor on normalized queries and keys.
         swiglu: whether the feed-forward layer is SwiGLU, and not a squared ReLU.
         tied: whether the embedding is the output layer, too.
         cap: of the logits, by tanh; None for none.
         clockwise: the direction in which positions rotate.
         embedding_std: standard deviation of the initial embedding.
-        reading: kernels that read the residual stream.
+        head_std: that of an output layer of its own.
+        reading: kernels of attention that read the residual stream.
+        feeding: kernels of the feed-forward layer that read it.
         writing: kernels that write to it.
     """
 
     norm_scales: bool
     qk_norm: bool
+    qk_scale: float = 1.0
     swiglu: bool
     tied: bool
     cap: float | None
     clockwise: bool
     embedding_std: float
+    head_std: float = 0.0
     reading: Kernel
+    feeding: Kernel
     writing: Kernel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a network may add to its kind; each part works without the others.
+
+    Attributes:
+        windows: for each block, how many tokens before itself a token sees; None is all of them.
+            () is None for each block.
+        value_embeddings: whether the values of every second block, the last included, get an
+            embedding of their token of their own, with a gate per head (ResFormer,
+            https://arxiv.org/abs/2410.17897).
+        residual_scalars: whether each block reads `a x + b x0` of the residual stream and the
+            embedding, with trained scalars.
+        smear: whether each embedding gets a gated part of the one before.
+        backout: whether a trained part of the residual stream after the middle block is subtracted
+            after the last one.
+    """
+
+    windows: tuple[int | None, ...] = ()
+    value_embeddings: bool = False
+    residual_scalars: bool = False
+    smear: bool = False
+    backout: bool = False
+
+    def window(self, block: int) -> int | None:
+        """Returns the window of a block."""
+        return self.windows[block] if self.windows else None
+
+    def has_values(self, block: int, blocks: int) -> bool:
+        """Returns whether a block has a value embedding."""
+        return self.value_embeddings and block % 2 == (blocks - 1) % 2
 
 
 class CausalConfig(ModelConfig):
     """What the configs of all kinds have in common."""
 
-    kind: ClassVar[Kind]
     fixed: ClassVar[Mapping[str, Any]]
     """The kind's properties in the config.json of transformers."""
     theirs = MappingProxyType[str, Any]({})
@@ -82,6 +124,16 @@ class CausalConfig(ModelConfig):
     remat: Remat
     loss_piece: int
     dropout: float = 0.0
+
+    @property
+    def kind(self) -> Kind:
+        """Returns the kind of network."""
+        raise NotImplementedError
+
+    @property
+    def extras(self) -> Extras:
+        """Returns what the network adds to its kind."""
+        return Extras()
 
     @property
     def sizes(self) -> Sizes:
@@ -172,10 +224,60 @@ class Embedding(nnx.Module):
         return dropout(x_BSD, self.dropout, keys_B)
 
 
-class Block(nnx.Module):
-    """Attention and feed-forward layer, each with a residual connection; kernels are [in, out]."""
+class ValueEmbedding(nnx.Module):
+    """An embedding that is added to the values of a block."""
 
     def __init__(self, config: CausalConfig, rngs: nnx.Rngs) -> None:
+        sizes = config.sizes
+        self.heads = sizes.kv_heads
+        shape = (sizes.vocab_size, sizes.kv_heads * sizes.head_width)
+        self.table = uniform_init(rngs, shape, (3 / sizes.hidden) ** 0.5)  # as kernels of values
+
+    def __call__(self, tokens_BS: jax.Array) -> jax.Array:
+        """Maps ids to [B, S, H, K]."""
+        return embed(self.table[...], tokens_BS).reshape(*tokens_BS.shape, self.heads, -1)
+
+
+class Smear(nnx.Module):
+    """Adds a part of each embedding to the next: `x_t += scale sigmoid(gate x_t) x_(t-1)`."""
+
+    def __init__(self, config: CausalConfig, rngs: nnx.Rngs) -> None:
+        self.gate = _gate(rngs, min(SMEAR_CHANNELS, config.sizes.hidden), 1)
+        self.scale = nnx.Param(jnp.zeros((1,)))
+
+    def __call__(self, x_BSD: jax.Array, before_B1D: jax.Array | None = None) -> jax.Array:
+        """Maps [B, S, D] to the same shape; None is for sequences that begin here."""
+        if before_B1D is None:
+            before_B1D = jnp.zeros_like(x_BSD[:, :1])
+        before_BSD = jnp.concatenate([before_B1D, x_BSD[:, :-1]], axis=1)
+        gate_BS1 = jax.nn.sigmoid(_gated(x_BSD, self.gate[...]))
+        scale_111 = self.scale[...].astype(jnp.float32).reshape(1, 1, 1)
+        return _mixed(x_BSD, 1.0, before_BSD, scale_111 * gate_BS1)
+
+
+class Skip(NamedTuple):
+    """What a block with residual scalars reads: `scale x + part x0`.
+
+    Attributes:
+        scale, part: [1].
+        x0_BSD: the embedding.
+    """
+
+    scale: jax.Array
+    part: jax.Array
+    x0_BSD: jax.Array
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward layer, each with a residual connection; kernels are [in, out].
+
+    Args:
+        config: of the network.
+        rngs: draws the kernels.
+        number: of the block, from 0.
+    """
+
+    def __init__(self, config: CausalConfig, rngs: nnx.Rngs, number: int) -> None:
         sizes, kind = config.sizes, config.kind
         d, ff = sizes.hidden, sizes.ff
         shared = sizes.kv_heads * sizes.head_width
@@ -185,9 +287,12 @@ class Block(nnx.Module):
         self.v = kind.reading(rngs, d, shared)
         self.out = kind.writing(rngs, d, d)
         self.ff_norm = _scale(d, kind)
-        self.gate = kind.reading(rngs, d, ff) if kind.swiglu else None
-        self.up = kind.reading(rngs, d, ff)
+        self.gate = kind.feeding(rngs, d, ff) if kind.swiglu else None
+        self.up = kind.feeding(rngs, d, ff)
         self.down = kind.writing(rngs, ff, d)
+        gated = config.extras.has_values(number, sizes.layers)
+        self.value_gate = _gate(rngs, min(VALUE_CHANNELS, d), sizes.kv_heads) if gated else None
+        self.window = config.extras.window(number)
         self.sizes, self.kind, self.dropout = sizes, kind, config.dropout
 
     def __call__(
@@ -196,9 +301,24 @@ class Block(nnx.Module):
         cos_SI: jax.Array,
         sin_SI: jax.Array,
         keys_B: jax.Array | None = None,
+        skip: Skip | None = None,
+        values: ValueEmbedding | None = None,
+        tokens_BS: jax.Array | None = None,
     ) -> jax.Array:
-        """Maps [B, S, D] to the same shape; a position attends to itself and those before it."""
-        return self._onward(x_BSD, attention.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
+        """Maps [B, S, D] to the same shape; a position attends to itself and those before it.
+
+        Args:
+            x_BSD: the residual stream.
+            cos_SI, sin_SI: of the positions.
+            keys_B: for dropout.
+            skip: with residual scalars.
+            values: with a value embedding, which is read here, so that a sharded table is gathered
+                for this block only.
+            tokens_BS: ids, for the value embedding.
+        """
+        x_BSD = _skipped(x_BSD, skip)
+        heads = self._heads(x_BSD, cos_SI, sin_SI, values, tokens_BS)
+        return self._onward(x_BSD, attention.attend(*heads, window=self.window), keys_B)
 
     def decode_step(
         self,
@@ -207,10 +327,14 @@ class Block(nnx.Module):
         sin_SI: jax.Array,
         cache: attention.Cache,
         start: int | jax.Array,
+        skip: Skip | None = None,
+        values: ValueEmbedding | None = None,
+        tokens_BS: jax.Array | None = None,
     ) -> tuple[jax.Array, attention.Cache]:
         """Does the same for positions from `start`, which also attend to the cache."""
-        heads = self._heads(x_BSD, cos_SI, sin_SI)
-        seen_BSNK, cache = attention.attend_cached(*heads, cache, start)
+        x_BSD = _skipped(x_BSD, skip)
+        heads = self._heads(x_BSD, cos_SI, sin_SI, values, tokens_BS)
+        seen_BSNK, cache = attention.attend_cached(*heads, cache, start, window=self.window)
         return self._onward(x_BSD, seen_BSNK, None), cache
 
     def _onward(
@@ -228,7 +352,12 @@ class Block(nnx.Module):
         return x_BSD + dropout(h_BSD, self.dropout, of_output)
 
     def _heads(
-        self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
+        self,
+        x_BSD: jax.Array,
+        cos_SI: jax.Array,
+        sin_SI: jax.Array,
+        values: ValueEmbedding | None,
+        tokens_BS: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
@@ -236,6 +365,11 @@ class Block(nnx.Module):
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.sizes.heads, -1)
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.sizes.kv_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.sizes.kv_heads, -1)
+        if values is not None:
+            assert self.value_gate is not None, "the block has a value embedding"
+            assert tokens_BS is not None, "the caller passes both"
+            gate_BSH = _VALUE_GATE * jax.nn.sigmoid(_gated(x_BSD, self.value_gate[...]))
+            v_BSHK = _mixed(v_BSHK, 1.0, values(tokens_BS), gate_BSH[..., None])
         q_BSNK, k_BSHK = (self._rotated(x, cos_SI, sin_SI) for x in (q_BSNK, k_BSHK))
         return q_BSNK, k_BSHK, v_BSHK
 
@@ -243,6 +377,8 @@ class Block(nnx.Module):
         rotated = attention.rotate(x_BSNK, cos_SI, sin_SI)
         if self.kind.qk_norm:
             rotated = self._norm(rotated, None)
+        if self.kind.qk_scale != 1:
+            rotated = self.kind.qk_scale * rotated
         return rotated.astype(x_BSNK.dtype)
 
     def _norm(self, x: jax.Array, scale: nnx.Param[jax.Array] | None) -> jax.Array:
@@ -252,14 +388,20 @@ class Block(nnx.Module):
 class Head(nnx.Module):
     """The last norm and the output layer.
 
-    An output layer of its own starts as zeros, so that all tokens are equally likely.
+    An output layer of its own starts as zeros or close to it, so that all tokens are equally
+    likely.
     """
 
-    def __init__(self, config: CausalConfig) -> None:
+    def __init__(self, config: CausalConfig, rngs: nnx.Rngs) -> None:
         sizes, self.kind = config.sizes, config.kind
         self.norm = _scale(sizes.hidden, self.kind)
         shape = (sizes.vocab_size, sizes.hidden)
-        self.words = None if self.kind.tied else nnx.Param(jnp.zeros(shape))
+        if self.kind.tied:
+            self.words = None
+        elif self.kind.head_std:
+            self.words = normal_init(rngs, shape, self.kind.head_std)
+        else:
+            self.words = nnx.Param(jnp.zeros(shape))
         self.norm_eps, self.chunk = sizes.norm_eps, config.loss_piece
 
     def __call__(
@@ -289,12 +431,42 @@ class Head(nnx.Module):
         return (embedding.table if self.words is None else self.words)[...]
 
 
-class CausalModel(Model):
-    """A causal language model; each kind stores its parts under names of its own."""
+class Cache(NamedTuple):
+    """What later positions need from earlier ones.
 
-    def __init__(self, config: CausalConfig) -> None:
+    Attributes:
+        blocks: keys and values of each block.
+        before_B1D: with smear, the embedding of the last token, before it is smeared.
+    """
+
+    blocks: list[attention.Cache]
+    before_B1D: jax.Array | None
+
+
+class CausalModel(Model):
+    """A causal language model; each kind stores its parts under names of its own.
+
+    The names of what :class:`Extras` adds are nanochat's.
+    """
+
+    def __init__(self, config: CausalConfig, rngs: nnx.Rngs) -> None:
         self.sizes, self.kind = config.sizes, config.kind
         self.remat, self.dropout = config.remat, config.dropout
+        extras, layers = config.extras, config.sizes.layers
+        self.value_embeds = nnx.Dict(
+            {
+                str(number): ValueEmbedding(config, rngs)
+                for number in range(layers)
+                if extras.has_values(number, layers)
+            }
+        )
+        # Early blocks amplify the stream, and late ones see little of the embedding.
+        depth_L = jnp.arange(layers) / max(layers - 1, 1)
+        scaled = extras.residual_scalars
+        self.resid_lambdas = nnx.Param(1.15 - 0.10 * depth_L) if scaled else None
+        self.x0_lambdas = nnx.Param(0.20 - 0.15 * depth_L) if scaled else None
+        self.smear = Smear(config, rngs) if extras.smear else None
+        self.backout_lambda = nnx.Param(jnp.full((1,), 0.2)) if extras.backout else None
 
     def parts(self) -> tuple[Embedding, Sequence[Block], Head]:
         """Returns embedding, blocks, and head."""
@@ -310,11 +482,44 @@ class CausalModel(Model):
         """Maps ids to vectors [B, S, D] before the last norm; without keys, without dropout."""
         embedding, blocks, _ = self.parts()
         of_embedding, *of_blocks = split_keys(keys_B, 1 + len(blocks))
-        cos_SI, sin_SI = self.angles(tokens_BS.shape[1])
+        angles = self.angles(tokens_BS.shape[1])
         x_BSD = remat(Embedding.__call__, self.remat)(embedding, tokens_BS, of_embedding)
+        if self.smear is not None:
+            x_BSD = self.smear(x_BSD)
         block_of = remat(Block.__call__, self.remat)
-        for block, of_block in zip(blocks, of_blocks, strict=True):
-            x_BSD = block_of(block, x_BSD, cos_SI, sin_SI, of_block)
+
+        def apply(number: int, x_BSD: jax.Array, *added: Any) -> jax.Array:
+            return block_of(blocks[number], x_BSD, *angles, of_blocks[number], *added)
+
+        return self._through(apply, x_BSD, tokens_BS)
+
+    def _through(
+        self, apply: Callable[..., jax.Array], x0_BSD: jax.Array, tokens_BS: jax.Array
+    ) -> jax.Array:
+        """Applies all blocks, with what the extras add to and around them.
+
+        Args:
+            apply: block number, residual stream [B, S, D], and the block's last three arguments ->
+                the next residual stream.
+            x0_BSD: the embedding.
+            tokens_BS: its ids.
+        """
+        x_BSD = middle_BSD = x0_BSD
+        layers = self.sizes.layers
+        for number in range(layers):
+            skip = None
+            if self.resid_lambdas is not None and self.x0_lambdas is not None:
+                scale, part = (
+                    scalars[...][number : number + 1]
+                    for scalars in (self.resid_lambdas, self.x0_lambdas)
+                )
+                skip = Skip(scale, part, x0_BSD)
+            values = self.value_embeds.get(str(number))
+            x_BSD = apply(number, x_BSD, skip, values, None if values is None else tokens_BS)
+            if number == layers // 2:
+                middle_BSD = x_BSD
+        if self.backout_lambda is not None:
+            x_BSD = _mixed(x_BSD, 1.0, middle_BSD, -self.backout_lambda[...])
         return x_BSD
 
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
@@ -322,26 +527,39 @@ class CausalModel(Model):
         embedding, _, head = self.parts()
         return remat(Head.logits, self.remat)(head, embedding, self.encode(tokens_BS))
 
-    def cache(self, rows: int, length: int) -> list[attention.Cache]:
+    def cache(self, rows: int, length: int) -> Cache:
         """Allocates `length` positions of `rows` sequences, for :meth:`decode_step`."""
         embedding, blocks, _ = self.parts()
         shape = rows, length, self.sizes.kv_heads, self.sizes.head_width
         dtype = embedding.table[...].dtype
-        return [attention.empty_cache(*shape, dtype) for _ in blocks]
+        # A sequence begins after a vector of zeros, of which smear adds nothing.
+        before = None if self.smear is None else jnp.zeros((rows, 1, self.sizes.hidden), dtype)
+        return Cache([attention.empty_cache(*shape, dtype) for _ in blocks], before)
 
     def decode_step(
         self,
         tokens_BS: jax.Array,
         count: int | jax.Array,
-        cache: list[attention.Cache],
+        cache: Cache,
         start: int | jax.Array,
-    ) -> tuple[jax.Array, list[attention.Cache]]:
+    ) -> tuple[jax.Array, Cache]:
         """Returns the logits after the first `count` tokens; see the base class."""
         embedding, blocks, head = self.parts()
         angles = self.angles(tokens_BS.shape[1], start)
-        x_BSD = embedding(tokens_BS, None)
-        last_B1D, kept = attention.onward(blocks, x_BSD, count, angles, cache, start)
-        return head.logits(embedding, last_B1D)[:, 0], kept
+        x_BSD, before_B1D = embedding(tokens_BS, None), cache.before_B1D
+        if self.smear is not None:
+            smeared_BSD = self.smear(x_BSD, before_B1D)
+            x_BSD, before_B1D = smeared_BSD, _last(x_BSD, count)
+        kept = []
+
+        def apply(number: int, x_BSD: jax.Array, *added: Any) -> jax.Array:
+            before = cache.blocks[number]
+            x_BSD, after = blocks[number].decode_step(x_BSD, *angles, before, start, *added)
+            kept.append(after)
+            return x_BSD
+
+        last_B1D = _last(self._through(apply, x_BSD, tokens_BS), count)
+        return head.logits(embedding, last_B1D)[:, 0], Cache(kept, before_B1D)
 
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
         """Completes the beginnings of the first examples."""
@@ -377,3 +595,40 @@ class CausalModel(Model):
 
 def _scale(width: int, kind: Kind) -> nnx.Param[jax.Array] | None:
     return nnx.Param(jnp.ones((width,))) if kind.norm_scales else None
+
+
+def _gate(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
+    """Draws the kernel of a gate, uniform in (0, `_GATE_INIT`): slightly open."""
+    half = _GATE_INIT / 2
+    return nnx.Param(half + uniform_init(rngs, (inputs, outputs), half)[...])
+
+
+def _gated(x_BSD: jax.Array, gate_CO: jax.Array) -> jax.Array:
+    """Applies the kernel of a gate to the first C channels; float32 [B, S, outputs]."""
+    return (x_BSD[..., : gate_CO.shape[0]] @ gate_CO).astype(jnp.float32)
+
+
+def _mixed(x: jax.Array, scale: Any, other: jax.Array, part: Any) -> jax.Array:
+    """Returns `scale x + part other`; in float32, so that the gradients of both are summed in it.
+
+    Args:
+        x, other: arrays of one shape.
+        scale, part: numbers, or arrays that broadcast to it after leading dimensions are added.
+    """
+
+    def wide(factor: Any) -> Any:
+        if not isinstance(factor, jax.Array):
+            return factor
+        return factor.astype(jnp.float32).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
+
+    mixed = wide(scale) * x.astype(jnp.float32) + wide(part) * other.astype(jnp.float32)
+    return mixed.astype(x.dtype)
+
+
+def _skipped(x_BSD: jax.Array, skip: Skip | None) -> jax.Array:
+    return x_BSD if skip is None else _mixed(x_BSD, skip.scale, skip.x0_BSD, skip.part)
+
+
+def _last(x_BSD: jax.Array, count: int | jax.Array) -> jax.Array:
+    """Returns the vector of token `count - 1`, [B, 1, D]."""
+    return jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)

@@ -201,6 +201,11 @@ class ModelConfig(bounds.Section):
         return ()
 
     @property
+    def in_transformers(self) -> bool:
+        """Returns whether transformers has this network."""
+        return self.model_type is not None
+
+    @property
     def has_weights(self) -> bool:
         """Returns whether parameters can be converted."""
         return bool(self.weight_tables())
@@ -212,7 +217,7 @@ class ModelConfig(bounds.Section):
     @property
     def export_usage(self) -> str:
         """Returns the command that exports the model, in the form of ``usage``; "" if none does."""
-        if self.model_type is not None:
+        if self.in_transformers:
             return "export {run} {out}transformers --format hf"
         return "export {run} {out}model.safetensors" if self.has_weights else ""
 

@@ -1,9 +1,12 @@
-"""A GPT whose size follows from its depth: nanochat's model of October 2025.
+"""A GPT whose size follows from its depth: nanochat's model of October 2025, or of July 2026.
 
 Of the network in :mod:`jaxtrain.models.causal`, it has norms without parameters, also after the
 embedding and of queries and keys, squared ReLU, an untied output layer, and logits capped at 15.
 `depth` sets the number of layers and, unless they are set, width and heads. Source:
 https://github.com/karpathy/nanochat at c75fe54 (2025-10-25).
+
+The model of 2026 (at 92d63d4, 2026-07-03) is the same network with what the fields from
+`rotary_base` to `init` add; `Config.of_2026` sets all of them.
 """
 
 import dataclasses
@@ -11,7 +14,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +28,7 @@ from jaxtrain.models import causal
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 from jaxtrain.ops import attention, chunked_loss
-from jaxtrain.ops.init import normal_init
+from jaxtrain.ops.init import normal_init, uniform_init
 from jaxtrain.ops.layers import Remat
 
 _ASPECT = 64  # width / depth
@@ -35,6 +38,9 @@ _CAP = 15.0
 _FF = 4  # feed-forward width / width
 # Optimizer rates are set for this width (depth 12); they scale with (width / 768)^-0.5.
 _RATE_WIDTH = 768
+_RATE_DEPTH = 12
+_RATE_BATCH = 2**19  # tokens per step
+_TILE = 128  # windows are multiples of what fused attention computes together
 _OUTPUT = "lm_head.weight"
 
 
@@ -43,8 +49,16 @@ def _table(word: str, block: str, **parts: str) -> WeightTable:
         Row(f"{block}.{{}}.{name}.weight", f"blocks.{{}}.{ours}", MATRIX)
         for ours, name in parts.items()
     ]
+    extras = [
+        Row(name, name, optional=True) for name in ("resid_lambdas", "x0_lambdas", "backout_lambda")
+    ]
+    extras += [
+        Row("smear_lambda", "smear.scale", optional=True),
+        Row("smear_gate.weight", "smear.gate", MATRIX, optional=True),
+        Row("value_embeds.{}.weight", "value_embeds.{}.table"),
+    ]
     return WeightTable(
-        rows=(Row(word, "wte.table"), *rows, Row(_OUTPUT, "lm_head.words")),
+        rows=(Row(word, "wte.table"), *rows, *extras, Row(_OUTPUT, "lm_head.words")),
         unused=("rotary_emb.inv_freq",),
     )
 
@@ -55,6 +69,7 @@ NANOCHAT = _table(
     q="attn.c_q",
     k="attn.c_k",
     v="attn.c_v",
+    value_gate="attn.ve_gate",
     out="attn.c_proj",
     up="mlp.c_fc",
     down="mlp.c_proj",
@@ -78,6 +93,65 @@ def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
 
 def _zeros(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.zeros((inputs, outputs)))
+
+
+def _even(scale: float) -> causal.Kernel:
+    """Returns uniform kernels with standard deviation `scale / in^0.5`: without outliers."""
+
+    def kernel(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
+        return uniform_init(rngs, (inputs, outputs), scale * math.sqrt(3 / inputs))
+
+    return kernel
+
+
+_KIND = causal.Kind(
+    norm_scales=False,
+    qk_norm=True,
+    swiglu=False,
+    tied=False,
+    cap=_CAP,
+    clockwise=True,
+    embedding_std=1.0,
+    reading=_reading,
+    feeding=_reading,
+    writing=_zeros,
+)
+_KINDS = {
+    "2025": _KIND,
+    "2026": dataclasses.replace(
+        _KIND, embedding_std=0.8, head_std=0.001, reading=_even(1.0), feeding=_even(0.4)
+    ),
+}
+_OF_2026 = MappingProxyType(
+    {
+        "rotary_base": 100_000.0,
+        "qk_scale": 1.2,
+        "window_pattern": "SSSL",
+        "value_embeddings": True,
+        "residual_scalars": True,
+        "smear": True,
+        "backout": True,
+        "init": "2026",
+    }
+)
+
+
+class Scaling(NamedTuple):
+    """What follows from depth, by the rules of nanochat at 92d63d4; see :meth:`Config.scaling`.
+
+    Attributes:
+        tokens: length of the run.
+        batch_tokens: tokens per step.
+        steps: length of the run.
+        rate_scale: factor on all learning rates.
+        decay_scale: factor on the weight decay.
+    """
+
+    tokens: int
+    batch_tokens: int
+    steps: int
+    rate_scale: float
+    decay_scale: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,18 +181,28 @@ class Config(causal.CausalConfig):
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a
     transformers folder (NanoChatForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face
     Hub."""
+    rotary_base: bounds.RotaryBase = _ROTARY_BASE
+    """Base of the rotary angles position / rotary_base^(2 i / K) of pair i, with head width K."""
+    qk_scale: bounds.Positive = 1.0
+    """Factor on normalized queries and on normalized keys; a larger one sharpens attention."""
+    window_pattern: str | None = None
+    """Sliding windows: a letter per layer, repeated; the last layer is always L. L: a token attends
+    to all tokens before it; S: to the nearest quarter of the sequence length, rounded up to a
+    multiple of 128. None uses L for all layers."""
+    value_embeddings: bool = False
+    """Give every second layer, the last one included, an embedding of its own, which is added to
+    its values with a gate per head."""
+    residual_scalars: bool = False
+    """Let each layer read a x + b x0, with the residual stream x, the embedding x0, and trained a
+    and b."""
+    smear: bool = False
+    """Add a gated part of each embedding to the next one."""
+    backout: bool = False
+    """Subtract a trained part of the residual stream after the middle layer from the last one's."""
+    init: Literal["2025", "2026"] = "2025"
+    """Initial values. 2025: normal kernels, output layer zero; 2026: uniform kernels, smaller in
+    the feed-forward layers, and a small output layer."""
 
-    kind = causal.Kind(
-        norm_scales=False,
-        qk_norm=True,
-        swiglu=False,
-        tied=False,
-        cap=_CAP,
-        clockwise=True,
-        embedding_std=1.0,
-        reading=_reading,
-        writing=_zeros,
-    )
     model_type = "nanochat"  # in transformers' config.json
     architecture = "NanoChatForCausalLM"
     fixed = MappingProxyType(
@@ -131,8 +215,108 @@ class Config(causal.CausalConfig):
     )
     theirs = MappingProxyType[str, Any]({"final_logit_softcapping": 15.0})
     width_field, most_head_width = "width", _HEAD
-    in_weights = ("depth", "vocab_size")
-    not_in_weights = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
+    in_weights = (
+        "depth",
+        "vocab_size",
+        "value_embeddings",
+        "residual_scalars",
+        "smear",
+        "backout",
+    )
+    not_in_weights = (
+        ("heads", "query_heads"),
+        *((name, name) for name in ("norm_eps", "rotary_base", "qk_scale", "window_pattern")),
+    )
+
+    def check(self) -> None:
+        """Checks the window pattern, too."""
+        super().check()
+        if self.window_pattern is not None and not (
+            self.window_pattern and set(self.window_pattern) <= set("SL")
+        ):
+            raise InputError(
+                f"model.window_pattern={self.window_pattern} must have letters S and L only, such "
+                "as SSSL",
+                about="model.window_pattern",
+            )
+
+    @classmethod
+    def of_2026(cls, **fields: Any) -> "Config":
+        """Returns the model of 2026.
+
+        Args:
+            **fields: sizes, and what replaces its fields.
+        """
+        return cls(**{**_OF_2026, **fields})
+
+    @property
+    def kind(self) -> causal.Kind:
+        """Returns the kind of network."""
+        return dataclasses.replace(_KINDS[self.init], qk_scale=self.qk_scale)
+
+    @property
+    def extras(self) -> causal.Extras:
+        """Returns what the network adds to its kind."""
+        short = -(-self.sequence_length // (4 * _TILE)) * _TILE
+        pattern = self.window_pattern or "L"
+        windows = [
+            short if pattern[number % len(pattern)] == "S" else None
+            for number in range(self.depth - 1)
+        ]
+        return causal.Extras(
+            windows=(*windows, None),
+            value_embeddings=self.value_embeddings,
+            residual_scalars=self.residual_scalars,
+            smear=self.smear,
+            backout=self.backout,
+        )
+
+    @property
+    def in_transformers(self) -> bool:
+        """Returns whether it is `NanoChatForCausalLM`, which has none of the fields of 2026."""
+        plain = {f.name: f.default for f in dataclasses.fields(self) if f.name in _OF_2026}
+        return all(getattr(self, name) == value or name == "init" for name, value in plain.items())
+
+    def scaling(self, tokens_per_parameter: float) -> Scaling:
+        """Returns length, batch and factors for this depth, relative to depth 12.
+
+        The batch grows with the tokens to the power of 0.383 (https://arxiv.org/abs/2505.13738),
+        and is a power of two. Rates grow with the square root of the batch, and the weight decay
+        keeps the time scale of AdamW's average (https://arxiv.org/abs/2405.13698).
+
+        Args:
+            tokens_per_parameter: counts :attr:`scaling_parameters`; embeddings do not matter for
+                the best length.
+        """
+        reference = dataclasses.replace(self, depth=_RATE_DEPTH, width=None, heads=None)
+        tokens, of_reference = (
+            tokens_per_parameter * one.scaling_parameters for one in (self, reference)
+        )
+        batch = 2 ** round(math.log2(_RATE_BATCH * (tokens / of_reference) ** 0.383))
+        rate = math.sqrt(batch / _RATE_BATCH)
+        steps = max(1, int(tokens) // batch)
+        return Scaling(int(tokens), batch, steps, rate, rate * of_reference / tokens)
+
+    @property
+    def scaling_parameters(self) -> int:
+        """Returns the number of parameters in matrices of layers and output layer."""
+        return self.depth * self._layer + self.vocab_size * self.hidden + self._gates
+
+    @property
+    def _layer(self) -> int:
+        d, n, h = self.hidden, self.query_heads, self.shared_heads
+        return 2 * d * (d + h * d // n) + 2 * _FF * d * d
+
+    @property
+    def _gates(self) -> int:
+        """Returns the number of parameters of the gates of values."""
+        each = min(causal.VALUE_CHANNELS, self.hidden) * self.shared_heads
+        return self._values * each
+
+    @property
+    def _values(self) -> int:
+        """Returns the number of value embeddings."""
+        return -(-self.depth // 2) if self.value_embeddings else 0
 
     @property
     def hidden(self) -> int:
@@ -161,13 +345,18 @@ class Config(causal.CausalConfig):
             return formula if given is None else "as set"
 
         d, n, h, v = self.hidden, self.query_heads, self.shared_heads, self.vocab_size
-        layer = 2 * d * (d + h * d // n) + 2 * _FF * d * d
+        smear = min(causal.SMEAR_CHANNELS, d) + 1
+        values = self._values * v * h * (d // n)
+        small = 2 * self.depth * self.residual_scalars + smear * self.smear + self.backout
+        more = f" + {self._values} value embeddings {values:,}" if values else ""
+        more += f" + {self._gates + small:,} of gates and scalars" if self._gates + small else ""
+        total = 2 * v * d + self.depth * self._layer + values + self._gates + small
         return [
             f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
             f"{n} query heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of width "
             f"{d // n}, {h} key-value heads ({origin(self.kv_heads, 'query heads')})",
-            f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} tokens x {d} + {self.depth} "
-            f"layers x {layer:,})",
+            f"parameters {total:,} (2 x {v} tokens x {d} + {self.depth} layers x {self._layer:,}"
+            f"{more})",
             f"with optim.muon: rates of embedding and output layer x {self.rate_scale:.4g} "
             f"((width / {_RATE_WIDTH})^-0.5)",
         ]
@@ -184,7 +373,7 @@ class Config(causal.CausalConfig):
             kv_heads=self.shared_heads,
             ff=_FF * self.hidden,
             norm_eps=self.norm_eps,
-            rotary_base=_ROTARY_BASE,
+            rotary_base=self.rotary_base,
         )
 
     @classmethod
@@ -249,8 +438,17 @@ class Config(causal.CausalConfig):
             )
         vocab, width = words.shape
         heads = attention.fewest_heads(width, _HEAD)
+        # What no array shows is as in the model of the same year.
+        extras = dict[str, Any](_OF_2026 if "resid_lambdas" in tensors else {})
+        if extras:
+            extras["value_embeddings"] = any(name.startswith("value_embeds.") for name in tensors)
+            extras |= {
+                field: name in tensors
+                for field, name in (("smear", "smear_lambda"), ("backout", "backout_lambda"))
+            }
         try:
             return cls(
+                **extras,
                 vocab_size=vocab,
                 sequence_length=2048,
                 depth=next(n for n in itertools.count() if keys_of.format(n) not in tensors),
@@ -270,14 +468,15 @@ class GPT(causal.CausalModel):
     """Embedding, blocks, and output layer.
 
     Kernels that read the residual stream are normal with standard deviation
-    `min(1, (out / in)^0.5) / in^0.5`; those that write to it start as zeros.
+    `min(1, (out / in)^0.5) / in^0.5`, or (init 2026) uniform with `1 / in^0.5` in attention and
+    `0.4 / in^0.5` in the feed-forward layers; those that write to it start as zeros.
     """
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        super().__init__(config)
+        super().__init__(config, rngs)
         self.wte = causal.Embedding(config, rngs)
-        self.blocks = nnx.List([causal.Block(config, rngs) for _ in range(config.depth)])
-        self.lm_head = causal.Head(config)
+        self.blocks = nnx.List([causal.Block(config, rngs, n) for n in range(config.depth)])
+        self.lm_head = causal.Head(config, rngs)
 
     def parts(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
         """Returns embedding, blocks, and head."""

@@ -95,6 +95,7 @@ class Config(causal.CausalConfig):
         clockwise=False,
         embedding_std=_INIT_STD,
         reading=_normal,
+        feeding=_normal,
         writing=_normal,
     )
     model_type = "llama"  # in transformers' config.json
@@ -171,10 +172,12 @@ class Llama(causal.CausalModel):
     """Embedding, layers, and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        super().__init__(config)
+        super().__init__(config, rngs)
         self.embedding = causal.Embedding(config, rngs)
-        self.layers = nnx.List([causal.Block(config, rngs) for _ in range(config.layers)])
-        self.head = causal.Head(config)
+        self.layers = nnx.List(
+            [causal.Block(config, rngs, number) for number in range(config.layers)]
+        )
+        self.head = causal.Head(config, rngs)
 
     def parts(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
         """Returns embedding, layers, and head."""

@@ -5,7 +5,6 @@ reads them, and names everything that does not fit.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -58,11 +57,13 @@ class Row:
         theirs: its name elsewhere; several are equal parts of our last axis.
         ours: our dotted path.
         layout: of each of their arrays.
+        optional: whether some of our models do not have it.
     """
 
     theirs: str | tuple[str, ...]
     ours: str
     layout: Layout = SAME
+    optional: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,10 +146,17 @@ class WeightTable:
     def _numbered(self, expected: Collection[str]) -> Iterator[Row]:
         for row in self.rows:
             if "{}" not in row.ours:
-                yield row
+                if not row.optional or row.ours in expected:
+                    yield row
                 continue
-            blocks = map(row.numbered, itertools.count())
-            yield from itertools.takewhile(lambda block: block.ours in expected, blocks)
+            before, after = row.ours.split("{}")
+            middles = (
+                name[len(before) : len(name) - len(after)]
+                for name in expected
+                if name.startswith(before) and name.endswith(after)
+            )
+            # Not all blocks have each array.
+            yield from map(row.numbered, sorted(int(m) for m in middles if m.isdecimal()))
 
     def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
         """Skips unused arrays and aliases; an alias alone stands for its array."""

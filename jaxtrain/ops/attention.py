@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -108,6 +108,7 @@ def attend(
     *,
     rate: float = 0.0,
     keys_B: jax.Array | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Computes attention with scale `1 / sqrt(K)`; query head n uses head `n // (N / H)`.
 
@@ -124,20 +125,23 @@ def attend(
             A query that sees no key gets some finite result. Requires H to be N.
         rate: dropout rate of the probabilities, with `visible_BQS`.
         keys_B: each example's random key for dropout; without keys, nothing is dropped.
+        window: with causal attention, how many tokens before itself a query sees; None is all.
 
     Returns:
         [B, S, N, K], in the dtype of the queries.
     """
+    if window is not None and window >= q_BSNK.shape[1] - 1:
+        window = None  # nothing is hidden
     rate = 0.0 if keys_B is None else rate
     if platform() in ("gpu", "cuda"):
         obstacle = _obstacle(q_BSNK, visible_BQS, rate)
         if obstacle is None:
-            return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK, visible_BQS)
+            return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK, visible_BQS, window)
         warnings.warn(
             f"attention with {obstacle} is not fused and stores all its scores", stacklevel=1
         )
     if visible_BQS is None:
-        return _causal_attention(q_BSNK, k_BSHK, v_BSHK)
+        return _causal_attention(q_BSNK, k_BSHK, v_BSHK, window=window)
     return _visible_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
 
 
@@ -158,7 +162,11 @@ def _obstacle(q_BSNK: jax.Array, visible_BQS: jax.Array | None, rate: float) -> 
 
 
 def _attend_by_cudnn(
-    q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, visible_BQS: jax.Array | None
+    q_BSNK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    visible_BQS: jax.Array | None,
+    window: int | None = None,
 ) -> jax.Array:
     """Computes attention without storing an array [B, N, S, S].
 
@@ -170,7 +178,8 @@ def _attend_by_cudnn(
         jax.nn.dot_product_attention, q_BSNK, k_BSHK, v_BSHK, implementation="cudnn"
     )
     if visible_BQS is None:
-        return call(is_causal=True)
+        sides = None if window is None else (window, 0)  # jax adds the query itself
+        return call(is_causal=True, local_window_size=sides)
     if visible_BQS.shape[1] > 1:
         return call(mask=visible_BQS[:, None])
     # At least 1: the softmax over no keys, in a sequence of only padding, would be NaN.
@@ -208,14 +217,21 @@ def reproducible_gradients() -> Iterator[None]:
 
 
 def _causal_attention(
-    q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
+    q_BSNK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    start: int | jax.Array = 0,
+    window: int | None = None,
 ) -> jax.Array:
     """Computes causal attention with the first query at position `start` of the keys."""
     b, s, n, k = q_BSNK.shape
     length, heads = k_BTHK.shape[1:3]
     q_BSHGK = q_BSNK.reshape(b, s, heads, n // heads, k)
     scores_BHGST = einsum_float32("bshgk,bthk->bhgst", q_BSHGK, k_BTHK) / math.sqrt(k)
-    past_ST = jnp.arange(length)[None] <= start + jnp.arange(s)[:, None]
+    query_S1, key_1T = start + jnp.arange(s)[:, None], jnp.arange(length)[None]
+    past_ST = key_1T <= query_S1
+    if window is not None:
+        past_ST &= key_1T >= query_S1 - window
     scores_BHGST = jnp.where(past_ST[None, None, None], scores_BHGST, jnp.finfo(jnp.float32).min)
     share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
     return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BTHK).reshape(b, s, n, k)
@@ -259,7 +275,13 @@ def empty_cache(rows: int, length: int, heads: int, width: int, dtype: Any) -> C
 
 
 def attend_cached(
-    q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, cache: Cache, start: int | jax.Array
+    q_BSNK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    cache: Cache,
+    start: int | jax.Array,
+    *,
+    window: int | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Computes causal attention of new positions to the cache and to themselves.
 
@@ -272,6 +294,7 @@ def attend_cached(
         v_BSHK: values of these positions.
         cache: keys and values of the positions before.
         start: int32 [].
+        window: how many tokens before itself a query sees; None is all. Older ones stay cached.
 
     Returns:
         [B, S, N, K], in the dtype of the queries, and the cache with the new positions.
@@ -281,32 +304,4 @@ def attend_cached(
         lax.dynamic_update_slice(cache.key, k_BSHK, at),
         lax.dynamic_update_slice(cache.value, v_BSHK, at),
     )
-    return _causal_attention(q_BSNK, cache.key, cache.value, start), cache
-
-
-def onward(
-    blocks: Iterable[Any],
-    x_BSD: jax.Array,
-    count: int | jax.Array,
-    angles: tuple[jax.Array, jax.Array],
-    caches: Sequence[Cache],
-    start: int | jax.Array,
-) -> tuple[jax.Array, list[Cache]]:
-    """Applies blocks that attend to their caches and extend them.
-
-    Args:
-        blocks: each with ``decode_step(x_BSD, cos_SI, sin_SI, cache, start)``.
-        x_BSD: embedded tokens of the positions from `start`; those after `count` are filler.
-        count: number of tokens that count, at most S.
-        angles: cosines and sines of these positions, from :func:`rotary`.
-        caches: one per block.
-        start: number of positions in the caches.
-
-    Returns:
-        The vector of token `count - 1`, [B, 1, D], and the caches with the new positions.
-    """
-    kept = []
-    for block, before in zip(blocks, caches, strict=True):
-        x_BSD, after = block.decode_step(x_BSD, *angles, before, start)
-        kept.append(after)
-    return lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1), kept
+    return _causal_attention(q_BSNK, cache.key, cache.value, start, window), cache

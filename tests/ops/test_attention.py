@@ -105,7 +105,7 @@ def test_dropout_of_probabilities_depends_on_the_example_alone() -> None:
     np.testing.assert_array_equal(attention.attend(q, q, q, seen, rate=0.5), plain)
 
 
-@pytest.mark.parametrize("kind", ["causal", "padding", "documents"])
+@pytest.mark.parametrize("kind", ["causal", "window", "padding", "documents"])
 def test_the_call_of_fused_attention_has_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -118,10 +118,11 @@ def test_the_call_of_fused_attention_has_the_same_numbers(
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
     q, k, v = (normal((2, LENGTH, 4, WIDTH), seed) for seed in (0, 1, 2))
-    seen = None if kind == "causal" else jnp.asarray(visible(kind))
+    seen = None if kind in ("causal", "window") else jnp.asarray(visible(kind))
+    window = 3 if kind == "window" else None
 
     def loss(attend: Any, *arrays: jax.Array) -> jax.Array:
-        return (attend(*arrays, seen) * normal((2, LENGTH, 4, WIDTH), 3)).sum()
+        return (attend(*arrays, seen, window=window) * normal((2, LENGTH, 4, WIDTH), 3)).sum()
 
     pairs = [
         jax.value_and_grad(functools.partial(loss, attend), argnums=(0, 1, 2))(q, k, v)
@@ -132,7 +133,7 @@ def test_the_call_of_fused_attention_has_the_same_numbers(
 
 def test_gpus_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = jnp.zeros(())
-    monkeypatch.setattr(attention, "_attend_by_cudnn", lambda q, k, v, visible: fused)
+    monkeypatch.setattr(attention, "_attend_by_cudnn", lambda q, k, v, visible, window: fused)
 
     def attend(q: jax.Array, **options: Any) -> jax.Array:
         return attention.attend(q, q, q, **options)

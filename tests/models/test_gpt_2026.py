@@ -1,0 +1,212 @@
+"""Tests the GPT of 2026 against nanochat's numbers (see the fixtures), and each of its parts."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_causal
+import toy
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models import gpt
+from jaxtrain.training import state
+
+TINY = gpt.Config.of_2026(
+    vocab_size=50, sequence_length=256, depth=4, width=32, heads=4, kv_heads=2, loss_piece=64
+)
+KEYS = jax.random.split(jax.random.key(7), 2)
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the reference's weights, which are not stored: the name sets the seed."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
+    scales = {
+        "transformer.wte.weight": (0.0, 1.0),
+        "resid_lambdas": (1.0, 0.1),
+        "x0_lambdas": (0.2, 0.1),
+        "backout_lambda": (0.2, 0.1),
+        "smear_lambda": (0.5, 0.1),
+    }
+    if name.startswith("value_embeds."):
+        mean, scale = 0.0, 0.5
+    else:
+        mean, scale = scales.get(name) or (0.0, 0.9 / shape[1] ** 0.5)
+    return (mean + scale * noise).astype(np.float32)
+
+
+class Reference:
+    """Weights, batch and results of nanochat at 92d63d4 for a model of four layers."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as stored:
+            self.arrays = dict(stored)
+        sizes = json.loads(str(self.arrays["config"]))
+        self.model = gpt.Config.of_2026(
+            vocab_size=sizes["vocab_size"],
+            sequence_length=sizes["sequence_len"],
+            depth=sizes["n_layer"],
+            width=sizes["n_embd"],
+            heads=sizes["n_head"],
+            kv_heads=sizes["n_kv_head"],
+            window_pattern=sizes["window_pattern"],
+        )
+        shapes = json.loads(str(self.arrays["params"]))
+        self.weights = {name: drawn(name, tuple(shape)) for name, shape in shapes.items()}
+        self.params = self.model.from_weights(self.weights, "the reference")
+        tokens = jnp.asarray(self.arrays["tokens"], jnp.int32)
+        self.batch = {
+            "tokens": tokens,
+            "targets": jnp.asarray(self.arrays["targets"], jnp.int32),
+            "target_bytes": jnp.ones(tokens.shape, jnp.int32),
+            "weight": jnp.ones(len(tokens)),
+        }
+        self.definition = state.ModelDefinition(self.model.build)
+        self.gradient = jax.jit(jax.value_and_grad(self._loss))
+
+    def _loss(self, params: Any) -> jax.Array:
+        total, weight, _ = self.definition.module(params, {}).loss(self.batch, KEYS)
+        return total / weight
+
+
+@pytest.fixture(scope="module")
+def reference(checkout: Path) -> Reference:
+    return Reference(checkout / "tests/fixtures/gpt_2026_d4.npz")
+
+
+def test_windows_match_nanochat(reference: Reference) -> None:
+    windows = json.loads(str(reference.arrays["window_sizes"]))
+    length = reference.model.sequence_length
+    assert [one or length for one in reference.model.extras.windows] == windows
+
+
+def test_logits_loss_and_gradients_match_nanochat(reference: Reference) -> None:
+    logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
+        reference.params, reference.batch["tokens"]
+    )
+    want = reference.arrays
+    np.testing.assert_allclose(logits[:, ::7], want["logits_every_7th"], rtol=0, atol=2e-5)
+    loss, grads = reference.gradient(reference.params)
+    assert float(loss) == pytest.approx(float(want["loss"]), abs=2e-5)
+    theirs = reference.model.to_weights(jax.device_get(grads))
+    names = [name for name in want if name.startswith("grad/")]
+    assert len(names) == 10
+    for name in names:
+        np.testing.assert_allclose(
+            theirs[name.removeprefix("grad/")], want[name], rtol=0, atol=2e-5, err_msg=name
+        )
+
+
+def test_exported_weights_are_imported_unchanged(reference: Reference) -> None:
+    found = reference.model.to_weights(reference.params)
+    assert found.keys() == reference.weights.keys()
+    for name, array in reference.weights.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert not reference.model.in_transformers
+    wide = dataclasses.replace(TINY, width=256, heads=2, kv_heads=1, smear=False)
+    params = {n: np.zeros(a.shape) for n, a in state.ModelDefinition(wide.build).params.items()}
+    guessed = gpt.Config.guess(wide.to_weights(params), "x")
+    assert guessed == gpt.Config.of_2026(
+        vocab_size=50, sequence_length=2048, depth=4, kv_heads=1, width=256, smear=False
+    )
+
+
+# ---- the parts ----------------------------------------------------------------------------------
+
+PARTS = {
+    "window_pattern": None,
+    "value_embeddings": False,
+    "residual_scalars": False,
+    "smear": False,
+    "backout": False,
+    "qk_scale": 1.0,
+}
+
+
+def stirred(model: gpt.Config) -> tuple[Any, Any]:
+    """Returns graph and parameters, random even where training starts from zeros."""
+    graph, params = nnx.split(model.build(nnx.Rngs(0)))
+    return graph, toy.stirred(toy.stirred(params))
+
+
+@pytest.mark.parametrize("without", [None, *PARTS])
+def test_decoding_with_a_cache_equals_the_forward_pass(without: str | None) -> None:
+    """Decodes a prompt with filler, then single tokens, past the short window of 128."""
+    changes = {} if without is None else {without: PARTS[without]}
+    model = dataclasses.replace(TINY, **changes)
+    graph, params = stirred(model)
+    tokens = small_causal.batch(model, rows=2)["tokens"][:, :150]
+    want = jax.jit(lambda p, t: nnx.merge(graph, p).logits(t))(params, tokens)
+    step = jax.jit(lambda p, *rest: nnx.merge(graph, p).decode_step(*rest))
+    cache = nnx.merge(graph, params).cache(2, 160)
+    found, cache = step(params, tokens[:, :140].at[:, 135:].set(7), 135, cache, 0)
+    for number in range(135, 150):
+        np.testing.assert_allclose(found, want[:, number - 1], rtol=0, atol=3e-5)
+        found, cache = step(params, tokens[:, number : number + 1], 1, cache, number)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_changes_the_network_and_works_alone(part: str) -> None:
+    plain = dataclasses.replace(TINY, **PARTS)
+    alone = dataclasses.replace(plain, **{part: getattr(TINY, part)})
+    less = dataclasses.replace(TINY, **{part: PARTS[part]})
+    tokens = small_causal.batch(TINY, rows=1)["tokens"]
+    logits = []
+    for model in (plain, alone, less, TINY):
+        graph, params = stirred(model)
+        logits.append(nnx.merge(graph, params).logits(tokens))
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3
+    assert np.abs(logits[2] - logits[3]).max() > 1e-3
+
+
+def test_a_window_hides_earlier_tokens() -> None:
+    """The output at a position depends on exactly the window before it, in one block."""
+    model = dataclasses.replace(TINY, **(PARTS | {"window_pattern": "SL", "depth": 2}))
+    graph, params = stirred(model)
+    module = nnx.merge(graph, params)
+    cos, sin = module.angles(256)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 256, 32)), jnp.float32)
+
+    def at(x_BSD: jax.Array) -> jax.Array:
+        return module.blocks[0](x_BSD, cos, sin)[0, 200].sum()
+
+    slopes = np.abs(jax.jit(jax.grad(at))(x)[0]).max(-1)
+    assert (slopes[72:201] > 0).all()
+    assert (slopes[:72] == 0).all()
+    assert (slopes[201:] == 0).all()
+
+
+def test_initial_values() -> None:
+    model = dataclasses.replace(TINY, width=128, heads=2, kv_heads=1, vocab_size=500)
+    params, _ = state.ModelDefinition(model.build).init(jax.random.key(0))
+    want = {"wte.table": 0.8, "lm_head.words": 0.001, "blocks.0.out": 0.0, "blocks.0.down": 0.0}
+    want |= {f"blocks.1.{name}": 128**-0.5 for name in ("q", "k", "v")}
+    want |= {"blocks.1.up": 0.4 * 128**-0.5, "value_embeds.1.table": 128**-0.5}
+    for name, deviation in want.items():
+        assert np.std(params[name]) == pytest.approx(deviation, rel=0.05), name
+    for name in ("blocks.1.value_gate", "smear.gate"):
+        assert 0 < np.min(params[name]) < np.max(params[name]) < 0.02
+    np.testing.assert_allclose(params["resid_lambdas"], np.linspace(1.15, 1.05, 4), rtol=1e-6)
+    np.testing.assert_allclose(params["x0_lambdas"], np.linspace(0.2, 0.05, 4), rtol=1e-6)
+    assert (params["smear.scale"], params["backout_lambda"]) == (0.0, np.float32(0.2))
+    assert {n for n in params if n.startswith("value_embeds")} == {
+        "value_embeds.1.table",
+        "value_embeds.3.table",
+    }
+
+
+def test_the_parameters_are_counted() -> None:
+    params = state.ModelDefinition(TINY.build).params
+    assert f"parameters {state.parameter_count(params):,} " in TINY.formulas()[1]
+
+
+def test_other_letters_in_the_window_pattern_are_refused() -> None:
+    with pytest.raises(InputError, match=r"model.window_pattern=SXL must have letters S and L"):
+        dataclasses.replace(TINY, window_pattern="SXL")
