@@ -17,12 +17,11 @@ import pytest
 import small_autoencoder
 import small_checkpoint
 import small_text
-from step_findings import compiled
 
 import jaxtrain
 from jaxtrain.config import invocation
 from jaxtrain.data.video import reading
-from jaxtrain.planning import cards, planner, report
+from jaxtrain.planning import planner
 from jaxtrain.planning.input_rate import Host
 from jaxtrain.reporting.result import TrainResult
 
@@ -141,11 +140,6 @@ def test_configs_are_overridden_from_python() -> None:
         run.override({"loop.epochs": 2})
 
 
-def test_a_source_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(jaxtrain.InputError, match="does not exist; pass a checkpoint"):
-        jaxtrain.load_model(tmp_path / "run")
-
-
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
     """As beside a clone of the repository."""
     (tmp_path / "jaxtrain" / "jaxtrain").mkdir(parents=True)
@@ -155,13 +149,6 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
         [sys.executable, "script.py"], cwd=tmp_path, env=alone, text=True
     )
     assert printed == "train\n"
-
-
-def test_names_are_not_those_of_modules() -> None:
-    folder = Path(jaxtrain.__file__).parent
-    for name in jaxtrain.__all__:
-        assert not (folder / name).exists()
-        assert not (folder / f"{name}.py").exists()
 
 
 def test_a_result_ignores_what_a_kill_left(tmp_path: Path) -> None:
@@ -258,26 +245,6 @@ def test_errors_name_arguments_instead_of_flags(tmp_path: Path) -> None:
     assert invocation.with_arguments(text) == (
         'resume with resume="latest", or choose another output_dir'
     )
-
-
-def test_commands_in_errors_stay_as_they_are() -> None:
-    command = f"{invocation.program()} plan --config demo --gpu h100 --data.path x"
-    assert invocation.with_arguments(f"--gpu x: run {command}; or set --data.path") == (
-        f"gpu x: run {command}; or set data.path"
-    )
-
-
-def test_the_text_of_a_plan_names_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "text", lambda _: "12 cores (set --cores)")
-    found = planner.make_plan(
-        compiled(),
-        cards.card("h100"),
-        jaxtrain.load_config("h100_16"),
-        gpus_per_node=8,
-        assumptions=["planning for h100 (set --gpu)"],
-    )
-    assert found.fits
-    assert str(found) == "planning for h100 (set gpu)\n\n12 cores (set cores)"
 
 
 def test_wrong_types_are_one_error_before_anything_starts() -> None:

@@ -69,17 +69,6 @@ def test_no_field_is_taken_for_a_misspelled_flag() -> None:
                 assert parsed.overrides[-2:] == (f"--{name}", "3")
 
 
-def test_the_documentation_has_every_exit_code(checkout: Path) -> None:
-    page = checkout / "docs" / "reference" / "exit-codes.md"
-    documented = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
-    listed = re.findall(r"(\d+) (?=[a-z]|Ctrl)", str(main.main.__doc__))
-    assert (
-        documented
-        == sorted(listed, key=int)
-        == [*("0", "1", "2", "3", "4", "75", "130", "134", "141")]
-    )
-
-
 DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
 
 
@@ -91,8 +80,6 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         ([*DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
         ([*DEMO_ON_8, "--profil", "2:3"], "did you mean --profile?"),
         (["plan", *DEMO_ON_8, "--profil", "2:3"], "did you mean --profile?"),
-        ([*DEMO_ON_8, "--optim.peak_lr", "fast"], "fast"),
-        (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "8"], "7"),
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
         (
             [*DEMO_ON_8, "--profile", "10:15", "--loop.replay_every", "12"],
@@ -102,19 +89,15 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
             [*DEMO_ON_8, "--profile", "150:165", "--loop.replay_every", "1000"],
             "--profile 150:165 contains step 160, which",
         ),
-        (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
         (["dmeo"], "did you mean train demo?"),
         (["demo"], "to train this config: "),
         (["trian", "demo"], "did you mean train?"),
         (["train", "dmeo"], "unknown config 'dmeo'; did you mean demo?"),
-        (["train", *DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
         (["train", "demo", *DEMO_ON_8[2:], "--optim.peek_lr", "1"], "--optim.peak_lr"),
         (["verison"], "did you mean version?"),
         ([*DEMO_ON_8, "--lr", "1"], "--optim.peak_lr"),
         ([*DEMO_ON_8, "--bs", "1"], "--data.batch_size"),
-        ([*DEMO_ON_8, "--batch_size", "1"], "--data.batch_size"),
-        ([*DEMO_ON_8, "--steps", "1"], "--loop.steps"),
         ([*DEMO_ON_8, "--epochs", "1"], "--loop.epochs"),
     ],
 )
@@ -177,15 +160,6 @@ def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> No
         assert re.search(rf"^[\w ]{{16}}{command} ", text, re.MULTILINE)
 
 
-def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["--config", "demo", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "--resume" in text
-    assert text.count("usage:") == 1
-    for section in ("run", "model", "data", "optim", "mesh", "loop", "checkpoint"):
-        assert f"\n  {section} " in text
-
-
 def test_help_and_version_are_also_commands(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*arguments: str) -> str:
         assert main.main([*arguments]) == 0
@@ -210,40 +184,19 @@ def test_help_of_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert "generate is a command" in capsys.readouterr().err
 
 
-def test_version_lists_dependencies(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["--version"]) == 0
-    assert "orbax-checkpoint" in capsys.readouterr().out
-
-
-def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
-    heavy = ("jax", "grain", "rich", "jaxtrain.config")
-    probe = f"import sys, jaxtrain.main; print([m for m in {heavy} if m in sys.modules])"
-    found = subprocess.run(
-        [sys.executable, "-c", probe], cwd=checkout, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("text", ["", "3", "3:", "5:5", "a:b", "-1:4"])
+@pytest.mark.parametrize("text", ["3", "5:5", "a:b", "-1:4"])
 def test_a_profile_span_must_be_start_and_stop(text: str) -> None:
     with pytest.raises(InputError, match="START:STOP"):
         profiler.span(text)
 
 
-def test_a_profile_span_is_parsed() -> None:
-    assert profiler.span("10:15") == (10, 15)
-    assert profiler.span(None) is None
-
-
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_a_run_works_with_closed_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
     """A daemon or cron may close them; files that are opened later must not take their numbers."""
     script = tmp_path / "run.sh"
-    redirections = " ".join(f"{number}>&-" for number in closed)
     flags = [*program.TINY_MLM, "--loop.steps", "2", "--output-dir", "run"]
     typed = shlex.join(program.command(*flags))
-    script.write_text(f"{typed} {redirections}\n")
+    script.write_text(f"{typed} 0>&- 1>&- 2>&-\n")
     made = program.execute(tmp_path, "bash", str(script))
     assert made.returncode == 0, made.stderr
-    assert (1 in closed) == (made.stdout == "")
+    assert made.stdout == ""
     assert "step 2/2" in (tmp_path / "run" / "log.txt").read_text()

@@ -1,6 +1,5 @@
 """The console on a real pseudo-terminal and elsewhere, and escaping of control characters."""
 
-import ast
 import contextlib
 import math
 import os
@@ -19,13 +18,12 @@ import event_log
 import numpy as np
 import pytest
 
-from jaxtrain import errors, main, terminal, versions
-from jaxtrain.distributed import process_group
+from jaxtrain import errors, terminal, versions
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.errors import InputError
 from jaxtrain.telemetry import console, progress_bar
 from jaxtrain.telemetry.console import Console, line_of
 from jaxtrain.telemetry.events import EventLog, file_sinks
@@ -139,15 +137,6 @@ def test_a_terminal_has_a_live_line_below_the_permanent_lines(on_terminal: Any) 
     assert "\x1b[?25" not in drawn  # the cursor is never hidden
 
 
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"CI": "true"}])
-def test_a_dumb_terminal_or_ci_gets_only_plain_lines(
-    on_terminal: Any, variables: dict[str, str]
-) -> None:
-    drawn = on_terminal(TRAINS, **variables).end()
-    lines = ["step 10/40 [bold] | " + "x" * 80, "a library", "shown", "over"]
-    assert drawn.splitlines() == lines
-
-
 COLORED = """
     from jaxtrain.telemetry.events import EventLog
 
@@ -169,7 +158,6 @@ COLORED = """
         terminal.warn("warning: on standard error")
     terminal.warn("error: at the end")
 """
-COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def test_a_terminal_gets_colors(on_terminal: Any) -> None:
@@ -187,26 +175,6 @@ def test_a_terminal_gets_colors(on_terminal: Any) -> None:
     fitting = "step 10/40 | loss 1.5000 | psnr 20.0 dB | 3.00 steps/s | eta 3s"
     assert f"{fitting}\r\n" in drawn
     assert "\x1b[2mdemo: 1 x cpu, jaxtrain 0.1, jax 0.10\x1b[0m\r\n" in drawn
-
-
-def test_a_quiet_console_prints_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console(event_log.phases(), 0, quiet=True) as shown:
-        log = EventLog(shown)
-        log.say(console.console_line(10, 40, {"train/loss": 1.5}, 3.0))
-        with progress_bar.counted("cutting", "videos", 4, 0, log.say) as update:
-            update(4, 0)
-        log.say("done: 40 of 40 steps")
-        log.say("warning: nearly full")
-    assert terminal.taken() is None
-    assert capsys.readouterr() == ("warning: nearly full\n", "")
-
-
-def test_no_color_removes_only_color(on_terminal: Any) -> None:
-    drawn = on_terminal(COLORED, NO_COLOR="1").end()
-    codes = {code for found in COLOR.findall(drawn) for code in re.findall(r"\d+", found)}
-    assert codes <= {"0", "1", "2"}  # reset, bold, dim
-    assert "warning: nearly full\r\n" in drawn
-    assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)  # the live line
 
 
 VAL = [f"val/{name}" for name in ("accuracy", "bits_per_byte", "pseudo_perplexity", "psnr", "ssim")]
@@ -266,36 +234,6 @@ def test_a_terminal_that_disappears_does_not_end_the_run(on_terminal: Any, tmp_p
     assert program.process.wait(60) == 0
 
 
-def test_a_long_task_is_a_bar_in_the_live_line(on_terminal: Any) -> None:
-    drawn = on_terminal(
-        """
-        with console.Console(phases, 0), phases.within("data"):
-            with progress_bar.counted("tokenizing", "files", 40, 0, print) as update:
-                update(10, 1)
-                time.sleep(0.3)
-            time.sleep(0.3)
-        """
-    ).end()
-    assert re.search(r"reading data ━+╌+ tokenizing 10 of 40 files \| 0s", drawn)
-    assert re.search(r"reading data \d+s", drawn)
-
-
-def test_the_moving_average_of_the_step_time() -> None:
-    clock = Clock()
-    phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())), clock=clock)
-    phases.training()
-
-    def step(number: int, seconds: float) -> float | None:
-        clock.now += seconds
-        phases.stepped(number, 0.0, {"train/loss": 1.0})
-        return phases.now.step_s
-
-    assert [step(1, 99.0), step(2, 2.0), step(3, 4.0)] == [None, 2.0, pytest.approx(2.2)]
-    with phases.within("save"):
-        clock.now += 1000.0
-    assert step(4, 2.2) == pytest.approx(2.2)
-
-
 class Clock:
     """A clock that the test moves."""
 
@@ -340,18 +278,6 @@ def test_without_a_terminal_a_long_phase_prints_notes(
     assert "Z compiling: 1m32s so far\n" in logged
 
 
-def test_other_processes_print_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("not in process 1"))
-    clock = Clock()
-    phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(1, 2), StopSignals())), clock=clock)
-    with Console(phases, 1), phases.within("compile"):
-        clock.now += 100.0
-        time.sleep(0.1)
-    assert capsys.readouterr() == ("", "")
-
-
 VALUES = {
     "train/loss": 6.0645,
     "train/data_wait_fraction": 0.03,
@@ -378,29 +304,6 @@ def test_the_live_line_drops_fields_that_do_not_fit() -> None:
     assert line_of(Now("start", 90.0, None, None, 0.0, None, {}), 102.0, 79) == "starting 12s"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_bar_and_the_fields_of_the_live_line_stay_in_place(columns: int) -> None:
-    shapes = set()
-    for done, step_s, loss in [(7, 0.3, 9.9), (88, 0.3, 12.3456), (160, 0.12, 0.0777)]:
-        values = {"train/loss": loss, "train/data_wait_fraction": done / 1000}
-        now = Now("training", 0.0, done, 160, 100.0, step_s, values)
-        line = line_of(now, 100.0, columns - 1)
-        assert len(line) < columns
-        bar = line.count("━") + line.count("╌")
-        shapes.add((bar, line.index("/"), line.count(" | ")))
-    assert len(shapes) == 1
-    assert shapes.pop()[0] == (columns - 1) // 5
-
-
-def test_without_a_live_line_the_progress_bar_is_separate(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminal.taken() is None
-    asked: list[bool] = []
-    monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
-    with progress_bar.counted("tokenizing", "files", 1, 0, print):
-        pass
-    assert asked == [True]
-
-
 def test_a_count_shows_rate_rest_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 31.0, 40.0))
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
@@ -424,9 +327,6 @@ def test_control_characters_are_escaped() -> None:
         assert errors.visible(chr(code)) == f"\\u{code:04x}"
     text = "".join(map(chr, range(0x20, 0x7F))) + "é日本語🙂\u200d"
     assert errors.visible(text) == text
-
-
-def test_one_line_escapes_line_feeds() -> None:
     assert errors.one_line("a\nb\r\n\x1b") == "a\\nb\\x0d\\n\\x1b"
 
 
@@ -467,56 +367,6 @@ def test_the_log_and_the_console_escape(tmp_path: Path, capsys: pytest.CaptureFi
     assert "\x1b" not in written
 
 
-def test_a_file_name_cannot_add_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    forged = BadExample("a.mp4\nerror: forged\u2028too", "broken")
-    shown = "skipped: a.mp4\\nerror: forged\\u2028too: broken\n"
-    log = event_log.attached(tmp_path, 0, 1)
-    log.say(f"skipped: {forged}")
-    log.log_error(InputError(f"skipped: {forged}"))
-    log.close()
-    terminal.say(f"skipped: {forged}")
-    assert capsys.readouterr().out == shown * 2
-    said, error = (tmp_path / "log.txt").read_text().removesuffix("\n").split("\n")
-    assert said.endswith(f"Z {shown}".removesuffix("\n"))
-    assert error.endswith(f"Z error: {shown}".removesuffix("\n"))
-    terminal.fail(InputError(str(forged)))
-    assert capsys.readouterr().err == "error: a.mp4 error: forged\\u2028too: broken\n"
-
-
-def test_a_traceback_is_logged_line_by_line(tmp_path: Path) -> None:
-    log = event_log.attached(tmp_path, 0, 1)
-    log.log("one\n  two\u2028\x85three\n")
-    log.close()
-    lines = (tmp_path / "log.txt").read_text().split("\n")
-    assert [line.partition("Z ")[2] for line in lines] == ["one", "  two\\u2028\\x85three", ""]
-
-
-def test_a_terminal_with_a_live_line_escapes_file_names(on_terminal: Any) -> None:
-    drawn = on_terminal("""
-        with console.Console(phases, 0) as shown:
-            shown.show("skipped \\x1b]0;title\\x07\\u202e")
-            shown.show("\\x1b[2J")
-    """).end()
-    assert "skipped \\x1b]0;title\\x07\\u202e\r\n" in drawn
-    assert "\\x1b[2J\r\n" in drawn
-    assert not re.search("\x07|\u202e|\x1b\\]|\x1b\\[2J", drawn)
-
-
-def test_errors_and_tracebacks_are_escaped(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main.main(["--config", "\x1b[2J\x07"]) == 2
-    assert "\\x1b[2J" in (found := capsys.readouterr().err)
-    assert "\x1b" not in found
-    monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(0, 2))
-    monkeypatch.setattr(process_group, "end", lambda code, heartbeat: None)
-    heartbeat = Heartbeat(KeyValueStore(0, 2), StopSignals())
-    for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
-        process_group.leave(error, heartbeat)
-        assert "\\x1b[2J" in (found := capsys.readouterr().err)
-        assert "\x1b" not in found
-
-
 def test_an_uncaught_traceback_is_escaped() -> None:
     program = (
         "from jaxtrain import main\n"
@@ -528,24 +378,6 @@ def test_an_uncaught_traceback_is_escaped() -> None:
     assert found.returncode == 1
     assert found.stderr.endswith("ValueError: \\x1b[2J\n")
     assert "\x1b" not in found.stderr
-
-
-# Files that may call print, and why. All others use jaxtrain.terminal.
-OWN_PRINTS = {
-    "terminal.py": "the functions that all others use",
-    "cli/generate.py": "streams text without line ends; unescaped if stdout is not a terminal",
-    "cli/train.py": "versions and the list of commands",
-    "cli/configs.py": "its usage",
-}
-
-
-def test_only_these_files_print(checkout: Path) -> None:
-    package, found = checkout / "jaxtrain", set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Name) and node.id == "print":
-                found.add(path.relative_to(package).as_posix())
-    assert found == OWN_PRINTS.keys()
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

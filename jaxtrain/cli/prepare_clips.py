@@ -7,6 +7,7 @@ from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data import jobs
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.errors import InputError
+from jaxtrain.telemetry.formats import counted
 
 
 def main(flags: commands.PrepareClips) -> int:
@@ -27,21 +28,17 @@ def main(flags: commands.PrepareClips) -> int:
     totals, videos = outcome.totals, outcome.made + outcome.skipped
     listed_in = f"{flags.out.rstrip('/')}/{jobs.REPORT}"
     say(
-        f"{f'{part}: ' if part.count > 1 else ''}{_counted(totals.get('pieces', 0), 'clip')}, "
-        f"{_counted(totals.get('frames', 0), 'frame')}, from {_counted(videos, 'video')}; excluded "
-        f"{_counted(len(outcome.failed), 'video')} and "
-        f"{_counted(totals.get('frames_left_out', 0), 'frame')}"
+        f"{f'{part}: ' if part.count > 1 else ''}{counted(totals.get('pieces', 0), 'clip')}, "
+        f"{counted(totals.get('frames', 0), 'frame')}, from {counted(videos, 'video')}; excluded "
+        f"{counted(len(outcome.failed), 'video')} and "
+        f"{counted(totals.get('frames_left_out', 0), 'frame')}"
         + ("" if outcome.left else f" (see {listed_in})")
     )
     if outcome.left:
         return outcome.exit_code
     if not videos and part.count == 1:
         raise InputError(
-            f"no clip could be cut from {_counted(len(outcome.failed), 'video')}; see {listed_in}"
+            f"no clip could be cut from {counted(len(outcome.failed), 'video')}; see {listed_in}"
         )
     say(f"train with --data.path {flags.out}")
     return outcome.exit_code
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

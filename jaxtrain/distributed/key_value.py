@@ -205,7 +205,7 @@ class KeyValueStore:
         except RuntimeError as error:
             raise NoAnswer(
                 f"{self._missing(topic)} did not reach the barrier {_name(topic)!r} within "
-                f"{_duration(timeout_s)} ({first_line(error)}): see what the others printed, and "
+                f"{timeout_s:,.0f} s ({first_line(error)}): see what the others printed, and "
                 "start all processes at the same time"
             ) from error
 
@@ -231,7 +231,7 @@ class KeyValueStore:
         except RuntimeError as error:
             raise NoAnswer(
                 f"process {process} did not publish its {_name(topic)} within "
-                f"{_duration(timeout_s)} ({first_line(error)}): see what it printed, and start all "
+                f"{timeout_s:,.0f} s ({first_line(error)}): see what it printed, and start all "
                 "processes at the same time"
             ) from error
 
@@ -370,7 +370,3 @@ def _pauses() -> Iterator[float]:
 def _name(topic: str) -> str:
     """Returns a topic without the number of its call."""
     return topic.partition("/")[0]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.0f} h" if seconds >= 3600 else f"{seconds:.0f} s"

@@ -8,6 +8,7 @@ from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.planner import Plan
 from jaxtrain.planning.prediction import ERROR, HOUR_S, seconds
+from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
@@ -211,7 +212,7 @@ def _run(plan: Plan) -> str:
             "  set --loop.epochs None --loop.steps N"
         )
     parts = [
-        f"{name} {_span(*(s / HOUR_S for s in span))}"
+        f"{name} {formats.hours(*(s / HOUR_S for s in span))}"
         for name, span in run.seconds.items()
         if span[1] >= 1
     ]
@@ -225,7 +226,7 @@ def _cost(plan: Plan) -> list[str]:
     run = plan.run
     if run.hours is None:
         return []
-    cost = [_span(*run.hours)]
+    cost = [formats.hours(*run.hours)]
     if run.money is not None:
         cheap, dear = run.money
         span = f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
@@ -241,23 +242,5 @@ def _both(least: float, most: float) -> str:
     return _rate(least) if least == most else f"{_rate(least)} to {_rate(most)}"
 
 
-def _span(least: float, most: float) -> str:
-    (shortest, unit), (longest, other) = _duration(least).split(), _duration(most).split()
-    if (shortest, unit) == (longest, other):
-        return f"{longest} {unit}"
-    return (
-        f"{shortest} to {longest} {unit}"
-        if unit == other
-        else (f"{shortest} {unit} to {longest} {other}")
-    )
-
-
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _duration(hours: float) -> str:
-    seconds = hours * 3600
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"

@@ -29,6 +29,20 @@ def seconds(value: float) -> str:
     return duration(value)
 
 
+def hours(least: float, most: float) -> str:
+    """``45 s``, ``30 min to 1.2 h``, ``54.2 to 136 h``: a range of hours, in three digits."""
+
+    def split(value: float) -> tuple[str, str]:
+        if value < 1 / 30:
+            return f"{value * 3600:.3g}", "s"
+        return (f"{value * 60:.3g}", "min") if value < 2 else (f"{value:,.3g}", "h")
+
+    (shortest, unit), (longest, other) = split(least), split(most)
+    if (shortest, unit) == (longest, other):
+        return f"{longest} {unit}"
+    return f"{shortest}{'' if unit == other else f' {unit}'} to {longest} {other}"
+
+
 def moment(seconds_since_1970: float) -> str:
     """``2026-01-31 09:00:00 UTC``."""
     when = datetime.datetime.fromtimestamp(seconds_since_1970, datetime.UTC)
@@ -58,7 +72,7 @@ def size(count: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Formats "1 worker", "2 workers"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def percent(part: float, total: float) -> str:

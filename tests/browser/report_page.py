@@ -182,16 +182,6 @@ def test_images_are_shown_and_clips_play(single: Opened) -> None:
     assert tab.evaluate(f"[{shown}.muted, {shown}.loop, {shown}.controls]") == [True] * 3
 
 
-def test_a_reader_who_prefers_no_motion_starts_the_clips(
-    browser: Browser, runs: list[Path]
-) -> None:
-    page.write(runs[:1], runs[0] / "report.html")
-    calm = Opened(browser, runs[0] / "report.html", reduced_motion="reduce").page
-    calm.wait_for_timeout(500)
-    assert calm.evaluate("[...document.querySelectorAll('video')].every(one => one.paused)")
-    assert calm.evaluate("document.querySelector('video:not([hidden])').controls")
-
-
 def test_the_slider_shows_the_samples_of_a_step(single: Opened) -> None:
     tab = single.page
     slider = tab.locator("#sample-step")

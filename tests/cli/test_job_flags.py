@@ -46,16 +46,6 @@ def test_a_malformed_part_is_refused(text: str) -> None:
         job_flags.part(parsed(f"--part={text}"), {})
 
 
-def test_parts_count_from_zero() -> None:
-    with pytest.raises(InputError, match="--part 4/4: use parts 0/4 to 3/4"):
-        job_flags.part(parsed("--part", "4/4"), {})
-
-
-def test_no_parts_are_refused() -> None:
-    with pytest.raises(InputError, match="--part 0/0: use parts 0/1 to 0/1"):
-        job_flags.part(parsed("--part", "0/0"), {})
-
-
 def test_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "host:1")
     assert job_flags.engine(parsed("--workers", "2")) == engines.Processes(2)

@@ -140,12 +140,6 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert error.count("\n") == 1
 
 
-def test_each_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (("prepare",), ("prepare", "clips", "--help"), ("help", "prepare", "latents")):
-        assert _main(*arguments) == 0
-        assert capsys.readouterr().out.startswith("usage: jaxtrain prepare")
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -161,21 +155,6 @@ def test_wrong_flags_of_an_engine(
     assert said in capsys.readouterr().err
     tokens = ("--config", "demo_mlm", "--data.path", tmp_path, *flags)
     assert _main("prepare", "tokens", *tokens) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--ray-gpus", 1), "--ray-gpus 1.0 requires --engine ray"),
-        (("--engine", "ray", "--ray-gpus", -1), "--ray-gpus -1: use a number of at least 0"),
-        (("--engine", "ray", "--ray-gpus", 1.5), "--ray-gpus 1.5: above 1, use a whole number"),
-    ],
-)
-def test_wrong_flags_of_a_cluster(
-    flags: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main("prepare", "latents", "--config", "demo", "--teacher", "x", *flags) == 2
     assert said in capsys.readouterr().err
 
 

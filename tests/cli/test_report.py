@@ -1,8 +1,5 @@
 """``jaxtrain report``: the command line."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,21 +49,3 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert printed.out == ""
     assert main.main(["report"]) == 0
     assert "usage: jaxtrain report" in capsys.readouterr().out
-
-
-def test_it_does_not_import_jax(tmp_path: Path, checkout: Path) -> None:
-    """Importing jax takes seconds, and would claim a device."""
-    run = written_run.write(tmp_path / "run", history=written_run.full_history())
-    program = (
-        "import sys; from jaxtrain import main; "
-        f"assert main.main(['report', {str(run)!r}]) == 0; assert 'jax' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, timeout=60)
-
-
-def test_a_pipe_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, pipe = written_run.write(tmp_path / "run"), tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert main.main(["report", str(run), "--out", str(pipe)]) == 2
-    assert f"--out {pipe} is a device or a pipe" in capsys.readouterr().err
-    assert pipe.is_fifo()

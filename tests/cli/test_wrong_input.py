@@ -1,6 +1,5 @@
 """Wrong input gives a one-line error and exit code 2, before anything is compiled."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import sample_videos
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
-from jaxtrain.training import setup, step
+from jaxtrain.training import step
 from jaxtrain.xla import options
 
 EIGHT_DEVICES = ["--mesh.fsdp", "8"]  # as many as the tests have
@@ -29,76 +28,31 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def with_a_file_in_the_way(place: Path) -> list[str]:
-    (place / "taken").write_text("a file")
-    return ["--data.path", str(write_corpus(place)), "--output-dir", "taken"]
-
-
-def in_a_folder_that_cannot_be_written(place: Path) -> list[str]:
-    return ["--data.path", str(write_corpus(place)), "--output-dir", "/proc/run"]
-
-
-def without_data(place: Path) -> list[str]:
-    return ["--data.path", str(place / "nowhere")]
-
-
-def with_an_empty_folder(place: Path) -> list[str]:
-    (place / "empty").mkdir()
-    return ["--data.path", "empty"]
-
-
-def with_files_that_are_not_text(place: Path) -> list[str]:
-    (place / "pictures").mkdir()
-    (place / "pictures/a.png").write_bytes(b"\x89PNG")
-    return ["--data.path", "pictures"]
-
-
-def with_too_little_text(place: Path) -> list[str]:
-    (place / "short").mkdir()
-    (place / "short/a.txt").write_text("Three words only.")
-    return ["--data.path", "short"]
-
-
-def with_nothing_to_resume_from(place: Path) -> list[str]:
-    return ["--data.path", str(write_corpus(place)), "--resume", str(place / "nowhere")]
-
-
-def with_a_step_that_was_never_saved(place: Path) -> list[str]:
-    (place / "run").mkdir()
-    return ["--data.path", str(write_corpus(place)), "--output-dir", "run", "--resume", "700"]
-
-
-def with_parameters_from_nowhere(place: Path) -> list[str]:
-    return ["--data.path", str(write_corpus(place)), "--model.init_from", "nothing"]
-
-
-def with_a_trace_after_the_end(place: Path) -> list[str]:
-    return ["--data.path", str(write_corpus(place)), "--profile", "50:60"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        (with_a_file_in_the_way, "taken"),
-        (in_a_folder_that_cannot_be_written, "/proc/run"),
-        (without_data, "nowhere"),
-        (with_an_empty_folder, "empty"),
-        (with_files_that_are_not_text, "pictures"),
-        (with_too_little_text, "short has 1 document"),
-        (with_nothing_to_resume_from, "nowhere"),
-        (with_a_step_that_was_never_saved, "700"),
-        (with_parameters_from_nowhere, "nothing does not exist"),
-        (with_a_trace_after_the_end, "50:60"),
+        ("--data.path corpus --output-dir taken", "taken"),
+        ("--data.path corpus --output-dir /proc/run", "/proc/run"),
+        ("--data.path nowhere", "nowhere"),
+        ("--data.path empty", "empty"),
+        ("--data.path pictures", "pictures"),
+        ("--data.path short", "short has 1 document"),
+        ("--data.path corpus --resume nowhere", "nowhere"),
+        ("--data.path corpus --output-dir run --resume 700", "700"),
+        ("--data.path corpus --model.init_from nothing", "nothing does not exist"),
+        ("--data.path corpus --profile 50:60", "50:60"),
     ],
 )
 def test_wrong_input_is_one_line(
-    place: Path,
-    capsys: pytest.CaptureFixture[str],
-    wrong: Callable[[Path], list[str]],
-    expected: str,
+    place: Path, capsys: pytest.CaptureFixture[str], wrong: str, expected: str
 ) -> None:
-    arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong(place)]
-    assert main.main(arguments) == 2
+    write_corpus(place)
+    (place / "taken").write_text("a file")
+    for folder in ("empty", "pictures", "short", "run"):
+        (place / folder).mkdir()
+    (place / "pictures/a.png").write_bytes(b"\x89PNG")
+    (place / "short/a.txt").write_text("Three words only.")
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong.split()]) == 2
     printed = capsys.readouterr().err
     assert expected in printed
     assert printed.count("\n") == 1
@@ -141,10 +95,7 @@ def test_all_wrong_overrides_are_reported_at_once(
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ("--optim.peak_lr -1 --profile x", ["peak_lr", "--profile x"]),
         ("--optim.peak_lr -1 --profile 50:60", ["peak_lr", "--profile 50:60 begins after"]),
-        ("--optim.peak_lr -1 --resume nowhere", ["peak_lr", "--resume nowhere: no such folder"]),
-        ("--optim.peak_lr -1 --resume 7", ["peak_lr", "--resume 7 requires --output-dir"]),
         (
             "--resume 7 --output-dir new --data.path /nope",
             ["--resume 7: new does not exist", "/nope"],
@@ -154,12 +105,10 @@ def test_all_wrong_overrides_are_reported_at_once(
             "--optim.peak_lr -1 --output-dir s3://b",
             ["peak_lr", "s3://b is not a folder in a bucket"],
         ),
-        ("--resume s3://b", ["error: --resume s3://b is not a folder in a bucket"]),
         (
             "--optim.peak_lr -1 --model.init_from s3://b",
             ["peak_lr", "error: model.init_from s3://b is not a folder in a bucket"],
         ),
-        ("--output-dir https://b/run", ["https://b/run: use a local folder, s3://BUCKET/PATH"]),
         (
             "--output-dir new --checkpoint.mirror /tmp/foo",
             [
@@ -167,12 +116,7 @@ def test_all_wrong_overrides_are_reported_at_once(
                 "gs://BUCKET/PATH"
             ],
         ),
-        (
-            "--output-dir new --checkpoint.mirror https://b/run",
-            ["error: checkpoint.mirror https://b/run: not a bucket: write s3://BUCKET/PATH"],
-        ),
         ("--checkpoint.mirror s3://b/run", ["mirror=s3://b/run requires --output-dir"]),
-        ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),
         (
             "--optim.peak_lrr 1 --loop.log_every 0 --data.path /nope",
             ["unknown field --optim.peak_lrr", "loop.log_every", "/nope"],
@@ -221,30 +165,19 @@ def test_consequences_of_a_wrong_override_are_not_reported(
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-@pytest.mark.parametrize("resume", [(), ("--resume", "latest")])
-@pytest.mark.parametrize("made", ["", "new", "new/deep"])
+@pytest.mark.parametrize(("made", "resume"), [("", ()), ("new/deep", ("--resume", "latest"))])
 def test_a_given_output_directory_is_left_unchanged(
     place: Path, made: str, resume: tuple[str, ...]
 ) -> None:
     """Also if the data turns out to be wrong only when it is opened."""
     (place / made).mkdir(parents=True, exist_ok=True)
     before = sorted(place.rglob("new*/**"))
-    data = with_files_that_are_not_text(place)
-    arguments = [*data, "--output-dir", "new/deep", *resume]
+    (place / "pictures").mkdir()
+    (place / "pictures/a.png").write_bytes(b"\x89PNG")
+    arguments = ["--data.path", "pictures", "--output-dir", "new/deep", *resume]
     assert main.main([*TINY_MLM, *EIGHT_DEVICES, *arguments]) == 2
     assert sorted(place.rglob("new*/**")) == before
     assert not [path for path in (place / "new").rglob("*") if path.is_file()]
-
-
-def test_a_trace_after_the_end_is_refused_before_the_data_is_read(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(*_: Any, **__: Any) -> None:
-        raise AssertionError("the data was opened")
-
-    monkeypatch.setattr(setup, "open_sources", read)
-    wrong = with_a_trace_after_the_end(place)
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong]) == 2
 
 
 def test_all_reasons_why_a_video_model_cannot_be_trained_are_reported(
@@ -256,14 +189,6 @@ def test_all_reasons_why_a_video_model_cannot_be_trained_are_reported(
     assert len(printed) == 2
     for part, line in zip(("lpips.pth", "alex.pth"), printed, strict=True):
         assert part in line
-
-
-def test_a_config_without_a_data_path_names_the_flag(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    eight = ["--config", "mlm_h200_8"]
-    assert main.main(eight) == 2
-    assert "--data.path" in capsys.readouterr().err
 
 
 def test_an_unknown_best_metric_is_reported_with_the_known_ones(

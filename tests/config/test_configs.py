@@ -15,10 +15,6 @@ from jaxtrain.errors import InputError
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 BERT = ("bert_base_h200_8", "bert_large_h200_8")
-GPT = (
-    *("gpt_32gb_conservative", "gpt_32gb_medium", "gpt_32gb_high"),
-    *("gpt_h200_1", "gpt_h100_8"),
-)
 
 # Copied by hand from the tables that the configs implement: per-device batch size, accumulation,
 # global batch size; data, fsdp, shard; prefetch. The workers in the tables are per GPU, and
@@ -43,14 +39,6 @@ LAYOUT = {
     "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), 2),
     "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), 2),
     "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), 4),
-}
-# Depth, tokens per sequence, tokens per batch.
-GPT_SIZES = {
-    "gpt_32gb_conservative": (12, 1536, 24_576),
-    "gpt_32gb_medium": (16, 2048, 49_152),
-    "gpt_32gb_high": (20, 3072, 86_016),
-    "gpt_h200_1": (12, 2048, 524_288),
-    "gpt_h100_8": (20, 2048, 524_288),
 }
 # Steps, peak learning rate, warmup; log, eval, save, keep; eval clips, hang timeout.
 VIDEO_LENGTHS = {
@@ -117,26 +105,6 @@ def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
     assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
     assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
-
-
-@pytest.mark.parametrize("name", GPT)
-def test_gpt_configs(runs: dict[str, config.Run], name: str) -> None:
-    run = runs[name]
-    model, optim, loop, checkpoint = run.model, run.optim, run.loop, run.checkpoint
-    sizes = (model.depth, model.sequence_length, run.data.batch_size * model.sequence_length)
-    assert sizes == GPT_SIZES[name]
-    assert (model.width, model.heads, model.kv_heads) == (None, None, None)
-    assert (model.vocab_size, loop.tokens_per_param) == (65_536, 20)
-    assert (optim.schedule, optim.warmup_fraction, optim.warmdown_fraction) == ("trapezoid", 0, 0.2)
-    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.8, 0.95, 1e-10, 0)
-    assert optim.max_grad_norm == 1.0
-    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
-        *(10, 250, 1000),
-        3,
-    )
-    muon = optim.muon
-    assert (muon.peak_lr, muon.embedding_lr, muon.unembedding_lr) == (0.02, 0.2, 0.004)
-    assert (muon.first_momentum, muon.momentum, muon.momentum_steps) == (0.85, 0.95, 300)
 
 
 def test_each_docstring_names_its_guide_and_what_a_specialist_would_change(

@@ -25,11 +25,6 @@ def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "an all-reduce of 4 MiB over 8 devices is exact, at 3.67 GB/s" in seen
 
 
-def test_one_device_has_nothing_to_reduce() -> None:
-    seen = all_ok(collectives.all_reduce(jax.devices()[:1], 1))
-    assert seen == "one device: nothing to reduce"
-
-
 def test_one_wrong_sum_is_found() -> None:
     def build(over: jax.sharding.NamedSharding) -> collectives.Reduce:
         right = collectives.summing(over)
@@ -39,17 +34,6 @@ def test_one_wrong_sum_is_found() -> None:
     assert "over 8 devices is wrong on 8 of this process's" in found.seen
     assert "for example 1 of 1,048,576 sums on device" in found.seen
     assert "do not train here" in found.cure
-
-
-def test_a_device_that_contributes_nothing_is_found() -> None:
-    def build(over: jax.sharding.NamedSharding) -> collectives.Reduce:
-        right = collectives.summing(over)
-        return jax.jit(lambda rows: right(rows.at[5].set(0.0)))
-
-    assert (
-        "1,048,576 of 1,048,576"
-        in only_problem(collectives.all_reduce(jax.devices(), 1, build)).seen
-    )
 
 
 def test_a_slow_link_is_reported() -> None:
@@ -112,11 +96,6 @@ def test_a_slow_gpu_is_named() -> None:
     assert measured([], []) == []  # CPUs are one machine
 
 
-def test_each_host_meets_the_next_one() -> None:
-    assert collectives.ring(["a", "b"]) == [("a", "b")]
-    assert collectives.ring(["a", "b", "c"]) == [("a", "b"), ("b", "c"), ("c", "a")]
-
-
 def test_partners_receive_from_each_other() -> None:
     """As many devices of each host take part as the smaller one has."""
     permutation = collectives.swaps([0, 1], [5, 6, 7])
@@ -127,9 +106,10 @@ def test_partners_receive_from_each_other() -> None:
     assert received.tolist() == [[5, 6], [6, 7], no, no, no, [0, 1], [1, 2], no]
 
 
-@pytest.mark.parametrize("hosts", [3, 4, 8])
-def test_a_host_or_link_that_exchanges_data_slowly_is_named(hosts: int) -> None:
-    pairs = collectives.ring([f"n{number + 1}" for number in range(hosts)])
+def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
+    pairs = collectives.ring([f"n{number + 1}" for number in range(3)])
+    assert pairs == [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]
+    assert collectives.ring(["a", "b"]) == [("a", "b")]
     found = only_warning(
         [collectives.judged_links({pair: 5e9 if "n2" in pair else 40e9 for pair in pairs})]
     )
@@ -142,13 +122,8 @@ def test_a_host_or_link_that_exchanges_data_slowly_is_named(hosts: int) -> None:
     assert found.seen.endswith("(measured): n2 and n3 at 5 GB/s")
     good = {pair: 30e9 if "n2" in pair else 40e9 for pair in pairs}
     assert all_ok([collectives.judged_links(good)]) == (
-        f"{hosts} pairs of hosts exchange data at 30 GB/s or more in each direction (measured)"
+        "3 pairs of hosts exchange data at 30 GB/s or more in each direction (measured)"
     )
-
-
-def test_two_hosts_have_one_link_which_is_compared_with_nothing() -> None:
-    seen = all_ok([collectives.judged_links({("n1", "n2"): 1.2e12})])
-    assert seen.startswith("1 pair of hosts exchange data at 1,200 GB/s or more")
 
 
 class FourProcesses(KeyValueStore):

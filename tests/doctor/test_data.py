@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import sample_videos
-import small_text
 from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
@@ -23,7 +22,6 @@ from jaxtrain.doctor import data
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.training.state import ModelDefinition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +92,6 @@ def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:
     assert hung.cure.startswith("try --data.workers 1, ")
 
 
-def test_the_measured_rate_is_reported() -> None:
-    seen = all_ok([data.judged(Rate(6.2, 2, 3.1), 24)])
-    assert "the loader delivers 6.2 examples/s with 2 workers, one core alone 3.1" in seen
-    assert seen.endswith(" plan shows what the step needs")
-
-
 def test_the_real_pipeline_on_real_text(text: Subject) -> None:
     checks = data.checks(text)
     seen = "\n".join(all_ok(checks[name]()) for name in ("open", "loader"))
@@ -107,24 +99,9 @@ def test_the_real_pipeline_on_real_text(text: Subject) -> None:
     assert "with 0 workers, one core alone" in seen
 
 
-def test_real_workers(text: Subject) -> None:
-    workers = dataclasses.replace(text.run.data, workers=1)
-    run = dataclasses.replace(text.run, data=workers)
-    checks = data.checks(dataclasses.replace(text, run=run))
-    list(checks["open"]())
-    found, _ = judged(checks["loader"]())
-    assert found
-    assert "with 1 worker" in found[0].seen
-
-
 def found_by(run: config.Run, place: Path, *names: str) -> list[Finding]:
     checks = data.checks(subject(place, run))
     return [one for name in names for one in checks[name]()]
-
-
-def test_missing_data_is_reported(tmp_path: Path) -> None:
-    wrong = tiny("--data.path", str(tmp_path / "nowhere"))
-    assert "nowhere" in only_problem(found_by(wrong, tmp_path, "inputs", "open")).seen
 
 
 def test_all_missing_files_are_reported(tmp_path: Path) -> None:
@@ -157,18 +134,6 @@ def test_weights_that_do_not_fit_are_found(tmp_path: Path) -> None:
     run = tiny("--mesh.fsdp", "8", "--model.init_from", str(path))
     with pytest.raises(InputError, match=r"other\.safetensors"):
         found_by(run, tmp_path, "inputs")
-
-
-def test_weights_that_fit(tmp_path: Path) -> None:
-    run = config.load("demo")
-    path = tmp_path / "fits.safetensors"
-    params = {
-        name: np.zeros(array.shape, np.float32)
-        for name, array in ModelDefinition(run.model.build).params.items()
-    }
-    safetensors.numpy.save_file(run.model.to_weights(params), path)
-    fits = config.load("demo", ["--model.init_from", str(path)])
-    assert "fits the model" in all_ok(found_by(fits, tmp_path, "inputs"))
 
 
 def test_videos_with_distant_keyframes_should_be_prepared(
@@ -206,19 +171,6 @@ def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     strict = config.load("demo", ["--data.path", str(folder)])
     found = only_problem(data.opening(subject(tmp_path, strict), []))
     assert "data.max_bad_share (10.0%)" in found.seen
-    assert "fix or remove them" in found.cure
-
-
-def test_texts_that_cannot_be_opened_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
-    folder = small_text.write(tmp_path / "texts", 2)
-    (folder / "latin.txt").write_bytes(b"caf\xe9")
-    run = config.load("demo_mlm", ["--data.path", str(folder)])
-    found = only_problem(data.opening(subject(tmp_path, run), []))
-    assert found.seen.startswith("1 of 3 input files are broken (33.3%)")
-    assert "latin.txt: not UTF-8" in found.seen
     assert "fix or remove them" in found.cure
 
 

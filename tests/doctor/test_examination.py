@@ -86,31 +86,6 @@ def test_a_hang_is_the_last_finding(place: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_crash_is_reported_with_its_signal(place: Path) -> None:
-    findings, groups = examined(place, "checkpoint", lambda pid: os.kill(pid, signal.SIGSEGV))
-    assert groups[-1] in ("checkpoint", "others")
-    crash = findings[-1]
-    assert crash.group == groups[-1]
-    assert f"the process that checks '{crash.group}' was ended by SIGSEGV" in crash.seen
-    assert "dmesg" in crash.cure
-    assert judged([crash])[1] == 1
-
-
-@pytest.mark.long
-def test_leaving_early_cleans_up(place: Path) -> None:
-    events = examination.examine(request(place))
-    for event in events:
-        if not isinstance(event, Finding) and event.get("group") == "checkpoint":
-            break
-    pid = worker()
-    deadline = time.monotonic() + 60
-    while not list(place.glob(".jaxtrain-doctor-*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    events.close()
-    assert not Path(f"/proc/{pid}").exists()
-
-
-@pytest.mark.long
 def test_files_of_a_killed_process_are_removed(place: Path) -> None:
     """It has no time to clean up, but it has reported its folder."""
 

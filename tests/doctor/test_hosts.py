@@ -1,7 +1,6 @@
 """Doctor's checks of several processes: in one process, and in two real ones with faults."""
 
 import concurrent.futures
-import contextlib
 import json
 import socket
 import subprocess
@@ -14,9 +13,8 @@ from examined import all_ok, only_problem, only_warning, subject
 from fake_key_value import FakeClient
 from program import CHECKOUT, environment
 
-from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.distributed.key_value import KeyValueStore
-from jaxtrain.doctor import examination, hosts
+from jaxtrain.doctor import hosts
 from jaxtrain.doctor.finding import Finding, Level, run_checks
 from jaxtrain.doctor.subject import Subject
 
@@ -60,46 +58,6 @@ def test_without_its_coordinator(tmp_path: Path) -> None:
     assert "process 1 on " in found.seen
     assert "found no process 0 at 127.0.0.1:" in found.seen
     assert "no firewall blocks port" in found.seen
-
-
-def test_an_unknown_coordinator(tmp_path: Path) -> None:
-    variables = second_of_two(PATIENT_S) | {"JAX_COORDINATOR_ADDRESS": "no-such-host.invalid:1"}
-    found = connecting(subject(tmp_path, environment=variables))
-    assert "'no-such-host.invalid' (from JAX_COORDINATOR_ADDRESS) has no address" in found.seen
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"JAX_COORDINATOR_ADDRESS": "node0:http"}, "JAX_COORDINATOR_ADDRESS is 'node0:http'"),
-        ({"JAX_COORDINATOR_ADDRESS": ""}, "but not JAX_COORDINATOR_ADDRESS"),
-        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID is '2'"),
-        ({"JAXTRAIN_CONNECT_S": "long"}, "JAXTRAIN_CONNECT_S is 'long'"),
-    ],
-)
-def test_wrong_variables_are_reported(
-    variables: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    examined = subject(tmp_path, environment=second_of_two(PATIENT_S) | variables)
-    assert message in connecting(examined).seen
-
-
-def test_the_rendezvous_fails_before_the_groups_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[float] = []
-
-    def connect(environment: dict[str, str], simulate_devices: int | None) -> None:
-        heard.append(cluster_env.patience(environment))
-
-    monkeypatch.setattr(process_group, "connect", connect)
-    for given in ("3600", "", "7"):
-        examined = subject(tmp_path, environment=second_of_two(given))
-        with contextlib.suppress(AssertionError):  # of_run() has no other process here
-            list(hosts.coordinator(examined))
-    assert heard == [25.0, 25.0, 7.0]
-    # In Kubernetes, the coordinator's name may take equally long to appear.
-    assert 2 * heard[0] < examination.LIMIT_S / 2
 
 
 def test_findings_of_other_processes_are_reported_once() -> None:
@@ -262,52 +220,3 @@ def test_process_zero_reports_the_others_findings(two: list[dict[str, Any]]) -> 
     assert two[0][""]["seen"].startswith("process 1 (")
     assert two[0][""]["seen"].endswith("mine")
     assert two[1][""]["level"] == "ok"
-
-
-# One of two real processes with the same number.
-BOTH_ZERO = """
-import os, sys
-from pathlib import Path
-from examined import subject, tiny
-from jaxtrain.doctor import finding, hosts
-
-examined = subject(Path(sys.argv[1]), tiny("--mesh.fsdp", "2"), environment=os.environ)
-found = []
-checks = {"coordinator": lambda: hosts.coordinator(examined)}
-finding.run_checks("processes", checks, found.append)
-assert not examined.connected
-hosts.leave()
-print(*[f"{one.level}: {one.seen}" for one in found], sep="\\n")
-"""
-
-
-@pytest.mark.long
-def test_two_processes_with_the_same_number_report_one_problem_each(tmp_path: Path) -> None:
-    variables = {
-        "WORLD_SIZE": "2",
-        "RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "JAX_PLATFORMS": "cpu",
-    }
-    paths = f"{CHECKOUT}:{CHECKOUT / 'tests'}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", BOTH_ZERO, str(tmp_path / str(number))],
-            env=environment(tmp_path, **variables) | {"PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=180) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], outputs
-    for out, _ in outputs:
-        (line,) = out.splitlines()
-        assert line.startswith("problem: two processes are both process 0 of 2 (pid ")

@@ -100,12 +100,3 @@ def test_a_replaced_machine_resumes_without_a_plan(task: dict[str, Any], tmp_pat
     assert "--update copy/ run/" in fetched
     assert "--delete-after" in copied
     assert [call[5] for call in stubs.calls(0)] == ["doctor", "--config"]
-
-
-@pytest.mark.parametrize(("attempt", "code"), [(1, 1), (2, 3)])
-def test_problems_and_a_run_that_does_not_fit_stop_the_job(
-    task: dict[str, Any], tmp_path: Path, attempt: int, code: int
-) -> None:
-    stubs = Stubs(tmp_path, f"play() {{ [[ $2 != {attempt} ]] || exit {code}; }}")
-    assert script(task, stubs).returncode == code
-    assert len(stubs.calls(0)) == attempt

@@ -74,6 +74,7 @@ def test_host_names_are_not_interpreted(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("owned*"))
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket_uses_the_cache_of_its_hosts(tmp_path: Path) -> None:
     home = tmp_path / "host"
     home.mkdir()

@@ -76,11 +76,3 @@ def test_thinning_keeps_ends_and_peaks() -> None:
     assert any(value is None for _, _, value in kept)  # the gap remains
     assert kept == sorted(kept, key=lambda point: point[0])
     assert curves.thin(points[:2000], 2000) == points[:2000]
-
-
-def test_examples_and_tokens_are_computed_from_the_starts(tmp_path: Path) -> None:
-    run = read(tmp_path, history=written_run.full_history())
-    found = curves.described(run)
-    assert found["seen"] == [[0, 0, 8], [40, 320, 8]]
-    assert (found["tokens"], found["resumes"]) == (64, [40])
-    assert curves.described(read(tmp_path / "old"))["seen"] == [[0, 0, 8]]

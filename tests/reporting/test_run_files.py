@@ -1,6 +1,5 @@
 """Reading a run directory, and reporting what is missing or damaged."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import written_run
 
 from jaxtrain.errors import InputError
 from jaxtrain.reporting import run_files
-from jaxtrain.storage import json_lines, lock
+from jaxtrain.storage import lock
 
 
 def test_a_complete_run_has_nothing_missing(tmp_path: Path) -> None:
@@ -39,26 +38,12 @@ def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_records_are_read_the_same_way_as_by_the_run(tmp_path: Path) -> None:
-    written_run.write(tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 110, "time": 1.0, "val/x": null, "nonfinite": {"val/x": "-inf"}}\n')
-    assert run_files.read(tmp_path, "a").records == list(
-        json_lines.read(tmp_path / "metrics.jsonl")
-    )
-
-
 def test_a_run_without_records(tmp_path: Path) -> None:
     written_run.write(tmp_path, metrics=[])
     run = run_files.read(tmp_path, "a")
     assert [line.split()[0] for line in run.problems] == ["history.jsonl", "metrics.jsonl"]
     (tmp_path / "metrics.jsonl").unlink()
     assert run_files.read(tmp_path, "a").problems == run.problems
-
-
-def test_a_run_without_validations_is_reported(tmp_path: Path) -> None:
-    written_run.write(tmp_path, metrics=written_run.records([1, 2]), history=[])
-    assert "No validation was recorded." in run_files.read(tmp_path, "a").problems
 
 
 def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -> None:
@@ -103,12 +88,3 @@ def test_a_folder_without_a_run_is_an_error_with_a_suggestion(tmp_path: Path) ->
         assert expected in str(refused.value)
         assert str(given) in str(refused.value)
     run_files.check(run, run)
-
-
-def test_an_invalid_config_is_reported(tmp_path: Path) -> None:
-    written_run.write(tmp_path)
-    for text in ("{", json.dumps([1])):
-        (tmp_path / "config.json").write_text(text)
-        run = run_files.read(tmp_path, "a")
-        assert run.config == {}
-        assert any(line.startswith("config.json ") for line in run.problems)

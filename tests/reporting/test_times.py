@@ -31,20 +31,6 @@ def test_the_categories_add_up_to_the_total() -> None:
     assert (found.repeated_steps, found.idle_s) == (20, 0)
 
 
-def test_part_of_a_training_phase_is_repeated_after_a_resume() -> None:
-    history = [
-        start(BEGAN, began=BEGAN),
-        training(BEGAN + 40, 40, 0, 40, waited_s=8),
-        start(BEGAN + 41, 30, began=BEGAN + 41),
-    ]
-    found = times.account(history)
-    assert found is not None
-    assert found.seconds[times.REPEATED] == pytest.approx(10)
-    assert found.seconds[times.INPUT] == pytest.approx(6)
-    assert found.seconds[times.STEPS] == pytest.approx(24)
-    assert (found.seconds[times.DOWN], found.repeated_steps) == (pytest.approx(1), 10)
-
-
 def test_a_resume_from_scratch_repeats_all_starts_before_it() -> None:
     history = [
         start(BEGAN, began=BEGAN),

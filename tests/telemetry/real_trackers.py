@@ -408,25 +408,3 @@ def test_a_server_that_is_down_does_not_affect_the_run(place: Place, name: str) 
     assert "--resume latest" in said[-1]
     assert "0" * 40 not in process.stdout + process.stderr
     print(f"{name}: {time.monotonic() - began:.0f} s; {said}")
-
-
-def test_wandb_never_prompts_in_a_terminal(place: Place) -> None:
-    run = place.folder / "terminal"
-    shown, terminal = os.openpty()
-    process = subprocess.Popen(
-        command(*SHORT, "--track", "wandb", "--output-dir", run),
-        cwd=place.folder,
-        env=environment(place.folder, HOME=str(place.folder), NETRC=str(place.folder / "none")),
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    output = b""
-    with contextlib.suppress(OSError):  # of the last process that has it open
-        while part := os.read(shown, 2**16):
-            output += part
-    os.close(shown)
-    assert process.wait(60) == 0
-    assert b"not logged in (set WANDB_API_KEY, or run wandb login)" in output
-    assert b"has not finished in time" not in output

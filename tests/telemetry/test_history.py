@@ -18,7 +18,6 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, RunAgain, Stopped
 from jaxtrain.telemetry import history
-from jaxtrain.telemetry.events import PhaseEnded
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import RunLog
@@ -158,23 +157,6 @@ def test_a_resume_removes_an_incomplete_line_and_appends(tmp_path: Path) -> None
     assert again.phases_written() == [("start", 2.0, 4)]
 
 
-def test_a_rollback_records_the_earlier_step(story: Story) -> None:
-    story.begin().started(10)
-    story.phases.training()
-    story.spend(1.0)
-    story.phases.stepped(5, 0.0, {})
-    with story.phases.within("rollback"):
-        story.spend(1.0)
-        story.phases.at(2)
-    story.spend(1.0)
-    story.phases.cut()
-    assert story.phases_written() == [
-        ("training", 1.0, 5),
-        ("rollback", 1.0, 2),
-        ("training", 1.0, 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "why"),
     [
@@ -212,13 +194,6 @@ def test_a_process_ended_by_a_signal_writes_its_phase(story: Story) -> None:
     assert story.records()[-1]["code"] == 130
 
 
-def test_the_watchdogs_message_is_the_end(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
-    story.begin().started(10)
-    story.watchdog._say("hung: no step ended", 75)
-    assert capsys.readouterr().out.endswith("\nhung: no step ended\n")
-    assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
-
-
 def test_a_full_disk_does_not_end_the_run(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,19 +210,6 @@ def test_a_full_disk_does_not_end_the_run(
     events = [(record["event"], record.get("name")) for record in story.records()]
     phases = [("phase", "data"), ("phase", "restore"), ("phase", "start")]
     assert events == [("start", None), *phases, ("end", None)]
-
-
-def test_a_tiny_gap_between_two_phases_belongs_to_the_next(story: Story) -> None:
-    pieces: list[PhaseEnded] = []
-    phases = Phases(story.watchdog, pieces.append, lambda: story.now)
-    for name in ("data", "restore"):
-        story.spend(0.0004)
-        with phases.within(name):
-            story.spend(1.0)
-    assert [(piece.name, round(piece.seconds, 6)) for piece in pieces] == [
-        ("data", 1.0004),
-        ("restore", 1.0004),
-    ]
 
 
 @pytest.mark.parametrize("arguments", [("--config", "demo_mlm"), ()])

@@ -44,7 +44,7 @@ def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
     assert np.abs(np.asarray(gif.convert("RGB"), float) - clip[4]).mean() < 8
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (2, 2, 4), (1, 2, 2, 2, 3)])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2, 2, 2, 3)])
 def test_other_shapes_and_types_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"image x is uint8 .* or, for a clip"):
         images.check("x", np.zeros(shape, np.uint8))

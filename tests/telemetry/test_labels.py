@@ -39,13 +39,6 @@ def test_an_image_is_inside_its_labels_pixel_by_pixel() -> None:
         assert rows[:3].max() == rows[-3:].max() == around[-1, 0]
 
 
-def test_labels_depend_only_on_their_text() -> None:
-    image = noise(64, 64, 3)
-    np.testing.assert_array_equal(images.drawn(image, ROWS), images.drawn(image, ROWS))
-    other = ROWS._replace(title="reconstruction   step 41")
-    assert (images.drawn(image, ROWS) != images.drawn(image, other)).any()
-
-
 def test_small_images_are_enlarged_by_a_whole_factor() -> None:
     clip = noise(2, 32, 32, 3)
     made = images.drawn(clip, ROWS)

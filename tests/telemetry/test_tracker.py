@@ -284,15 +284,13 @@ main.console()
 """
 
 
-@pytest.mark.parametrize("mood", ["hang", "fail"])
 def test_a_process_with_a_tracker_that_does_not_work_ends_in_time(
-    tmp_path: Path, fake: Path, mood: str
+    tmp_path: Path, fake: Path
 ) -> None:
     """Here also in what its package does at exit."""
     program.write_corpus(tmp_path)
-    (fake / "mood").write_text(mood)
-    if mood == "hang":
-        (fake / "__init__.py").write_text(BLOCKS_AT_EXIT + FAKE)
+    (fake / "mood").write_text("hang")
+    (fake / "__init__.py").write_text(BLOCKS_AT_EXIT + FAKE)
     run = tmp_path / "run"
     arguments = [
         *program.TINY_MLM,
@@ -319,18 +317,13 @@ def test_a_process_with_a_tracker_that_does_not_work_ends_in_time(
     assert "to send what is missing, run the same command with --resume latest" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("mood", "said"),
-    [("fail", "ConnectionError: no server at http://***@host/"), ("exit", "SystemExit: 3")],
-)
-def test_a_tracker_that_fails_is_reported_once_and_retried(
-    tmp_path: Path, fake: Path, mood: str, said: str
-) -> None:
-    (fake / "mood").write_text(mood)
+def test_a_tracker_that_fails_is_reported_once_and_retried(tmp_path: Path, fake: Path) -> None:
+    said = "ConnectionError: no server at http://***@host/"
+    (fake / "mood").write_text("fail")
     run = Run(tmp_path / "run")
     run.log.emit(losses(1)[0])
     wait_for(lambda: said in messages(tmp_path / "run"))
-    time.sleep(1)  # it fails again
+    time.sleep(0.3)  # it fails again
     (fake / "mood").unlink()
     wait_for(lambda: stored(fake, "param"))
     run.end()
@@ -340,27 +333,12 @@ def test_a_tracker_that_fails_is_reported_once_and_retried(
     assert "training continues, and what is missing is sent later" in written
 
 
-def test_a_tracker_that_fails_at_the_end_says_how_to_send_the_rest(
-    tmp_path: Path, fake: Path
-) -> None:
-    run = Run(tmp_path / "run")
-    wait_for(lambda: stored(fake, "param"))
-    (fake / "mood").write_text("fail")
-    run.log.emit(losses(1)[0])
-    run.end()
-    assert messages(tmp_path / "run").rstrip().endswith("with --resume latest")
-
-
 def test_only_process_zero_tracks(tmp_path: Path) -> None:
     def names(process: int) -> set[str]:
         return {one.name for one in file_sinks(tmp_path, process, 2, ("wandb", "mlflow"))}
 
     assert names(0) >= {"wandb", "mlflow"}
     assert not names(1) & {"wandb", "mlflow"}
-
-
-def test_several_trackers_are_named_in_any_way() -> None:
-    assert tracker.names(["wandb,mlflow", " trackio", "wandb"]) == ("wandb", "mlflow", "trackio")
 
 
 def test_unknown_and_missing_trackers_are_refused(
