@@ -295,13 +295,16 @@ class Export(OfModel):
     --format hf writes a folder, with the tokenizer and a model card, that transformers'
     from_pretrained loads.
 
+    What is written is read back and must be equal, and transformers, if it is installed, must
+    compute the same from its folder. The model card states these checks.
+
     --push uploads such a folder to the Hugging Face Hub instead. For a model that transformers does
     not support, it uploads one weights file and a model card. Run hf auth login first, or set
     HF_TOKEN. An existing model card is kept.
     """
 
     usages = (
-        "export SOURCE OUT.safetensors|OUT.pth",
+        "export SOURCE OUT.safetensors|OUT.pth [--reference taehv.py]",
         "export SOURCE DIR --format hf [--license NAME]",
         "export SOURCE --push ORG/MODEL [--private] [--license NAME]",
     )
@@ -320,6 +323,9 @@ class Export(OfModel):
     """with --push: the repository must be private"""
     license: Annotated[str | None, "NAME"] = None
     """license to name in the model card, such as apache-2.0 (default: none)"""
+    reference: Annotated[Path | None, "taehv.py"] = None
+    """the published file taehv.py, which is run: with the weights file of a video autoencoder, it
+    must compute the same as jaxtrain (requires PyTorch)"""
 
 
 @dataclasses.dataclass(frozen=True)

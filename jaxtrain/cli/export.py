@@ -8,6 +8,7 @@ from jaxtrain import terminal, versions
 from jaxtrain.cli import commands
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
+from jaxtrain.inference import export_check
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
@@ -55,6 +56,10 @@ def _check(flags: commands.Export) -> None:
         raise InputError("--private is for --push: drop it")
     if flags.license and flags.format != "hf":
         raise InputError("--license is for a model card: add --format hf or --push, or drop it")
+    if flags.reference is not None and not flags.reference.is_file():
+        raise InputError(
+            f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
+        )
     if flags.format == "hf":
         huggingface.check_target(flags.target)
         return
@@ -102,6 +107,16 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         count = weights.save(target / huggingface.ARRAYS, found.model, found.params)
     else:
         count = weights.save(target, found.model, found.params)
+    if flags.reference is not None and (folder or found.model.task != "reconstruct"):
+        raise InputError(
+            f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
+        )
+    checks = export_check.check(
+        target if folder or flags.push is None else target / huggingface.ARRAYS,
+        found.model,
+        found.params,
+        flags.reference,
+    )
     if folder or flags.push is not None:
         written = model_card.write(
             target,
@@ -110,6 +125,7 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
             repository=flags.push,
             license_name=flags.license,
             parameters=count,
+            checks=checks,
         )
         if not written:
             terminal.warn(f"note: {target / huggingface.CARD} is kept: delete it for a new one")
@@ -121,4 +137,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         more = f" ({own - count:,} more are only for training and were not exported)"
     shown = min(own, count)
     terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
+    for sentence in checks:
+        terminal.out(sentence)
     return name

@@ -7,7 +7,7 @@ last part, as the card may be published: folders, buckets and user names stay pr
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,6 +37,7 @@ def write(
     repository: str | None,
     license_name: str | None,
     parameters: int,
+    checks: Sequence[str],
 ) -> bool:
     """Writes the card into a folder, unless it has one, which its owner may have edited.
 
@@ -47,6 +48,7 @@ def write(
         repository: ``ORG/MODEL`` on the Hub; None if the folder stays local.
         license_name: such as ``apache-2.0``; None leaves the field to the user.
         parameters: their number.
+        checks: sentences about how the exported files were checked.
 
     Returns:
         Whether the card was written.
@@ -55,7 +57,7 @@ def write(
     if path.exists():
         return False
     settings = (folder / huggingface.SETTINGS).is_file()
-    text = _text(model, source, folder.name, repository, license_name, parameters, settings)
+    text = _text(model, source, folder.name, repository, license_name, parameters, settings, checks)
     atomic.write_whole(path, text)
     return True
 
@@ -68,6 +70,7 @@ def _text(
     license_name: str | None,
     parameters: int,
     is_folder: bool,
+    checks: Sequence[str],
 ) -> str:
     path = pointer.at(source)
     meta = {} if path is None or not pointer.is_complete(path) else pointer.read_meta(path)
@@ -105,6 +108,10 @@ def _text(
         "## Metrics",
         "",
         *_metrics(source, meta),
+        "",
+        "## Checks",
+        "",
+        *(f"- {sentence}" for sentence in checks),
         "",
         "## Versions",
         "",

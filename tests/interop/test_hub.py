@@ -127,8 +127,9 @@ def test_a_repository_without_a_readable_model_is_refused(
 
 def card(folder: Path, model: object, **fields: str | None) -> str:
     folder.mkdir(exist_ok=True)
-    settings = {"repository": "org/model", "license_name": None, **fields}
-    assert model_card.write(folder, model, folder / "source", parameters=5, **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"repository": "org/model", "license_name": None, **fields}
+    settings |= {"parameters": 5, "checks": ["Read back."]}
+    assert model_card.write(folder, model, folder / "source", **settings)
     return (folder / "README.md").read_text()
 
 
@@ -140,6 +141,7 @@ def test_a_card_invents_nothing(tmp_path: Path) -> None:
         "No validation of these parameters is recorded.",
         "No training details are recorded.",
         "The author has not named a license.",
+        "## Checks\n\n- Read back.\n",
         'model = jaxtrain.load_model("hf:org/model")',
         "python -m jaxtrain.main reconstruct hf:org/model IN.mp4 OUT.mp4",
     ):
@@ -152,6 +154,7 @@ def test_a_card_invents_nothing(tmp_path: Path) -> None:
         repository=None,
         license_name=None,
         parameters=1,
+        checks=(),
     ), "an existing card is kept"
     odd = 'a"b: c'
     head = yaml.safe_load(card(tmp_path / "b", gpt.Config.tiny(), license_name=odd).split("---")[1])

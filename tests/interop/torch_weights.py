@@ -218,6 +218,51 @@ def test_pytorch_loads_exported_weights(variant: str, tmp_path: Path) -> None:
         assert torch.equal(tensor, model.state_dict()[name])
 
 
+REFERENCE = """
+from jaxtrain.models import video_ae
+from torch_weights import Network
+
+class TAEHV(Network):
+    def __init__(self, checkpoint_path, encoder_time_downscale, decoder_time_upscale, **sizes):
+        assert decoder_time_upscale == (False, True, True)
+        super().__init__(video_ae.Config(
+            time_downscale=encoder_time_downscale, frames=9, height=32, width=32, **sizes))
+    def encode_video(self, pixels, show_progress_bar):
+        return self.encode(pixels)
+    def decode_video(self, latents, show_progress_bar):
+        return self.decode(latents).clamp(0, 1)FAULT
+"""
+
+
+@pytest.mark.parametrize(
+    ("variant", "fault", "words"),
+    [
+        ("base", "", "it computes the same as jaxtrain"),
+        ("patch2", "", "it computes the same as jaxtrain"),
+        ("base", ".flip(4)", "computes other frames than jaxtrain"),
+        ("base", "[:, 1:]", "computes frames of shape"),
+        ("super", "", "cannot run"),
+    ],
+)
+def test_export_compares_with_a_given_implementation(
+    variant: str,
+    fault: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # for the stand-in of taehv.py
+    config = config_of(variant)
+    weights.save(tmp_path / "ours.safetensors", config, small_autoencoder.params(config))
+    (tmp_path / "taehv.py").write_text(REFERENCE.replace("FAULT", fault))
+    flags = ("--reference", tmp_path / "taehv.py")
+    code = command("export", tmp_path / "ours.safetensors", tmp_path / "out.pth", *flags)
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err
+    assert code == (0 if words.startswith("it computes") else 2)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_saved_by_pytorch_are_imported(

@@ -278,7 +278,9 @@ def test_an_imported_folder_ends_where_transformers_ends(case: str, tmp_path: Pa
     assert found.loss == pytest.approx(float(wanted), abs=1e-4)
 
 
-def test_training_starts_from_a_model_saved_by_transformers(tmp_path: Path) -> None:
+def test_training_starts_from_a_model_saved_by_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours = dataclasses.replace(MODELS["llama"], layers=1)
     corpus = program.write_corpus(tmp_path)
     words = tokenizer.train([path.read_text() for path in corpus.rglob("*.txt")], 300, "byte_bpe")
@@ -297,6 +299,8 @@ def test_training_starts_from_a_model_saved_by_transformers(tmp_path: Path) -> N
     assert "tokenizer of model.init_from: hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
+    assert "Read by transformers: it computes the same as jaxtrain" in capsys.readouterr().out
+    assert "- Read by transformers" in (tmp_path / "out/README.md").read_text()
     before, after = (weights.load(tmp_path / name) for name in ("hf", "out"))
     for name, array in before.params.items():
         assert 0 < np.abs(after.params[name] - array).max() < 1e-4, name

@@ -120,7 +120,9 @@ def test_models_saved_by_transformers_are_imported(tmp_path: Path, family: str, 
     torch.testing.assert_close(found, pairs, atol=1e-4, rtol=0)
 
 
-def test_an_imported_model_can_be_trained_and_exported(tmp_path: Path) -> None:
+def test_an_imported_model_can_be_trained_and_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Training starts from its weights and uses its tokenizer."""
     export(tmp_path / "hf")
     corpus = program.write_corpus(tmp_path)
@@ -134,6 +136,8 @@ def test_an_imported_model_can_be_trained_and_exported(tmp_path: Path) -> None:
     assert "tokenizer of model.init_from: hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
+    assert "Read by transformers: it computes the same as jaxtrain" in capsys.readouterr().out
+    assert "- Read by transformers" in (tmp_path / "out/README.md").read_text()
     before, after = (weights.load(tmp_path / name) for name in ("hf", "out"))
     for name, array in before.params.items():
         assert 0 < np.abs(after.params[name] - array).max() < 1e-4, name
