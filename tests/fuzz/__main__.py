@@ -10,7 +10,7 @@ and the command that reads it. Most cases run in forks of a server that has impo
 without starting a jax backend; ``--fresh`` of them run in fresh processes.
 
 Allowed: the command works; it skips the input and reports that; or it prints lines of error and
-ends with exit code 2 (`checkpoints` may report damage with 1). Forbidden: a traceback, another exit
+ends with exit code 2 (`prepare` may report bad inputs with 1). Forbidden: a traceback, another exit
 code, a signal, control characters in the output, a file written outside the case's folders, a
 program or process that the command does not start for the valid file, a connection, more than
 4 GiB of resident memory, or exceeding the deadline.
@@ -32,19 +32,34 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
 
 # Importable only now.
 from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
-from fuzz.table import Result, summary, table  # noqa: E402
 
 LISTED = Path(__file__).parent / "seeds.txt"
 _PER_SEED = 1_000_000  # case number n of --seed S has the seed S * this + n
 Wanted = tuple[str, int, bool]  # kind, seed, fresh
+
+
+class Result(NamedTuple):
+    """The result of a case.
+
+    Attributes:
+        kind: of the case.
+        outcome: a word for the summary.
+        problems: its forbidden acts.
+    """
+
+    kind: str
+    outcome: str
+    problems: tuple[str, ...]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -68,10 +83,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--replay", action="append", metavar="KIND:SEED", help="run only this case; may be repeated"
     )
     add("--jobs", type=int, default=1, help="parallel cases, one per core (default: 1)")
-    add("--minutes", type=float, help="start no more cases after this many minutes")
     add("--work", type=Path, default=Path("output/fuzz"), help="folder for cases and failures")
     add("--keep", action="store_true", help="also keep the folders of cases that passed")
-    add("--results", type=Path, help="append one line of JSON per case")
     return parser.parse_args(arguments)
 
 
@@ -85,8 +98,6 @@ def main(arguments: list[str]) -> int:
     if not isolation.inside():
         why = isolation.enter(arguments)
         print(f"note: no separate namespaces ({why}); only the hook detects connections")
-    else:
-        isolation.start_loopback()
     work: Path = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     lock = (work / "lock").open("w")
@@ -111,10 +122,17 @@ def main(arguments: list[str]) -> int:
             return 1
         print(f"valid input: {time.monotonic() - began:.0f} s", flush=True)
         began = time.monotonic()
-        results = pool.run(wanted, given.minutes, given.results)
-    print(table(results))
-    print(summary(results, time.monotonic() - began))
-    return 1 if any(one.problems for one in results) else 0
+        results = pool.run(wanted)
+    for kind in sorted({result.kind for result in results}):
+        print(kind, summary([result for result in results if result.kind == kind]))
+    print(f"all {summary(results)}; {time.monotonic() - began:.0f} s")
+    return 1 if any(result.problems for result in results) else 0
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Counts the outcomes of some cases."""
+    counts = Counter("FAILED" if one.problems else one.outcome for one in results)
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
 
 def _wanted(given: argparse.Namespace) -> list[Wanted]:
@@ -200,10 +218,7 @@ class _Pool:
             folder = box.clear()
             path = cases.place(seed, self._valid, folder)
             arguments = command.arguments(cases.shown(path, folder))
-            known = cases.KINDS[kind]
-            ended = box.run(
-                arguments, fresh=False, entry=known.entry, network=known.network, seconds=180
-            )
+            ended = box.run(arguments, fresh=False, seconds=180)
             events = {event["detail"] for event in ended.events if event["what"] == "starts"}
             usual = frozenset(events | ended.started)
             with self._lock:
@@ -215,58 +230,43 @@ class _Pool:
         finally:
             self._free.put(box)
 
-    def run(
-        self, wanted: Sequence[Wanted], minutes: float | None, results: Path | None
-    ) -> list[Result]:
+    def run(self, wanted: Sequence[Wanted]) -> list[Result]:
         """Runs cases and prints failures as they occur."""
-        until = time.monotonic() + 60 * minutes if minutes else float("inf")
-        found: list[Result] = []
+        results: list[Result] = []
 
-        def one(case: Wanted) -> None:
-            if time.monotonic() > until:
-                return
+        def run_case(case: Wanted) -> None:
             result = self._one(*case)
             with self._lock:
-                found.append(result)
-                if results:
-                    with results.open("a") as file:
-                        file.write(json.dumps(vars(result)) + "\n")
+                results.append(result)
                 for problem in result.problems:
-                    mode = " fresh" if result.fresh else ""
-                    print(f"FAILED {result.kind}:{result.seed}{mode}: {problem}", flush=True)
-                if len(found) % 500 == 0:
-                    print(f"{len(found)} of {len(wanted)} cases", flush=True)
+                    mode = " fresh" if case[2] else ""
+                    print(f"FAILED {result.kind}:{case[1]}{mode}: {problem}", flush=True)
+                if len(results) % 500 == 0:
+                    print(f"{len(results)} of {len(wanted)} cases", flush=True)
 
-        list(self._threads.map(one, wanted))
-        return found
+        list(self._threads.map(run_case, wanted))
+        return results
 
     def _one(self, kind: str, seed: int, fresh: bool) -> Result:
         box = self._free.get()
         try:
             return self._judged(box, kind, seed, fresh=fresh)
         except Exception as error:  # an error of the harness; the other cases continue
-            return Result(kind, seed, fresh, "harness", (f"harness: {error!r}",), 0.0, 0)
+            return Result(kind, "harness", (f"harness: {error!r}",))
         finally:
             self._free.put(box)
 
     def _judged(self, box: sandbox.Sandbox, kind: str, seed: int, *, fresh: bool) -> Result:
         case = cases.make(kind, seed, self._valid, box.clear())
         known = cases.KINDS[kind]
-        ended = box.run(
-            case.arguments,
-            fresh=fresh,
-            entry=known.entry,
-            network=known.network,
-            seconds=known.seconds,
-        )
+        ended = box.run(case.arguments, fresh=fresh)
         usual = self._usual.get(case.command.words, frozenset())
         found = verdict.problems(ended, case.arguments, usual=usual, allowed=case.command.allowed)
         if not known.bounded:
             found = [one for one in found if not one.startswith(verdict.BOUNDS)]
         if found or self._keep:
             self._save(box, f"{kind}-{seed}", found)
-        outcome = verdict.outcome(ended)
-        return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
+        return Result(kind, verdict.outcome(ended), tuple(found))
 
     def _save(self, box: sandbox.Sandbox, name: str, problems: list[str]) -> None:
         """Moves a case's folder to the folder of failed cases, with its problems."""

@@ -16,18 +16,8 @@ from fuzz.sandbox import INPUT, OUTPUT
 
 _IN, _OUT = f"{INPUT}/", f"{OUTPUT}/"
 _SMALL_TEXT = ("--model.vocab_size", "300", "--model.sequence_length", "32")
-_CLIPS = (
-    "--height",
-    "16",
-    "--width",
-    "16",
-    "--frames",
-    "4",
-    "--min-frames",
-    "2",
-    "--min-side",
-    "8",
-)
+_CLIPS = ("--height", "16", "--width", "16", "--frames", "4", "--min-frames", "2")
+_CLIPS += ("--min-side", "8")
 _FEW = ("--tokens", "4")
 _SIZE = ("--frames", "4", "--height", "16", "--width", "16", "--clips", "2")
 _TEXT_TO_FILL = "paris is the [MASK] of france"
@@ -78,18 +68,12 @@ class Kind:
     Attributes:
         seeds: valid inputs.
         weight: relative probability.
-        entry: the function to call; by default that of the console script.
-        network: whether cases may connect to this machine.
-        seconds: deadline of a case; None for the default.
         bounded: whether memory and time are limited. A small file of Parquet may unpack to many
             gigabytes: the guide says to set a memory limit.
     """
 
     seeds: tuple[Seed, ...]
     weight: float
-    entry: str = "jaxtrain.main:console"
-    network: bool = False
-    seconds: float | None = None
     bounded: bool = True
 
 
@@ -212,11 +196,10 @@ def _texts(*names: str) -> tuple[Seed, ...]:
         flags = ("--config", config, "--data.path", "{}", *_SMALL_TEXT)
         return Command(("prepare", "tokens", *flags))
 
-    scored = Command(("evaluate", _IN + "run-gpt", "--data", "{}", "--max-tokens", "8"), 0.3)
+    scored = Command(("evaluate", _IN + "hf-gpt", "--data", "{}", "--max-tokens", "8"), 0.3)
     both = (tokens("demo_mlm"), tokens("demo_gpt"))
     return tuple(
-        Seed((name, "run-gpt"), (*both, scored) if name.endswith(".txt") else both)
-        for name in names
+        Seed((name, "hf-gpt"), (*both, scored) if name.endswith(".txt") else both) for name in names
     )
 
 
@@ -236,18 +219,6 @@ def _tokenizers() -> tuple[Seed, ...]:
     return (given, *_only(_text_models(), "tokenizer.json"))
 
 
-def _reports() -> tuple[Seed, ...]:
-    command = Command(("report", "{}", "--out", _OUT + "report.html"), 3)
-    two = Command(("report", "{}", "{}", "--out", _OUT + "report.html"))
-    return (Seed(("report",), (command, two), "folder"),)
-
-
-def _efficiencies() -> tuple[Seed, ...]:
-    """Returns a file of another GPU: plan reads it completely, and then refuses to compile."""
-    flags = ("--config", "demo", "--gpu", "h100", "--efficiency", "{}")
-    return (Seed(("efficiency.json",), (Command(("plan", *flags), allowed=(2,)),)),)
-
-
 def _blind_spots() -> tuple[Seed, ...]:
     """Returns the inputs of :mod:`fuzz.blind_spots`, with the commands that read such files."""
     folders = [one for one in _videos("video.mp4") if one.change == "folder"]
@@ -264,10 +235,6 @@ def _blind_spots() -> tuple[Seed, ...]:
     )
 
 
-def _meetings() -> tuple[Seed, ...]:
-    return (Seed(("packets.json",), (Command(("{}",), allowed=(0, 2, 75)),)),)
-
-
 KINDS: dict[str, Kind] = {
     "safetensors": Kind(_safetensors(), 18),
     "pth": Kind(_pth(), 6, bounded=False),
@@ -281,10 +248,7 @@ KINDS: dict[str, Kind] = {
     "tar": Kind(_videos("videos.tar", tar=True), 5),
     "video": Kind(_videos("video.mp4", "sound.mp4", "video.mkv", "video.webm"), 9),
     "list": Kind(_lists(), 3),
-    "report": Kind(_reports(), 6),
-    "efficiency": Kind(_efficiencies(), 2),
     "blind": Kind(_blind_spots(), 4),
-    "rendezvous": Kind(_meetings(), 2, "fuzz.rendezvous:main", network=True),
 }
 
 
@@ -307,7 +271,7 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
         data = path.read_bytes()
         other = (valid / rng.choice(("video.mkv", "text.txt", "latents.safetensors"))).read_bytes()
         path.write_bytes(formats.by_name(rng, path, data, other))
-        if rng.random() < 0.06 and kind != "rendezvous":
+        if rng.random() < 0.06:
             path = _renamed(rng, path)
     elif chosen.change == "folder":
         formats.folder(rng, path)

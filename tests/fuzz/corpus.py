@@ -2,8 +2,7 @@
 
     python tests/fuzz/corpus.py FOLDER
 
-Runs in a separate process, so that the harness never loads jax. Checkpoints contain the time of the
-save, so the bytes of a replayed case may differ in a few digits.
+Runs in a separate process, so that the harness never loads jax.
 """
 
 import hashlib
@@ -19,7 +18,6 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _DONE = "done"
-EFFICIENCY = {"device": "NVIDIA A10", "config": "demo", "jax": "0.10.2", "efficiency": 0.49}
 """As if measured on an A10."""
 TEXT = "once upon a time there was a time. largo, largo. paris is the capital of france. "
 WORDS = ("paris", "is", "the", "capital", "of", "france", "a", "once", "upon", "time", ".")
@@ -65,9 +63,6 @@ def _write(place: Path) -> None:
     _write_folders(place)
     _write_models(place)
     _write_pth(place)
-    _write_reports(place)
-    _write_packets(place / "packets.json")
-    (place / "efficiency.json").write_text(json.dumps(EFFICIENCY))
 
 
 def _texts() -> dict[str, bytes]:
@@ -128,7 +123,7 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _write_models(place: Path) -> None:
-    """Writes a weights file, a run, and if supported a transformers folder for each model."""
+    """Writes a weights file, and if supported a transformers folder for each model."""
     import dataclasses
 
     import numpy as np
@@ -161,8 +156,6 @@ def _write_models(place: Path) -> None:
         if name == "video_ae":
             params = small_autoencoder.params(model)
         weights.save(place / f"{name}.safetensors", model, params)
-        if name == "gpt":
-            _write_run(place / f"run-{name}", model, params, tokens)
         if tokens is not None:
             huggingface.check_target(place / f"hf-{name}")
             huggingface.write(place / f"hf-{name}", model, params, tokens)
@@ -171,23 +164,6 @@ def _write_models(place: Path) -> None:
     latents = place / "latents.safetensors"
     command = ["encode", place / "video_ae.safetensors", place / "video.mp4", latents]
     assert main.main([*map(str, command)]) == 0
-
-
-def _write_run(place: Path, model: Any, params: dict[str, Any], tokens: Any) -> None:
-    import dataclasses
-
-    import jax.numpy as jnp
-    from small_state import make_state, meta_of
-
-    from jaxtrain import config
-    from jaxtrain.checkpoint.saver import Checkpoints
-
-    files = {} if tokens is None else {"tokenizer.json": tokens.to_str().encode()}
-    saver = Checkpoints(place, 3, lambda line: None, files=files)
-    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
-    arrays = {name: jnp.asarray(array) for name, array in params.items()}
-    saver.save(dataclasses.replace(make_state(3), params=arrays), meta)
-    saver.close()
 
 
 def _write_pth(place: Path) -> None:
@@ -200,23 +176,6 @@ def _write_pth(place: Path) -> None:
     stored = safetensors.numpy.load_file(place / "published.safetensors")
     tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
     torch.save(tensors, place / "published.pth")
-
-
-def _write_reports(place: Path) -> None:
-    import written_run
-
-    written_run.write(place / "report", history=written_run.full_history())
-    (place / "report" / "checkpoints").mkdir()
-    bad = {"path": "a.mp4", "reason": "cannot be read", "time": 1.0, "step": 3, "found": "scan"}
-    written_run.lines(place / "report" / "quarantine.jsonl", [bad])
-    written_run.lines(place / "report" / "bad_steps.jsonl", [{"step": 3, "time": 1.0, "loss": 2.0}])
-    written_run.add_samples(place / "report", [50])
-
-
-def _write_packets(path: Path) -> None:
-    """Writes a caller's messages at the rendezvous, as a stranger could forge them."""
-    plain = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
-    path.write_text(json.dumps([plain, {"jaxtrain": "", "again": False}]))
 
 
 if __name__ == "__main__":

@@ -17,16 +17,11 @@ from fuzz import mutate
 
 # Names that an untrusted folder may contain, as bytes because not all are UTF-8.
 STRANGE_NAMES = (
-    *(
-        b"a\x1b[2J\x1b]0;t\x07b",
-        "\u202egpj.exe".encode(),
-        b"a\xff\xfeb",
-        b"-rf",
-        b"--help",
-        b"12:30",
-    ),
-    *(b" ", b"a\nb", b"a\rb", b"%s%n", b"file:x", b"concat:x", b"x" * 200, "\u00e9".encode() * 60),
-    *(b"$(id)", b"<b>", b"*", b"a'\"b", b"[ab]", b"{1..3}", b"~", "\x9b31m".encode()),
+    *(b"a\x1b[2J\x1b]0;t\x07b", "\u202egpj.exe".encode(), b"a\xff\xfeb"),
+    *(b"-rf", b"--help", b"12:30", b" ", b"a\nb", b"a\rb", b"%s%n"),
+    *(b"file:x", b"concat:x", b"x" * 200, "\u00e9".encode() * 60),
+    *(b"$(id)", b"<b>", b"*", b"a'\"b", b"[ab]", b"{1..3}", b"~"),
+    "\x9b31m".encode(),
 )
 
 
@@ -145,18 +140,9 @@ def _other_tensors(rng: random.Random) -> bytes:
 
 
 _FIELDS = (
-    *((0, 100), (100, 8), (108, 8), (116, 8), (124, 12), (124, 12), (136, 12), (148, 8), (156, 1)),
-    *(
-        (156, 1),
-        (157, 100),
-        (257, 6),
-        (263, 2),
-        (265, 32),
-        (297, 32),
-        (329, 8),
-        (337, 8),
-        (345, 155),
-    ),
+    *((0, 100), (100, 8), (108, 8), (116, 8), (124, 12), (124, 12)),
+    *((136, 12), (148, 8), (156, 1), (156, 1), (157, 100), (257, 6)),
+    *((263, 2), (265, 32), (297, 32), (329, 8), (337, 8), (345, 155)),
 )
 _BLOCK = 512
 
@@ -217,12 +203,8 @@ def _odd_members(rng: random.Random) -> bytes:
     form = rng.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
     with tarfile.open(fileobj=target, mode="w", format=form) as archive:
         names = (
-            "a.mp4",
-            "../../x.mp4",
-            "/etc/x.mp4",
-            "a/" * 2000 + "x.mp4",
-            "\x1b[2J.mp4",
-            "a\nb.mp4",
+            *("a.mp4", "../../x.mp4", "/etc/x.mp4", "a/" * 2000 + "x.mp4"),
+            *("\x1b[2J.mp4", "a\nb.mp4"),
         )
         info = tarfile.TarInfo(rng.choice(names))
         content = rng.choice((b"", b"no video" * 100, rng.randbytes(3000)))
@@ -233,15 +215,8 @@ def _odd_members(rng: random.Random) -> bytes:
         info.linkname = rng.choice(("", "a.mp4", "/etc/passwd", "../../etc/passwd"))
         key = rng.choice(
             (
-                "size",
-                "path",
-                "GNU.sparse.major",
-                "GNU.sparse.map",
-                "GNU.sparse.size",
-                "mtime",
-                "hdrcharset",
-                "linkpath",
-                "x",
+                *("size", "path", "GNU.sparse.major", "GNU.sparse.map"),
+                *("GNU.sparse.size", "mtime", "hdrcharset", "linkpath", "x"),
             )
         )
         value = rng.choice(

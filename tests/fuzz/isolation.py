@@ -1,16 +1,12 @@
-"""Runs the harness in separate namespaces: loopback network only, and no surviving processes."""
+"""Runs the harness in separate namespaces: no network, and no surviving processes."""
 
-import fcntl
 import os
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 _INSIDE = "JAXTRAIN_FUZZ_INSIDE"
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def inside() -> bool:
@@ -38,11 +34,3 @@ def enter(arguments: list[str]) -> str:
         return probe.stderr.strip()
     os.environ[_INSIDE] = "1"
     return os.execvp(unshare[0], [*unshare, sys.executable, str(Path(__file__).parent), *arguments])
-
-
-def start_loopback() -> None:
-    """Enables the loopback device, which is down in a new network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        request = struct.pack("16sH14s", b"lo", 0, b"")
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(handle, _SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", flags | _IFF_UP, b""))

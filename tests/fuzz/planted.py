@@ -1,12 +1,10 @@
 """Entry points with forbidden outcomes, which the harness must detect, and two allowed ones."""
 
-import contextlib
 import os
 import pickle
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -26,19 +24,8 @@ def traceback() -> int:
     raise KeyError("model")
 
 
-def thread_traceback() -> int:
-    thread = threading.Thread(target=traceback)
-    thread.start()
-    thread.join()
-    return 0
-
-
 def two_lines() -> int:
     print("error: in/a\nb.json: not valid", file=sys.stderr)
-    return 2
-
-
-def silent_refusal() -> int:
     return 2
 
 
@@ -72,10 +59,6 @@ def starts_program() -> int:
     return 0
 
 
-def shell() -> int:
-    return os.system("true")
-
-
 def leaves_process() -> int:
     if os.fork() == 0:
         time.sleep(30)
@@ -85,12 +68,6 @@ def leaves_process() -> int:
 def connects() -> int:
     with socket.socket() as probe:
         probe.connect_ex(("192.0.2.1", 9))
-    return 0
-
-
-def looks_up() -> int:
-    with contextlib.suppress(OSError):
-        socket.getaddrinfo("weights.example", 443)
     return 0
 
 
@@ -119,11 +96,6 @@ def hangs() -> int:
 
 def escape() -> int:
     print("\x1b[2J")
-    return 0
-
-
-def direction() -> int:
-    print("\u202egpj.exe")
     return 0
 
 

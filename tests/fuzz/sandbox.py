@@ -93,7 +93,6 @@ class Sandbox:
         *,
         fresh: bool,
         entry: str = "jaxtrain.main:console",
-        network: bool = False,
         memory_bytes: int = MEMORY_BYTES,
         seconds: float | None = None,
     ) -> Ended:
@@ -103,7 +102,6 @@ class Sandbox:
             arguments: of the command line; paths relative to the case's folder.
             fresh: whether to use a fresh process instead of a fork of the server.
             entry: the function to call, module:function.
-            network: whether it may connect to this machine.
             memory_bytes: limit on resident memory.
             seconds: deadline; by default :data:`FRESH_S` or :data:`FORKED_S`.
         """
@@ -112,7 +110,6 @@ class Sandbox:
             "arguments": arguments,
             "folder": str(self.folder),
             "writable": [str(self.folder / name) for name in _OWN] + [str(self._compiled)],
-            "network": network,
         }
         (self.folder / _REQUEST).write_text(json.dumps(request))
         before = _listing(self.folder)

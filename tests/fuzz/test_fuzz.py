@@ -1,6 +1,5 @@
 """The harness detects forbidden outcomes, and a seed reproduces its case."""
 
-import itertools
 import json
 import os
 import random
@@ -11,29 +10,23 @@ from pathlib import Path
 import pytest
 from fuzz import blind_spots, cases, formats, isolation, mutate, verdict
 from fuzz.sandbox import Ended, Sandbox
-from fuzz.table import Result, summary, table
 
 FORBIDDEN = {
     "traceback": "stderr: Traceback (most recent call last): KeyError: 'model'",
-    "thread_traceback": "stderr: Traceback",
     "two_lines": "exit 2 with 1 lines of error",
-    "silent_refusal": "exit 2 with 0 lines of error",
     "other_code": "exit 1",
     "aborts": "signal 6",
     "writes_outside": "writes: open",
     "renames_outside": "writes: os.rename",
     "changes_input": "changes in/a.json",
     "starts_program": "starts: subprocess.Popen true",
-    "shell": "starts: os.system true",
     "leaves_process": "leaves a process: a fork",
     "connects": "connects: socket.connect",
-    "looks_up": "connects: socket.getaddrinfo",
     "runs_code_of_input": "runs: ",
     "unpickles_function": "unpickles: posix.system",
     "eats_memory": "memory: above",
     "hangs": "deadline",
     "escape": "control character '\\x1b'",
-    "direction": "control character '\\u202e'",
     "endless_line": "a line of more than",
 }
 MEMORY_BYTES = 2**28
@@ -78,9 +71,9 @@ def test_a_forked_case_has_the_same_verdict_as_a_fresh_process(sandbox: Sandbox)
         assert bool(found) == bool(wanted), found
 
 
-def test_checkpoints_may_report_damage() -> None:
-    ended = Ended(1, 1.0, 0, False, {"stdout": b"DAMAGED", "stderr": b""}, (), frozenset(), (), ())
-    assert not verdict.problems(ended, ["checkpoints", "in/run"])
+def test_prepare_may_report_bad_inputs() -> None:
+    ended = Ended(1, 1.0, 0, False, {"stdout": b"failed", "stderr": b""}, (), frozenset(), (), ())
+    assert not verdict.problems(ended, ["prepare", "clips"])
     assert verdict.problems(ended, ["export", "in/run"])
 
 
@@ -152,30 +145,6 @@ def test_most_changed_headers_have_a_valid_length() -> None:
     assert (
         sum(len(one) - 16 == struct.unpack("<Q", one[:8])[0] for one in found if len(one) > 8) > 40
     )
-
-
-def test_every_kind_has_input_and_commands() -> None:
-    for kind in cases.KINDS.values():
-        assert kind.weight > 0
-        assert all(seed.files and seed.commands for seed in kind.seeds)
-        words = itertools.chain.from_iterable(c.words for seed in kind.seeds for c in seed.commands)
-        assert "{}" in "".join(words)
-
-
-def test_listed_seeds_are_cases() -> None:
-    lines = (Path(__file__).parent / "seeds.txt").read_text().splitlines()
-    for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
-        kind, _, seed = line.partition(":")
-        assert kind in cases.KINDS
-        assert seed.isdigit()
-
-
-def test_the_table_counts_outcomes() -> None:
-    one = Result("tar", 1, False, "refused", (), 0.5, 2**30)
-    bad = Result("tar", 2, True, "exit 1", ("exit 1",), 1.5, 2**31)
-    lines = table([one, bad]).splitlines()
-    assert lines[-1] == "| all | 2 | 1 | 0 | 0 | 1 | 0 | 1 | 1.00 | 1.5 | 2.00 |"
-    assert summary([one, bad], 2.0) == "1 passed, 1 failed in 2 s (1.00 cases/s)"
 
 
 def test_a_missing_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

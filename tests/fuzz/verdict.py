@@ -6,7 +6,7 @@ from collections.abc import Collection
 from fuzz.sandbox import MEMORY_BYTES, Ended
 
 # These commands report bad input with exit code 1; all others refuse it with 2.
-_REPORTING = ("checkpoints", "doctor", "prepare")
+_REPORTING = ("prepare",)
 _TRACES = (
     b"Traceback (most recent call last)",
     b"Exception in thread",

@@ -34,25 +34,10 @@ def test_a_small_text_gives_a_smaller_vocabulary() -> None:
     assert sorted(vocab.values()) == list(range(12))
 
 
-def test_frequent_words_are_preferred() -> None:
-    words = ["common"] * 50 + ["middle"] * 20 + ["seldom"] * 3
-    random.Random(0).shuffle(words)
-    vocab = tokenizer.train([" ".join(words)], 32).get_vocab()
-    assert "common" in vocab
-    assert "seldom" not in vocab
-
-
 def test_unknown_and_rare_characters_become_unk() -> None:
     words = tokenizer.train([TEXT + " ☃"], 300)  # occurs once: excluded
     assert words.encode("☃ ж tokenizer").tokens[:3] == ["[CLS]", "[UNK]", "[UNK]"]
     assert words.token_to_id("☃") is None
-
-
-def test_the_alphabet_leaves_room_for_words() -> None:
-    text = " ".join(chr(0x4E00 + n) * 2 for n in range(2000)) + " word" * 1000
-    vocab = tokenizer.train([text], 200).get_vocab()
-    assert len(vocab) <= 200
-    assert "word" in vocab
 
 
 def test_wordpiece_encodes_like_bert() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -78,20 +77,6 @@ def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
     assert all(len(s) > 12 for s in starts.values())
 
 
-def test_an_example_depends_on_its_generator_alone(data: Path) -> None:
-    train = _open(data).train
-    for seed in range(6):
-        one, two = train.example(1, _rng(seed)), train.example(1, _rng(seed))
-        np.testing.assert_array_equal(one["video"], two["video"])
-        np.testing.assert_array_equal(one["augment"], two["augment"])
-    draws = []
-    for index in range(len(train)):
-        rng = _rng(0)
-        train.example(index, rng)
-        draws.append(rng.random())
-    assert len(set(draws)) == 1, "examples draw different numbers of random numbers"
-
-
 def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
     val = _open(data, min_frame_delta=2, max_frame_delta=4, jitter_probability=1.0).val
     one, two = val.example(0, _rng(1)), val.example(0, _rng(2))
@@ -162,18 +147,6 @@ def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> 
 
 def _tiny() -> Any:
     return types.SimpleNamespace(batch_spec=lambda rows: {}, frames=2, height=16, width=16)
-
-
-def test_a_clip_has_the_models_shape_for_any_file(tmp_path: Path) -> None:
-    for number, (height, width) in enumerate([(64, 96), (96, 64), (32, 32), (20, 200)]):
-        pictures = [sample.numbered(n, height, width) for n in range(8)]
-        sample.write(tmp_path / "v" / f"{number}.mp4", pictures)
-    sources = _open(
-        tmp_path / "v",
-        types.SimpleNamespace(batch_spec=lambda rows: {}, frames=4, height=48, width=72),
-    )
-    for index in range(len(sources.train)):
-        assert sources.train.example(index, _rng(index))["video"].shape == (4, 48, 72, 3)
 
 
 def test_short_files_use_a_smaller_frame_delta_or_are_reported(tmp_path: Path) -> None:
@@ -275,19 +248,6 @@ def test_a_file_that_changes_during_the_run_is_rejected(mixed: Path) -> None:
         path.write_bytes(path.read_bytes() + b"more")
         with pytest.raises(BadExample, match="changed during the run"):
             source.example(0, _rng(0))
-
-
-def test_files_are_split_by_name(data: Path, tmp_path: Path) -> None:
-    sources = _open(data, train_split=0.5)
-    train = {entry.name for entry in sources.train.entries}
-    val = {entry.name for entry in sources.val.entries}
-    assert train | val == {f"{n}.mp4" for n in range(6)}
-    assert not train & val
-    (tmp_path / "val").mkdir()
-    sample.write(tmp_path / "val" / "x.mp4", 20)
-    shutil.copy(data / "0.mp4", tmp_path / "val")
-    given = _open(data, val_path=str(tmp_path / "val"))
-    assert (len(given.train), len(given.val), given.files) == (5, 2, 8)
 
 
 def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:

@@ -67,14 +67,6 @@ def test_the_packets_between_a_keyframe_and_a_clip_have_a_limit(
     )
 
 
-@pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
-def test_garbled_bytes_are_found_only_by_decoding(tmp_path: Path, codec: str) -> None:
-    path = str(sample.garble(sample.write(tmp_path / "a.mp4", sample.busy(40), codec=codec)))
-    verdict = decode.verify(path, packets.scan(path))
-    assert verdict.broken is not None
-    assert "corrupt" in verdict.broken or "decoding fails" in verdict.broken
-
-
 def test_a_garbled_frame_is_not_returned(tmp_path: Path) -> None:
     """The effect of noise depends on its position in the stream, which depends on the processor."""
     path = sample.write(tmp_path / "a.mp4", sample.busy(40), g="40")
@@ -111,10 +103,3 @@ def test_many_missing_frames_make_a_file_broken_and_a_few_do_not(tmp_path: Path)
     assert decode.verify(path, scan._replace(frames=32)).missing == (30, 31)
     broken = decode.verify(path, scan._replace(frames=34)).broken
     assert broken == "only 30 of 34 frames can be decoded"
-
-
-def test_decoders_have_one_thread(tmp_path: Path) -> None:
-    path = str(sample.write(tmp_path / "a.mp4", 12))
-    with av.open(path) as container:
-        stream = packets.single_threaded(container.streams.video[0])
-        assert (stream.codec_context.thread_count, stream.thread_type.name) == (1, "NONE")

@@ -103,16 +103,6 @@ def test_a_changed_file_is_scanned_again(data: Path, calls: list[str], change: s
     assert sorted(calls) == ["s 1.mp4", "s bad.mp4"]
 
 
-def test_files_that_are_added_and_removed(data: Path, calls: list[str]) -> None:
-    _build(data)
-    (data / "0.mp4").unlink()
-    (data / "bad.mp4").unlink()
-    sample.write(data / "new.mp4", 15)
-    calls.clear()
-    assert sorted(_build(data)) == ["1.mp4", "2.mp4", "new.mp4"]
-    assert calls == ["s new.mp4"]
-
-
 def test_the_fingerprint_depends_on_the_content(data: Path) -> None:
     def fingerprint(folder: Path) -> str:
         entries = _build(folder).values()
@@ -182,13 +172,6 @@ def test_decoding_all_while_indexing(data: Path, calls: list[str]) -> None:
     calls.clear()
     assert _build(data, decode_all=True) == entries
     assert calls == ["s bad.mp4"]
-
-
-def test_missing_files_have_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "l.txt").write_text("gone.mp4\n")
-    found = files.find(str(tmp_path / "l.txt"), "--data.path", tmp_path / "c", lambda line: None)
-    (entry,) = index.build(found, tmp_path / "c", decode_all=False, say=lambda text: None)
-    assert entry.reason == "No such file or directory"
 
 
 @pytest.mark.parametrize(

@@ -256,18 +256,6 @@ def test_windows_that_cannot_be_decoded_have_no_latents(tmp_path: Path) -> None:
         taught.train.latents.load(entry, 3)
 
 
-def test_a_video_that_is_gone_costs_only_itself(tmp_path: Path) -> None:
-    for number in range(3):
-        sample.write(tmp_path / f"videos/{number}.mp4", 12)
-    sources = _open(tmp_path / "videos", tmp_path / "cache")
-    (tmp_path / "videos/1.mp4").rename(tmp_path / "kept.mp4")
-    outcome = _prepare(sources, tmp_path / "cache")
-    assert (outcome.made, outcome.exit_code) == (2, 1)
-    assert [name.partition(" ")[0] for name in outcome.failed] == ["1.mp4"]
-    (tmp_path / "kept.mp4").rename(tmp_path / "videos/1.mp4")
-    assert _prepare(sources, tmp_path / "cache").made == 1
-
-
 def test_a_disk_that_fails_is_waited_for(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

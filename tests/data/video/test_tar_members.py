@@ -195,13 +195,3 @@ def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str | N
         tar_members.members(str(path), tmp_path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_of_a_pattern_is_named(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "s-00.tar", "w") as tar:
-        _add(tar, "0.mp4", b"")
-    listed = tmp_path / "l.txt"
-    listed.write_text("s-{00..01}.tar\n")
-    for path in (listed, tmp_path / "s-{00..01}.tar"):
-        with pytest.raises(InputError, match=r"s-01\.tar .*No such file.*: correct the path, or"):
-            _find(path, tmp_path)
