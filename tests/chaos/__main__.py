@@ -1,18 +1,16 @@
 """Injects seeded faults into real runs, and reports lost and repeated work.
 
-    python tests/chaos --faults 100 --processes 1 2 --seed 7 --results chaos.jsonl
+    python tests/chaos --faults 100 --processes 1 2 --seed 7
     python tests/chaos --replay 7003 --processes 2
     python tests/chaos --fault kill-all@save --fault term-one@evaluation:1 --processes 2
     python tests/chaos --listed --faults 20
-    python tests/chaos --table chaos.jsonl
 
-Results are appended after each run; the same command continues where it stopped. Exit codes: 0 all
-runs passed, 1 some failed, 2 wrong use, or this machine does not permit the isolation.
+Exit codes: 0 all runs passed, 1 some failed, 2 wrong use, or this machine does not permit the
+isolation.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -28,7 +26,7 @@ from bucket_server import FaultProxy, Server  # noqa: E402
 from chaos import isolation  # noqa: E402
 from chaos.faults import Fault, Plan, plan  # noqa: E402
 from chaos.ordeal import Ordeal  # noqa: E402
-from chaos.table import Result, summary, table  # noqa: E402
+from chaos.summary import Result, summary  # noqa: E402
 from chaos.undisturbed import prepare, undisturbed  # noqa: E402
 
 BAD_REQUESTS = 0.03  # fraction of a run's requests to the bucket
@@ -57,7 +55,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--seed", type=int, default=7, help="run n has the seed SEED * 1000 + n (default: 7)")
     add("--minutes", type=float, help="start no more runs after this many minutes")
-    add("--results", type=Path, help="results file (default: WORK/results.jsonl)")
     add(
         "--work",
         type=Path,
@@ -73,14 +70,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="inject exactly these faults; may be repeated",
     )
     add("--workers", type=int, default=0, help="data workers with --fault (default: 0)")
-    add("--table", type=Path, metavar="FILE", help="print a results file as a table")
-    add("--keep", action="store_true", help="also keep the folders of runs that passed")
     add(
         "--bucket",
         action="store_true",
         help="keep runs in a bucket (moto's server, with faults), each process on its own disk",
     )
-    add("--shared-machine", action="store_true", help="do not use separate namespaces")
     return parser.parse_args(arguments)
 
 
@@ -143,7 +137,7 @@ def _execute(
     with faulty(server, wanted.seed) as more:
         outcome = Ordeal(wanted, place, reference, variables | more, server).run()
     result = outcome.to_json(reference.seconds)
-    if not result["problems"] and not given.keep:
+    if not result["problems"]:
         shutil.rmtree(place)
     return result
 
@@ -187,61 +181,32 @@ def _print(result: Result, wanted: Plan, in_bucket: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     given = _parse(arguments)
-    if given.table:
-        print(table([json.loads(line) for line in given.table.read_text().splitlines()]))
-        return 0
     try:
         plans = _plans(given)
         listed = _listed() if given.listed else []
-        if not given.shared_machine and not isolation.inside():
+        if not isolation.inside():
             isolation.enter(arguments)
     except (ValueError, isolation.Unavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     work: Path = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    path: Path = given.results or work / "results.jsonl"
-    slices = not (given.fault or given.replay)  # a new slice extends the results file
-    results = _read(path) if slices else []
+    results: list[Result] = []
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(Server(work / "moto.log")) if given.bucket else None
         for wanted in listed:
             results.append(_execute(wanted, given, work, server))
             _print(results[-1], wanted, given.bucket)
-        _slice(given, plans, results, work, path, server)
+        began = time.monotonic()
+        for wanted in plans:
+            struck = sum(len(result["faults"]) for result in results)
+            enough = not (given.fault or given.replay) and struck >= given.faults
+            if enough or (given.minutes and time.monotonic() - began > given.minutes * 60):
+                break
+            results.append(_execute(wanted, given, work, server))
+            _print(results[-1], wanted, given.bucket)
     print(summary(results))
     return 1 if any(result["problems"] for result in results) else 0
-
-
-def _slice(
-    given: argparse.Namespace,
-    plans: list[Plan],
-    results: list[Result],
-    work: Path,
-    path: Path,
-    server: Server | None,
-) -> None:
-    """Executes plans until enough faults have struck or the time is over."""
-    slices = not (given.fault or given.replay)
-    done = {(result["seed"], result["processes"]) for result in results}
-    began = time.monotonic()
-    for wanted in plans:
-        struck = sum(len(result["faults"]) for result in results)
-        late = given.minutes is not None and time.monotonic() - began > given.minutes * 60
-        if (slices and struck >= given.faults) or late:
-            break
-        if (wanted.seed, wanted.processes) in done:
-            continue
-        result = _execute(wanted, given, work, server)
-        results.append(result)
-        if slices or given.results:
-            with path.open("a") as file:
-                file.write(json.dumps(result) + "\n")
-        _print(result, wanted, given.bucket)
-
-
-def _read(path: Path) -> list[Result]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 if __name__ == "__main__":

@@ -39,12 +39,11 @@ def enter(arguments: list[str]) -> None:
     unshare += [] if os.geteuid() == 0 else ["--map-root-user"]
     unshare += ["bash", "-c", 'mount -t tmpfs chaos /dev/shm && "$@"; exit $?', "bash"]
     if shutil.which("unshare") is None:
-        raise Unavailable("unshare not found: install util-linux, or pass --shared-machine")
+        raise Unavailable("unshare not found: install util-linux")
     probe = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         raise Unavailable(
-            f"this machine does not permit namespaces ({probe.stderr.strip()}): run as root, or "
-            "pass --shared-machine, which simulates full disks and does not check shared memory"
+            f"this machine does not permit namespaces ({probe.stderr.strip()}): run as root"
         )
     here = str(Path(__file__).parent)
     os.environ[_INSIDE] = "1"
@@ -54,9 +53,6 @@ def enter(arguments: list[str]) -> None:
 class Disk:
     """A small disk for the run directory, which can be full for a while.
 
-    Without separate namespaces, nothing is mounted: a limit on file sizes makes every write of the
-    run's processes fail with EFBIG instead of ENOSPC.
-
     Args:
         directory: mount point; created.
     """
@@ -65,20 +61,12 @@ class Disk:
         self.directory = directory
         self._ballast = directory / "ballast"
         directory.mkdir(parents=True)
-        if inside():
-            options = f"size={DISK_MIB}m"
-            command = ["mount", "-t", "tmpfs", "-o", options, "chaos", str(directory)]
-            subprocess.run(command, check=True)
+        options = f"size={DISK_MIB}m"
+        command = ["mount", "-t", "tmpfs", "-o", options, "chaos", str(directory)]
+        subprocess.run(command, check=True)
 
-    def fill(self, pids: list[int]) -> None:
-        """Fills the disk.
-
-        Args:
-            pids: PIDs of the run's processes and launcher, which the limit applies to.
-        """
-        if not inside():
-            _limit_files(pids, "1")
-            return
+    def fill(self) -> None:
+        """Fills the disk."""
         with self._ballast.open("ab", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12, 1):
                 try:
@@ -87,32 +75,21 @@ class Disk:
                 except OSError:
                     continue
 
-    def free(self, pids: list[int]) -> None:
+    def free(self) -> None:
         """Frees the space; does nothing if the disk was not full."""
-        if not inside():
-            _limit_files(pids, "unlimited")
-            return
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Unmounts the disk."""
-        if inside():
-            subprocess.run(["umount", "--lazy", str(self.directory)], check=False)
+        subprocess.run(["umount", "--lazy", str(self.directory)], check=False)
 
 
 def shared_memory() -> list[str]:
-    """Returns the run's files in ``/dev/shm``; empty if other programs share it."""
-    return sorted(os.listdir("/dev/shm")) if inside() else []
+    """Returns the files in ``/dev/shm``, which are those of the run."""
+    return sorted(os.listdir("/dev/shm"))
 
 
 def clear_shared_memory() -> None:
     """Removes leftovers of an earlier run."""
     for name in shared_memory():
         Path("/dev/shm", name).unlink()
-
-
-def _limit_files(pids: list[int], most: str) -> None:
-    """Sets only the soft limit, which can be raised again."""
-    for pid in pids:
-        command = ["prlimit", "--pid", str(pid), f"--fsize={most}:"]
-        subprocess.run(command, capture_output=True, check=False)

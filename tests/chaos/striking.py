@@ -113,7 +113,7 @@ class Striker:
             assert self._disk is not None, "a disk is made for every plan with a full disk"
             if not launched.training():
                 return None
-            self._disk.fill([process.pid for process in launched.processes()])
+            self._disk.fill()
             self._freed_at = time.monotonic() + fault.lasts_s
             return f"disk full for {fault.lasts_s} s"
         if manner == "live":
@@ -189,7 +189,7 @@ class Striker:
             send(pid, signal.SIGCONT)
         if self._disk and self.about_to_be_freed():
             self._freed_at = None
-            self._disk.free([process.pid for process in launched.processes()])
+            self._disk.free()
 
 
 def _signalled(manner: str, number: signal.Signals, target: int, launched: Launched) -> str | None:

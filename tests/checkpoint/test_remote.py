@@ -1,6 +1,5 @@
 """Checkpoints and files of a run in a bucket are fetched complete, and every byte is verified."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +149,6 @@ def test_commands_prefer_the_best_checkpoint(stored: RemoteRun, tmp_path: Path) 
         resume.of_url("s3://bucket", "SOURCE", tmp_path, print, prefer)
 
 
-def test_what_the_bucket_no_longer_has_takes_no_space(stored: RemoteRun, tmp_path: Path) -> None:
-    first, _ = resume.of_url(f"{URL}/checkpoints/4", "SOURCE", tmp_path, print)
-    stored.store.place.delete("checkpoints/4.json")
-    path, _ = resume.of_url(URL, "SOURCE", tmp_path, print)
-    assert not first.exists()
-    data = path.parent.parent / "data"
-    assert [one.name.partition("-")[0] for one in data.iterdir()] == ["6"]
-
-
 def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
     stored: RemoteRun, tmp_path: Path, said: list[str]
 ) -> None:
@@ -192,22 +182,6 @@ def test_it_notices_that_objects_have_changed(stored: RemoteRun, tmp_path: Path)
     assert damaged() == {}
     stored.bucket.delete([name])
     assert damaged()["checkpoints/6"] == "state/d/0 is missing"
-
-
-def test_files_of_a_run_are_fetched_at_the_same_time(
-    stored: RemoteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("config.json", "samples/1.png"):
-        stored.bucket.put(name, b"1")
-    both, download = threading.Barrier(2, timeout=20), stored.bucket.download
-
-    def wait(name: str, path: Path) -> Any:
-        both.wait()
-        return download(name, path)
-
-    monkeypatch.setattr(stored.bucket, "download", wait)
-    run = remote.run_to_read(URL, tmp_path, print)
-    assert (run / "samples" / "1.png").read_bytes() == b"1"
 
 
 def test_a_stage_has_the_name_of_the_run(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.distributed import cluster_env, key_value
+from jaxtrain.distributed import cluster_env
 from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = cluster_env.ADDRESS, cluster_env.COUNT, cluster_env.INDEX
@@ -221,21 +221,6 @@ def test_a_name_without_an_address_is_refused_but_kubernetes_gets_time(
             one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "25"}
         )
     assert len(waits) <= 3  # the shorter patience also limits the wait for a name
-
-
-def test_waiting_for_a_name_is_announced(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = cluster_env.find(ALL)
-    assert one is not None
-    resolving(monkeypatch)
-    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.01)
-    monkeypatch.setattr(cluster_env, "_LOOK_EVERY_S", 0.1)
-    with pytest.raises(InputError, match="has no address"):
-        cluster_env.check_address(
-            one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "0.3"}
-        )
-    assert "waiting for an address of the coordinator's host 'host'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Liveness monitoring between processes, mostly over a key-value store in memory."""
 
 import json
-import signal
 import subprocess
 import sys
 import textwrap
@@ -143,7 +142,7 @@ def test_process_zero_does_not_wait_forever(store: Shared) -> None:
     assert 0.9 < time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize(("code", "own"), [(2, 2), (130, 130), (1, 75), (75, 75)])
+@pytest.mark.parametrize(("code", "own"), [(2, 2), (1, 75)])
 def test_the_exit_code_after_another_process_left(code: int, own: int) -> None:
     """Errors that you must fix end all processes alike; the others are temporary failures."""
     program = f"""
@@ -169,15 +168,13 @@ NCCL = (
 )
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError])  # jax raises both
-@pytest.mark.parametrize("text", [GLOO, NCCL])
 @pytest.mark.parametrize(
-    ("left", "reason", "code"),
+    ("kind", "text", "left", "reason", "code"),
     [
-        (None, "another process is gone or unreachable (", 75),
-        (1, "process 0 has ended with exit code 1", 75),
-        (2, "process 0 has ended with exit code 2", 2),
-        (130, "process 0 has ended with exit code 130", 130),
+        (RuntimeError, GLOO, None, "another process is gone or unreachable (", 75),
+        (ValueError, NCCL, None, "another process is gone or unreachable (", 75),
+        (RuntimeError, NCCL, 1, "process 0 has ended with exit code 1", 75),
+        (ValueError, GLOO, 2, "process 0 has ended with exit code 2", 2),
     ],
 )
 def test_a_collective_that_fails_because_of_another_process(
@@ -220,11 +217,10 @@ with Heartbeat(key_value.of_run(), StopSignals()) as heartbeat, heartbeat.collec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, number: int) -> None:
-    """In a real collective. If the killed process runs the service, jax may end the others."""
+def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path) -> None:
+    """In a real collective."""
     with two_processes(tmp_path, program=["-c", IN_A_COLLECTIVE]) as started:
-        killed, other = started[number], started[1 - number]
+        other, killed = started
         assert other.stdout is not None
         output = ""
         while not output.endswith("three\n"):
@@ -233,46 +229,6 @@ def test_a_killed_process_is_a_temporary_failure_of_the_others(tmp_path: Path, n
             output += line
         killed.kill()
         output += other.communicate(timeout=120)[0]
-        if number:
-            assert other.returncode == 75, output
-            assert "another process is gone or unreachable (UNKNOWN: Gloo" in output
-        else:  # jax's client ends the process from C++
-            assert other.returncode in (75, -signal.SIGABRT), output
+        assert other.returncode == 75, output
+        assert "another process is gone or unreachable (UNKNOWN: Gloo" in output
         assert "Traceback" not in output
-
-
-INTERRUPTED = """
-import os, time
-from jaxtrain.distributed import key_value, process_group
-from jaxtrain.distributed.heartbeat import Heartbeat
-from jaxtrain.distributed.signals import StopSignals
-
-process_group.connect(os.environ, 2)
-with StopSignals() as signals, Heartbeat(key_value.of_run(), signals) as heartbeat:
-    signals.hold()
-    print("ready", flush=True)
-    while signals.requested is None:
-        time.sleep(0.05)
-    time.sleep(3)  # a step, in which the other process may ask for the stop, too
-    heartbeat.ending()
-    print("saved after", signals.requested, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_one_ctrl_c_that_reaches_the_processes_one_after_another(tmp_path: Path) -> None:
-    with two_processes(tmp_path, program=["-c", INTERRUPTED]) as started:
-        for process in started:
-            assert process.stdout is not None
-            while process.stdout.readline() != "ready\n":
-                assert process.poll() is None
-        started[0].send_signal(signal.SIGINT)
-        later = started[1]
-        assert later.stdout is not None
-        while "press Ctrl-C again" not in later.stdout.readline():
-            assert later.poll() is None
-        later.send_signal(signal.SIGINT)
-        outputs = [process.communicate(timeout=60)[0] for process in started]
-    for process, output in zip(started, outputs, strict=True):
-        assert "saved after SIGINT" in output
-        assert process.returncode == 0, output

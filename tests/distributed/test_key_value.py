@@ -49,13 +49,6 @@ def test_a_long_wait_is_announced_repeatedly(monkeypatch: pytest.MonkeyPatch) ->
     assert len(lines) == count
 
 
-def test_a_short_wait_is_silent() -> None:
-    lines: list[str] = []
-    with announced(lambda: "nothing", lines.append):
-        pass
-    assert lines == []
-
-
 def test_one_process_does_not_wait() -> None:
     store = KeyValueStore()
     assert store.gather("host", "a", 0) == ["a"]
@@ -148,14 +141,6 @@ def test_every_process_gets_the_decision_of_process_zero(
     assert first == decision() if raised is None else first[0] is raised
 
 
-def test_keys_without_a_process_are_ignored() -> None:
-    client = FakeClient()
-    store = client.stores()[0]
-    store.publish("status", "mine")
-    client.values |= {"jaxtrain/status/x": "=?", "jaxtrain/status/2": "=?", "jaxtrain/other/1": "="}
-    assert store.published("status") == {0: "mine"}
-
-
 @pytest.fixture
 def client() -> FakeClient:
     return FakeClient(3)
@@ -163,14 +148,6 @@ def client() -> FakeClient:
 
 def voters(client: FakeClient, timeout_s: float = 60.0) -> list[Votes]:
     return [Votes(store, timeout_s) for store in client.stores()]
-
-
-def test_one_process_does_not_vote() -> None:
-    alone = Votes(KeyValueStore(), 0.0)
-    alone.begin()
-    assert alone.agree("prepare", "") == ""
-    assert alone.agree("written", "full") == "full"
-    alone.barrier(key="commit", timeout_ms=0)
 
 
 def test_a_failure_in_one_process_is_one_in_all(client: FakeClient) -> None:

@@ -226,11 +226,6 @@ def test_several_processes_agree_on_the_largest_one_call_later(
     assert exchange.now({"wish": 3}) == {"wish": 21}
 
 
-def test_one_process_gets_its_own_numbers_at_once() -> None:
-    exchange = process_group.Exchange(toy.mesh_of(1, 8), mean=["power"], largest=["heat"])
-    assert exchange.delayed({"heat": 60.0}) == {"heat": 60.0}
-
-
 def test_named_numbers_of_several_processes_are_reduced_in_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -250,11 +245,6 @@ def test_named_numbers_of_several_processes_are_reduced_in_one_call(
     assert exchange.delayed({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
     assert exchange.delayed({}) == {"power": 400.0, "heat": 70.0}
     assert exchange.delayed({}) == {}
-
-
-def test_one_process_does_not_wait() -> None:
-    process_group.check_same("data", "abc", "give every process the same")
-    assert process_group.process_zero_first(lambda: "made", "data") == "made"
 
 
 def of_two(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> list[Any]:
@@ -280,11 +270,6 @@ def test_all_different_values_are_listed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     message = "the processes see different data (process 0: a1, process 1: b1): do so"
     assert of_two(monkeypatch, check) == [message, message]
-
-
-def test_long_values_are_gathered_completely(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = of_two(monkeypatch, lambda: process_group.gather("words", "é" * 100_000))
-    assert own == [["é" * 100_000] * 2] * 2
 
 
 @pytest.mark.parametrize(("process", "order"), [(0, ["action", "waits"]), (1, ["waits", "action"])])

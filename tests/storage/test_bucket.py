@@ -1,7 +1,5 @@
 """Tests the client for buckets against a store in memory; real_buckets.py uses a real API."""
 
-import contextlib
-import errno
 import random
 import sys
 import threading
@@ -87,9 +85,7 @@ _KEY = '{"client_email": "a", "private_key_id": "1", "private_key": "the secret"
             "missing.json",
             "(no such file): set GOOGLE_APPLICATION",
         ),
-        ("GOOGLE_APPLICATION_CREDENTIALS", _KEY, "(no such file)"),  # instead of its path
         ("GOOGLE_SERVICE_ACCOUNT_KEY", _KEY, "(it is not such a key)"),
-        ("GOOGLE_SERVICE_ACCOUNT_KEY", '"the secret"', "(it is not such a key)"),
     ],
 )
 def test_a_wrong_key_is_one_line_without_the_key(
@@ -117,7 +113,7 @@ def test_a_profile_without_boto3_is_one_line_with_the_fix(
     Bucket(URL)
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("size", [0, 32, 33, 100])
 def test_a_download_is_the_object(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -154,7 +150,7 @@ def test_an_object_that_is_deleted_while_it_is_read_is_named(
 BUSY = obstore.exceptions.GenericError("HTTP error: 503 Slow Down")
 
 
-@pytest.mark.parametrize("method", ["put", "get", "about", "versions", "sizes", "delete"])
+@pytest.mark.parametrize("method", ["put", "get", "versions", "delete"])
 def test_a_busy_store_is_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0))
     bucket.put("a", b"1")
@@ -194,36 +190,6 @@ def test_a_conditional_write_is_not_repeated(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Unavailable):
         Bucket(URL, MemoryStore(), waits_s=(0.0,)).put_if("a", b"1", None)
     assert len(tries) == 1
-
-
-class _Breaking:
-    """A store that fails to send some parts."""
-
-    def __init__(self, failures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.starts: list[int] = []
-        real = obstore.get
-
-        def get(store: Any, name: str, *, options: Any) -> Any:
-            start = options["range"][0]
-            self.starts.append(start)
-            if start in failures:
-                failures.remove(start)
-                raise BUSY
-            return real(store, name, options=options)
-
-        monkeypatch.setattr(obstore, "get", get)
-        monkeypatch.setattr(buckets, "_PART_BYTES", 10)
-
-
-def test_a_download_continues_where_the_connection_broke(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket, data = Bucket(URL, MemoryStore(), waits_s=(0.0, 0.0)), bytes(range(95))
-    bucket.put("file", data)
-    broken = _Breaking([10, 10, 70, 90], monkeypatch)
-    assert bucket.download("file", tmp_path / "file")
-    assert sorted(broken.starts) == sorted([*range(0, 100, 10), 10, 10, 70, 90])
-    assert (tmp_path / "file").read_bytes() == data
 
 
 @pytest.mark.parametrize(("way", "most"), [("put", 2), ("get", 8)])
@@ -322,29 +288,6 @@ def test_an_upload_may_end_slowly_and_reports_its_progress(
     assert sent[:-1] == 16 * [2**10]  # up to five parts may not be there yet
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_the_disk(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_bytes(bytes(100))
-    monkeypatch.setattr(buckets, "_PART_BYTES", 32)
-
-    class Failing:
-        def __init__(self) -> None:
-            self.reads = 0
-
-        def read(self, count: int) -> bytes:
-            self.reads += 1
-            if self.reads == 2:
-                raise OSError(errno.EIO, "Input/output error")
-            return bytes(count)
-
-    failing = contextlib.nullcontext(Failing())
-    monkeypatch.setattr(Path, "open", lambda *_: failing)
-    with pytest.raises(OSError, match="Input/output error"):
-        bucket.put("file", tmp_path / "file")
-    assert bucket.sizes() == {}
-
-
 def test_large_objects_are_not_read(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,21 +299,6 @@ def test_large_objects_are_not_read(
         bucket.download("file", tmp_path / "file", most=9)
     assert not (tmp_path / "file").exists()
     assert bucket.download("file", tmp_path / "file", most=10)
-
-
-def test_a_link_is_replaced(bucket: Bucket, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_bytes(b"mine")
-    (tmp_path / "file").symlink_to(tmp_path / "mine")
-    bucket.put("file", b"1")
-    bucket.download("file", tmp_path / "file")
-    assert (tmp_path / "mine").read_bytes() == b"mine"
-    assert (tmp_path / "file").read_bytes() == b"1"
-
-
-def test_an_error_of_the_disk_stays_one(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("file", b"1")
-    with pytest.raises(OSError, match="No such file"):
-        bucket.download("file", tmp_path / "missing" / "file")
 
 
 @pytest.mark.parametrize(
@@ -390,15 +318,11 @@ def test_urls_are_normalized(url: str, expected: str) -> None:
     ("url", "message"),
     [
         ("s3://bucket", "is not a folder in a bucket: write s3://BUCKET/PATH"),
-        ("s3://bucket/../a", "is not a folder"),
         ("s3://bucket/a?versionId=3", "remove what follows the question mark"),
         ("https://host/a", "use a local folder, s3://BUCKET/PATH"),
         ("s3://key:secret@bucket/a", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         ("ftp://host/a", "unknown scheme"),
         ("/tmp/a", "/tmp/a: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"),
-        ("bucket/a", "bucket/a: not a bucket: write s3://"),
-        ("s3:bucket/a", "s3:bucket/a: not a bucket"),
-        ("", "not a bucket"),
     ],
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
@@ -406,11 +330,6 @@ def test_other_urls_are_refused(url: str, message: str) -> None:
         buckets.normalized(url, "--output-dir")
     assert message in str(caught.value)
     assert "secret@" not in str(caught.value)
-
-
-def test_the_message_mentions_no_folder_where_none_is_allowed() -> None:
-    with pytest.raises(InputError, match=r"^mirror https://host/a: not a bucket: write s3://"):
-        buckets.normalized("https://host/a", "mirror", or_disk=False)
 
 
 def test_an_invalid_name_is_not_a_problem_of_the_network(bucket: Bucket) -> None:

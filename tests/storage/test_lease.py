@@ -172,18 +172,10 @@ def test_an_unavailable_store_does_not_lose_the_lease(
     assert not one.lost
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b'{"pid": -1}', b"[" * 9000])
+@pytest.mark.parametrize("data", [b"\xff", b"[]"])
 def test_a_foreign_lease_is_watched_like_any_other(
     bucket: Bucket, held: Callable[[], Lease], data: bytes
 ) -> None:
     bucket.put(lease.NAME, data)
     one = held()
     assert content(bucket)["run"] == one.name
-
-
-def test_releasing_twice_does_nothing(bucket: Bucket, held: Callable[[], Lease]) -> None:
-    one = held()
-    one.release()
-    assert bucket.get(lease.NAME) is None
-    one.release()
-    held()

@@ -90,11 +90,6 @@ def test_a_file_system_without_locks_causes_a_warning(
     ]
 
 
-def test_a_missing_directory_is_not_locked(tmp_path: Path) -> None:
-    lock.hold(tmp_path / "nowhere", print)
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_a_command_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     flock = fcntl.flock

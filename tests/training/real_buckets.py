@@ -5,7 +5,6 @@ server. Not part of the suite: requires ``pip install -e '.[test,buckets]'``. Ru
 ``python -m pytest tests/training/real_buckets.py``, or ``.ci/run buckets``.
 """
 
-import base64
 import functools
 import hashlib
 import json
@@ -13,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +20,7 @@ from pathlib import Path
 import peak_memory
 import pytest
 from bucket_server import BUCKET, SECRET, FaultProxy, GoogleProxy, Server, Sink
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from program import (
-    PROGRAM,
     TINY_MLM,
     command,
     environment,
@@ -36,7 +31,6 @@ from program import (
     two_processes,
     write_corpus,
 )
-from wrong_device import FAULTY
 
 from jaxtrain.storage.bucket import Bucket
 
@@ -201,28 +195,6 @@ def test_two_hosts_that_share_nothing_and_then_one(
     assert {step: sorted(ids) for step, (_, ids) in example_ids(copy).items()} == straight
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_the_best_checkpoint_survives_the_loss_of_all_disks(
-    place: Path, server: Server, proxy: FaultProxy, hosts: int
-) -> None:
-    """The first validation stays the best one, because without learning the loss stays equal."""
-    name = f"best-{hosts}-{proxy.scheme}"
-    judged = ("--loop.eval_every", "4", "--checkpoint.best_metric", "val/loss")
-    more, texts = (*judged, "--optim.peak_lr", "1e-30"), []
-    disks = [f"{name}-{host}" for host in range(2)]
-    for steps in (8, 12):
-        if hosts == 2:
-            texts.append(two(place, (disks[0], disks[1]), steps, name, proxy, proxy, more))
-        else:
-            flags = [*arguments(name, steps, proxy.scheme), *more]
-            cache = {"JAXTRAIN_CACHE": str(place / disks[0])}
-            texts.append(train(place, *flags, **proxy.variables, **cache))
-        assert [one for one in server.sizes(name) if one.startswith("best/")] == ["best/4.json"]
-        for disk in disks[:hosts]:
-            shutil.rmtree(place / disk / "buckets")
-    assert hosts == 2 or "fetching best/4 from" in texts[1]
-
-
 def test_the_bucket_has_the_reason_of_a_failure(
     place: Path, server: Server, proxy: FaultProxy
 ) -> None:
@@ -367,48 +339,6 @@ def test_a_mirror_survives_the_loss_of_the_disk_and_damage(
     assert "damaged/checkpoints/8.json" in server.sizes(name)
 
 
-def test_the_key_of_a_service_account_signs_requests(server: Server, tmp_path: Path) -> None:
-    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    account = "trainer@project.iam.gserviceaccount.com"
-    script = (
-        "import sys; from jaxtrain.storage.bucket import Bucket; bucket = Bucket(sys.argv[1]);"
-        "bucket.put('a', b'1'); print(bucket.sizes())"
-    )
-    with GoogleProxy(server.port) as proxy:
-        key = proxy.key(client_email=account, private_key=pem.decode(), private_key_id="1")
-        (tmp_path / "key.json").write_text(json.dumps(key))
-        found = subprocess.run(
-            [sys.executable, "-c", script, f"gs://{BUCKET}/signed"],
-            env=environment(
-                tmp_path,
-                GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"),
-                GOOGLE_BASE_URL=proxy.url,
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert found.stdout == "{'a': 1}\n", found.stderr
-    for header in proxy.authorizations:
-        kind, _, token = header.partition(" ")
-        assert kind == "Bearer"
-        signed, _, signature = token.rpartition(".")
-        private.public_key().verify(
-            _base64(signature), signed.encode(), padding.PKCS1v15(), hashes.SHA256()
-        )
-        claims = json.loads(_base64(signed.partition(".")[2]))
-        assert claims["iss"] == account
-
-
-def _base64(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-
-
 UPLOAD = """
 import sys
 from pathlib import Path
@@ -489,38 +419,3 @@ def test_commands_read_runs_in_a_bucket(place: Path, proxy: FaultProxy) -> None:
     assert nothing.returncode == 2
     assert "no complete checkpoint found in" in nothing.stderr
     assert os.listdir(cache)
-
-
-def test_a_device_that_was_wrong_leaves_no_wrong_checkpoint(place: Path, server: Server) -> None:
-    """Two hosts that share nothing, and lose their disks then: only the bucket is left."""
-    more = ("--checkpoint.every", 3, "--loop.replay_every", 4)
-    train(place, *TINY, "--loop.steps", 8, *more, "--output-dir", "checked")
-    last = {"JAX_LAST_PROCESS": "1", "SECONDS_BEFORE_CHECKS": "10", "TMPDIR": str(place)}
-
-    def ended(program: Sequence[str] = PROGRAM) -> list[tuple[int, str]]:
-        with two_processes(
-            place,
-            *arguments("wrong", 8),
-            *more,
-            both=last | server.variables,
-            first={"JAXTRAIN_CACHE": str(place / "wrong-0")},
-            second={"JAXTRAIN_CACHE": str(place / "wrong-1")},
-            program=program,
-        ) as processes:
-            texts = [process.communicate(timeout=WAIT_S)[0] for process in processes]
-        return [(one.returncode, text) for one, text in zip(processes, texts, strict=True)]
-
-    for code, text in ended(("-c", FAULTY)):
-        assert code == 75, text
-        assert "step 8 was computed twice with different results" in text
-    there = [name for name in server.sizes("wrong") if "checkpoints/" in name]
-    aside = ["suspect/checkpoints/6.json", "suspect/checkpoints/6.txt"]
-    assert sorted(there) == ["checkpoints/3.json", *aside]
-    for disk in ("wrong-0", "wrong-1"):
-        shutil.rmtree(place / disk)
-    resumed = ended()
-    assert [code for code, _ in resumed] == [0, 0], resumed
-    assert "fetching checkpoints/3 from" in resumed[0][1]
-    server.files_of_run("wrong", place / "copy-wrong")
-    assert losses(place / "copy-wrong") == losses(place / "checked")
-    assert json.loads((place / "copy-wrong/progress.json").read_text())["agreed"] == 8

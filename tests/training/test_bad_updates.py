@@ -101,14 +101,3 @@ def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     assert f"); {origins[0]}: skipped" in ended.stdout
     assert f"bad: {origins[0]}" in ended.stderr
     assert "--loop.find_nan True" not in ended.stderr
-
-
-@pytest.mark.long
-def test_without_a_checkpoint_a_run_cannot_roll_back(place: Path) -> None:
-    ended = run(
-        place,
-        *ARGUMENTS,
-        *["--optim.peak_lr", "1e38", "--optim.bad_norm", "None", "--output-dir", "early"],
-    )
-    assert ended.returncode == 2
-    assert "there is no checkpoint to restore" in ended.stderr

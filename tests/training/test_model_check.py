@@ -141,11 +141,6 @@ def test_models_of_jaxtrain_are_right(name: str) -> None:
     assert not list(model_check._of_module(kind.tiny()))
 
 
-def test_each_shipped_config_has_such_a_model() -> None:
-    used = {from_file.name_of(config.named(name).model) for name in files.names()}
-    assert used <= set(model_check.OWN)
-
-
 OWN = """
 import dataclasses
 from jaxtrain import config

@@ -31,7 +31,6 @@ from jaxtrain.training.progress import Progress
 from jaxtrain.training.validation import Validation
 
 TOTAL, LOG_EVERY = 11, 4
-TYPED = "python -m jaxtrain.main --config demo_mlm"
 
 
 class Told(Watchdog):
@@ -170,7 +169,7 @@ def test_a_validation_before_the_first_step_keeps_its_record(story: Story, said:
     assert not [line for line in said() if "waits for data" in line]
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("loss", [math.nan, -math.inf])
 def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: float) -> None:
     story.begin(bad_updates="off")
     for _ in range(5):
@@ -180,11 +179,8 @@ def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: floa
         story.step()
 
 
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_a_bad_step_is_skipped_and_its_examples_are_reported(
-    story: Story, said: Any, policy: str
-) -> None:
-    story.begin(bad_updates=policy, bad_in_a_row=2)
+def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said: Any) -> None:
+    story.begin(bad_updates="skip", bad_in_a_row=2)
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
     assert story.progress.done == 3
@@ -291,13 +287,6 @@ def test_a_rollback_removes_records_but_not_the_examples_seen(story: Story) -> N
     ]
 
 
-def test_nothing_is_saved_if_a_bad_step_ends_the_run(story: Story) -> None:
-    story.begin(bad_updates="off")
-    story.step(math.nan)
-    with pytest.raises(InputError, match="step 1"), story.progress.interrupted("save"):
-        pytest.fail("a broken state would be saved")
-
-
 def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
     for number in range(1, TOTAL + 1):
         story.step()
@@ -342,27 +331,6 @@ def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: 
     assert "50% of the time" in mentioned
     assert "--data.workers (now 2)" in mentioned
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
-
-
-def test_prefetch_is_not_suggested_without_workers(story: Story, said: Any) -> None:
-    """They hold what is prefetched."""
-    story.run = story.run.override({"data.workers": 0})
-    story.batches.workers = 0
-    story.begin()
-    for number in range(1, TOTAL + 1):
-        story.step(wait_s=0.01 if number <= 5 else 1.0)
-    story.progress.flush()
-    (mentioned,) = [line for line in said() if "waits for data" in line]
-    assert mentioned.endswith("raise --data.workers (now 0)")
-
-
-def test_a_long_wait_prints_advice_on_the_data(story: Story, said: Any) -> None:
-    story.begin(faster="prepare the clips once")
-    for number in range(1, TOTAL + 1):
-        story.step(wait_s=0.01 if number <= 5 else 1.0)
-    story.progress.flush()
-    (mentioned,) = [line for line in said() if "waits for data" in line]
-    assert "(measured): prepare the clips once; or raise --data.workers" in mentioned
 
 
 def test_workers_that_fill_the_host_cannot_be_raised(story: Story, said: Any) -> None:

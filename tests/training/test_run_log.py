@@ -75,16 +75,6 @@ def test_an_error_is_logged_once_before_the_files_are_copied(tmp_path: Path) -> 
     assert (tmp_path / "log.txt").read_text() == written
 
 
-def test_the_first_line_describes_a_directory_that_is_copied(tmp_path: Path) -> None:
-    log = RunLog(StopSignals(), Watchdog(None, Left(KeyValueStore(), StopSignals())))
-    with log:
-        run, at = config.named("demo_mlm"), Position()
-        log.open(run, tmp_path, None, at, (), KEPT, described="s3://bucket/run, local copies in x")
-    assert (
-        "run directory s3://bucket/run, local copies in x\n" in (tmp_path / "log.txt").read_text()
-    )
-
-
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(
     ("error", "keeps_named"),

@@ -1,6 +1,5 @@
 """What a run has recorded of its validations counts again when it is resumed."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training import run_progress
-from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
+from jaxtrain.training.run_progress import Criterion, RunProgress
 
 PSNR = Criterion("val/psnr", "max", "5 clips")
 
@@ -99,14 +98,3 @@ def test_a_missing_or_damaged_file_means_that_nothing_is_known(tmp_path: Path) -
     (tmp_path / run_progress.NAME).mkdir()
     with pytest.raises((InputError, RunAgain), match=r"progress\.json cannot be read"):
         RunProgress.read(tmp_path, PSNR, at(10))
-
-
-def test_the_file_is_json(tmp_path: Path) -> None:
-    recorded(tmp_path, 20.5, float("inf"))
-    stored = json.loads((tmp_path / run_progress.NAME).read_text())
-    assert [one["value"] for one in stored["validations"]] == [20.5, None]
-
-
-def test_when_something_is_due() -> None:
-    assert [step for step in range(1, 11) if is_due(step, 4, 10)] == [4, 8, 10]
-    assert not is_due(10, None, 10)

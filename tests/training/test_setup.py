@@ -15,7 +15,6 @@ from program import TINY_MLM
 
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, saver
-from jaxtrain.config import files
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError
 from jaxtrain.training import (
@@ -180,9 +179,3 @@ def test_a_rate_that_is_high_for_the_width_is_warned_of() -> None:
     ]
     assert warnings_of_rate(wide | {"optim.peak_lr": 3e-4}) == []
     assert warnings_of_rate({}) == []
-
-
-@pytest.mark.parametrize("name", files.names())
-def test_no_shipped_config_has_such_a_rate(name: str) -> None:
-    run = config.named(name)
-    assert run.model.largest_rate is None or run.optim.peak_lr <= run.model.largest_rate

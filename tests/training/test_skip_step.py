@@ -55,12 +55,6 @@ def test_a_bad_norm_does_not_move_the_median() -> None:
     assert all(found[skip_step.LEAST :])
 
 
-def test_the_median_is_of_the_last_steps() -> None:
-    found = norms(*[1.0] * skip_step.WINDOW, *[15.0] * skip_step.WINDOW, 250.0, 310.0)
-    assert found[-2:] == [False, True]
-    assert not any(found[:-2])
-
-
 def test_a_separate_group_has_a_separate_norm() -> None:
     """It hides no spike in the others; its own spikes skip no step unless they are NaN/Inf."""
     detect = jax.jit(skip_step.detector(toy.OPTIM, {"critic": "critic."}))
@@ -105,7 +99,7 @@ def test_a_bad_step_changes_only_the_examples_seen(data: int, fsdp: int) -> None
     assert int(stepper.state.step) == 2
 
 
-@pytest.mark.parametrize("good", [*range(6), 127, 128, 129, 1000])
+@pytest.mark.parametrize("good", [0, 1, 4, 127, 128, 1000])
 def test_the_median_ignores_unused_places(good: int) -> None:
     rng = np.random.default_rng(good)
     norms = np.full(skip_step.WINDOW, np.nan, np.float32)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM, losses, run, train, two_processes, write_corpus
+from program import TINY_MLM, losses, run, train, write_corpus
 
 from jaxtrain import config
 from jaxtrain.distributed.signals import StopSignals
@@ -59,18 +59,6 @@ def test_max_hours_ends_a_run_that_can_be_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_stop_together(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    mesh = ("--simulate-devices", 2, "--mesh.fsdp", 2, "--output-dir", "two")
-    limit = ("--loop.steps", 1_000_000, "--loop.max_hours", 25 / 3600)
-    with two_processes(tmp_path, *TINY_MLM, *DATA, *mesh, *limit) as started:
-        outputs = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [130, 130], "\n".join(outputs)
-    (step,) = sorted(int(path.name) for path in (tmp_path / "two/checkpoints").iterdir())[-1:]
-    assert step == max(losses(tmp_path / "two"))
-
-
-@pytest.mark.slow
 def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
     """Without a learning rate nothing improves: the run ends after two more validations.
 

@@ -126,17 +126,3 @@ def test_evaluate_measures_only_what_the_run_has_not_trained_on(place: Path) -> 
     validates = re.search(r"files validate: (.*)", (place / "said.txt").read_text())
     assert validates
     assert val == set(validates[1].split(", "))
-    assert program.run(place, "evaluate", "run", *flags, "--split", "all", "--json", "all.json")
-    every = {clip["video"] for clip in json.loads((place / "all.json").read_text())["clips"]}
-    assert val < every
-
-
-def test_evaluate_refuses_the_data_of_a_run_that_have_changed(place: Path) -> None:
-    extra = sample_videos.write(place / "videos" / "extra.mp4", 40)
-    try:
-        refused = program.run(place, "evaluate", "run", "--data", "videos", "--frames", 9)
-    finally:
-        extra.unlink()
-    assert refused.returncode == 2
-    assert "these videos have changed since" in refused.stderr
-    assert "--split all" in refused.stderr

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from flax import nnx
 from program import TINY_MLM, environment, two_processes, write_corpus
 
 from jaxtrain import config
-from jaxtrain.bench.measurement import synthetic_batch
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
-from jaxtrain.training import setup, step_setup
 from jaxtrain.training.diagnosis import nan_origin
 from jaxtrain.training.diagnosis.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
@@ -84,18 +81,6 @@ class Faulty(Model):
                 (0, stopped_BH),
             )[1]
         )
-
-    def branch(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        return jax.lax.cond(
-            bad_B1.sum() > 0,
-            lambda x_BH: x_BH / (1 - bad_B1),
-            lambda x_BH: x_BH,
-            x_BH,
-        )
-
-    def overflow(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        x_BH = x_BH * jnp.exp(200 * bad_B1)
-        return jax.nn.softmax(x_BH)  # in overflow
 
     def mask(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
         hidden_H = jnp.arange(WIDTH)[None] > 5
@@ -226,7 +211,6 @@ EVERY = "NaN in the gradient of first.bias, first.kernel, scale"
         ("mask", "div", f"NaN in loss; {EVERY}"),
         # An Inf becomes a NaN in the next layer, and in the backward pass.
         ("scanned", "dot_general", "NaN in loss; NaN in the gradient of first.bias, first.kernel"),
-        ("overflow", "sub", f"NaN in loss; {EVERY}"),
         ("in_ops", "mul in jaxtrain/ops/layers.py:N", f"NaN in loss; {EVERY}"),
         ("backward", "mul", "the loss is finite; NaN in the gradient of first.bias, first.kernel"),
     ],
@@ -238,9 +222,8 @@ def test_the_first_operation_is_named(kind: str, operation: str, effects: str) -
     )
 
 
-@pytest.mark.parametrize("kind", ["looped", "branch"])
-def test_an_inf_of_a_loss_is_named_beside_the_nan_of_its_gradients(kind: str) -> None:
-    found = Examined(kind)((3, 7))
+def test_an_inf_of_a_loss_is_named_beside_the_nan_of_its_gradients() -> None:
+    found = Examined("looped")((3, 7))
     assert "; NaN in the gradient of first.bias, first.kernel" in found
     assert "; Inf in loss;" in found
 
@@ -262,15 +245,13 @@ def test_an_inf_without_a_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("kind", "how"),
     [
-        {"data": 2, "fsdp": 2},
-        {"accumulate": 4},
-        {"data": 1, "fsdp": 2, "accumulate": 2, "precision": "bfloat16"},
+        ("within", {"data": 2, "fsdp": 2}),
+        ("forward", {"data": 1, "fsdp": 2, "accumulate": 2, "precision": "bfloat16"}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["within", "forward"])
 def test_the_operation_is_named_on_any_mesh_with_any_accumulation(kind: str, how: Any) -> None:
     found = Examined(kind, **how)((6,))
     assert found.startswith(f"the first NaN is computed at {line(kind)} (")
@@ -294,14 +275,6 @@ def test_a_norm_that_overflows() -> None:
 def test_a_parameter_with_nan() -> None:
     found = Examined("fine")(scale=lambda array: array.at[0, 2].set(jnp.nan))
     assert found.startswith("NaN in the parameter scale before the step: an earlier step computed")
-
-
-def test_the_number_of_parameters_with_inf() -> None:
-    def inf(array: jax.Array) -> jax.Array:
-        return array / 0
-
-    found = Examined("fine")(scale=inf, layers_LHH=inf, first__bias=inf, first__kernel=inf)
-    assert "parameter first.bias, first.kernel, layers_LHH and 1 more before the step" in found
 
 
 def test_an_example_with_nan() -> None:
@@ -370,59 +343,7 @@ def test_an_installed_model_is_not_part_of_a_library() -> None:
     assert not nan_origin._never_a_model(__file__)
 
 
-# Each process has two virtual devices.
-TWO = """
-import json, os, sys
-sys.path[:0] = sys.argv[1:3]
-from jaxtrain.distributed import process_group
-process_group.connect(os.environ, 4)
-import jax.numpy as jnp
-import test_nan_origin as test
-
-def find(kind, bad=(), how=None, **changed):
-    examined = test.Examined(kind, **(how or {"data": 2, "fsdp": 2}))
-    found = examined.find(0, 48, *examined.step(bad, **changed))
-    print("found", json.dumps([found, examined.said]), flush=True)
-
-for kind in ("forward", "within", "scanned", "backward"):
-    find(kind, (3, 12))
-find("within", (14,), {"data": 1, "fsdp": 4, "accumulate": 2, "precision": "bfloat16"})
-find("fine", first__kernel=lambda array: array * 1e30)
-find("fine", layers_LHH=lambda array: array.at[3, 2, 7].set(jnp.nan))
-find("fine", (3,))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_find_the_same(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    with two_processes(
-        tmp_path,
-        program=["-c", TWO, str(here), str(here.parents[1])],
-        both={"XLA_FLAGS": "--xla_backend_optimization_level=0"},
-    ) as started:
-        texts = [process.communicate(timeout=300)[0] for process in started]
-    first, second = (
-        [json.loads(one[6:]) for one in text.splitlines() if one.startswith("found ")]
-        for text in texts
-    )
-    assert first == second, texts
-    assert [said for _, said in first] == [[]] * 8
-    expected = [
-        *(f"the first NaN is computed at {line('forward')} (div)",),
-        *(f"the first NaN is computed at {line('within')} (log)",),
-        *(f"the first NaN is computed at {line('scanned')} (dot_general)",),
-        *(f"the first NaN is computed at {line('backward')} (mul)",),
-        *(f"the first NaN is computed at {line('within')} (log)",),
-        "no NaN, but Inf in loss; Inf in the gradient of scale",
-        "NaN in the parameter layers_LHH before the step: an earlier step computed it, or the ",
-        "not reproduced: a second computation of the step has only finite values; if this ",
-    ]
-    for (found, _), text in zip(first, expected, strict=True):
-        assert found.startswith(text)
-
-
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_two_processes_names_a_planted_example(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     (tmp_path / "corpus/text9.txt").write_text(" ".join(["z"] * 24) + ".")
@@ -460,65 +381,6 @@ def test_a_run_of_two_processes_names_a_planted_example(tmp_path: Path) -> None:
         assert f"); {first['origin']}: skipped; see bad_steps.jsonl" in log
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "overrides", "parameter", "expected"),
-    [
-        (
-            "demo_gpt",
-            (),
-            "blocks.2.up",
-            f"jaxtrain/models/gpt.py:N (dot_general){UNLESS}NaN in loss; NaN in the gradient of "
-            "blocks.0.down, blocks.0.k, blocks.0.out and 23 more",
-        ),
-        (
-            "demo_mlm",
-            ("--mesh.fsdp", "2"),
-            "layers.2.attention_norm.bias",
-            f"jaxtrain/models/mlm.py:N (reduce_sum in jaxtrain/ops/layers.py:N){UNLESS}the loss is "
-            "finite; NaN in the gradient of embeddings.norm.bias, embeddings.norm.scale, ",
-        ),
-        (
-            "demo",
-            (),
-            "decoder.head.bias",
-            f"jaxtrain/models/video_ae/pairs.py:N (dot_general){UNLESS}Inf in loss, ",
-        ),
-        ("demo_gpt", (), "", "not reproduced: "),
-    ],
-)
-def test_shipped_models(
-    name: str,
-    overrides: tuple[str, ...],
-    parameter: str,
-    expected: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One large value is planted in a parameter; prints the time that it takes to find it."""
-    run = config.load(name, overrides)
-    mesh = toy.mesh_of(run.mesh.data, run.mesh.fsdp)
-    parts = step_setup.build_without_data(run, mesh)
-    state = parts.fresh_state()
-    if parameter:
-        array = np.array(state.params[parameter])
-        array.flat[0] = 1e38
-        planted = jax.device_put(array, state.params[parameter].sharding)
-        state = dataclasses.replace(state, params={**state.params, parameter: planted})
-    loud = dataclasses.replace(run, loop=dataclasses.replace(run.loop, find_nan=True))
-    find = setup.nan_search(dataclasses.replace(parts, run=loud), tmp_path, print)
-    assert find is not None
-    batch = synthetic_batch(parts)
-    began, began_cpu = time.perf_counter(), time.process_time()
-    found = find(0, 0, state, batch)
-    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-    with capsys.disabled():
-        print(f"\n{name} {parameter or '(nothing)'}: {wall_s:.1f} s, {cpu_s:.1f} CPU s")
-    assert found is not None
-    found = re.sub(r"py:\d+", "py:N", found)
-    assert found.removeprefix("the first NaN is computed at ").startswith(expected)
-
-
 # An example with many equal tokens in a row makes the loss 0/0.
 PLANTED = """
 import jax.numpy as jnp
@@ -545,35 +407,23 @@ def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
     arguments = [*TINY_MLM, "--data.path", "corpus", "--loop.find_nan", "True"]
     arguments += ["--loop.steps", "None", "--loop.epochs", "2", "--checkpoint.every", "50"]
-
-    def started(policy: str) -> subprocess.CompletedProcess[str]:
-        each = ["--optim.bad_updates", policy, "--output-dir", policy]
-        return subprocess.run(
-            [sys.executable, "planted.py", *arguments, *each],
-            cwd=tmp_path,
-            env=environment(tmp_path, XLA_FLAGS="--xla_backend_optimization_level=0"),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    ended = started("skip")
+    ended = subprocess.run(
+        [sys.executable, "planted.py", *arguments, "--output-dir", "run"],
+        cwd=tmp_path,
+        env=environment(tmp_path, XLA_FLAGS="--xla_backend_optimization_level=0"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    bad = [
-        json.loads(text) for text in (tmp_path / "skip/bad_steps.jsonl").read_text().splitlines()
-    ]
+    bad = [json.loads(text) for text in (tmp_path / "run/bad_steps.jsonl").read_text().splitlines()]
     assert len(bad) == 2  # once per epoch, and no second pass
-    assert not (tmp_path / "skip/.finding-nan").exists()
+    assert not (tmp_path / "run/.finding-nan").exists()
     assert bad[1]["origin"] is None
     origin = bad[0]["origin"]
     assert origin.startswith("the first NaN is computed at planted.py:12 (div), unless")
     assert f"); {origin}: skipped; see bad_steps.jsonl" in ended.stdout
-    # And in the error of a run that ends.
-    ended = started("off")
-    assert ended.returncode == 2
-    (error,) = [text for text in ended.stderr.splitlines() if text.startswith("error: ")]
-    assert "; the first NaN is computed at planted.py:12 (div), unless" in error
 
 
 def test_a_checked_step_reports_the_arrays_with_nan_or_inf() -> None:

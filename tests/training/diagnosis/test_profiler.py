@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import inspect
 import json
 import re
 import time
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtrain.training.diagnosis import nan_origin, profiler
+from jaxtrain.training.diagnosis import profiler
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +114,6 @@ def test_an_unreadable_trace_does_not_end_the_run(
     assert opened == ["profile"]  # its time does not count as training
 
 
-def test_a_stop_does_not_wait_for_the_summary(tmp_path: Path, step: Any) -> None:
-    def interrupted() -> None:
-        with profiler.profiled((0, 9), tmp_path, step, print, during) as (traced, before_step):
-            run(traced, before_step, 1)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert events(tmp_path)
-    assert not (tmp_path / "summary.txt").exists()
-
-
 def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
     def plain(state: Any, batch: Any) -> Any:
         return state, batch
@@ -140,11 +127,7 @@ def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_checked_step_can_be_unwrapped(step: Any) -> None:
-    assert inspect.unwrap(nan_origin.checked(step)) is step
-
-
-@pytest.mark.parametrize(("done", "says"), [(0, 0), (9, 0), (10, 1)])
+@pytest.mark.parametrize(("done", "says"), [(9, 0), (10, 1)])
 def test_a_resumed_run_past_the_trace_prints_a_note(done: int, says: int) -> None:
     said: list[str] = []
     profiler.check((9, 12), done, 20, said.append)
@@ -217,28 +200,3 @@ def test_on_a_gpu_only_its_streams_count() -> None:
     profile: Any = SimpleNamespace(planes=planes)
     found = profiler._nanoseconds(profile, profiler._opcodes(PROGRAM))
     assert found == {"dot.3": 10, "fusion.1": 2}
-
-
-def test_a_large_matmul_takes_longer_than_a_small_one(tmp_path: Path) -> None:
-    def f(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        with jax.named_scope("large"):
-            x = x @ x
-        with jax.named_scope("small"):
-            y = y @ y
-        return x, y
-
-    x, y = jnp.ones((700, 700)), jnp.ones((40, 40))
-    compiled = jax.jit(f).lower(x, y).compile()
-    jax.block_until_ready(compiled(x, y))
-    with jax.profiler.trace(tmp_path):
-        for _ in range(3):
-            jax.block_until_ready(compiled(x, y))
-    program = compiled.as_text()
-    times = profiler.instruction_times(tmp_path.rglob("*.xplane.pb"), program)
-    found = profiler.top_operations(times, program, runs=3, count=50)
-    assert "large" in found[0].made_by
-    assert found[0].name.startswith("large/")
-    assert found[0].share > 0.5
-    assert sum(one.share for one in found) <= 1.0001
-    (half,) = profiler.top_operations(times, program, runs=6, count=1)
-    assert half.ms_per_step * 2 == found[0].ms_per_step

@@ -1,7 +1,5 @@
 """A process that delays the others is named, with what it is slow at."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -131,56 +129,3 @@ def test_a_slow_process_is_named_within_two_logging_intervals(tmp_path: Path, ki
     assert "process 1 on host " in named[0]
     assert f"({kind})" in named[0]
     assert "step 12/20" not in said[: said.index(named[0])], said  # logged: 1, 6, 12, 18, 20
-
-
-@contextlib.contextmanager
-def _cpu_limit(process: int) -> Iterator[Callable[[float], None]]:
-    """Puts a process into a cgroup of its own; yields a function that sets its limit, in cores."""
-    version_2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-    groups = Path("/sys/fs/cgroup" if version_2 else "/sys/fs/cgroup/cpu")
-    own = groups / f"jaxtrain-test-{process}"
-    if version_2:
-        (groups / "cgroup.subtree_control").write_text("+cpu")
-    own.mkdir()
-
-    def limit(cores: float) -> None:
-        quota = f"{100_000 * cores:.0f}"
-        if version_2:
-            (own / "cpu.max").write_text(f"{quota} 100000")
-        else:
-            (own / "cpu.cfs_quota_us").write_text(quota)
-
-    try:
-        (own / "cgroup.procs").write_text(str(process))
-        yield limit
-    finally:
-        for each in (own / "cgroup.procs").read_text().split():
-            (groups / "cgroup.procs").write_text(each)
-        own.rmdir()
-
-
-@pytest.mark.long
-def test_a_process_with_a_cpu_limit_is_named_within_two_logging_intervals(tmp_path: Path) -> None:
-    flags = _flags(tmp_path, steps=2000, log_every=20)
-    lines: list[str] = []
-    logged = 0
-    with two_processes(tmp_path, *flags) as (first, second), _cpu_limit(second.pid) as limit:
-        assert first.stdout is not None
-        for line in first.stdout:
-            lines.append(line)
-            if "slows down the others" in line or logged == 3:
-                break
-            if line.startswith("step 20/"):
-                limit(0.05)  # also much less than a busy machine gives it
-            # The limit holds from a moment within the first interval.
-            logged += line.startswith("step ") and not line.startswith(("step 1/", "step 20/"))
-    assert lines[-1].startswith("process 1 on host "), "".join(lines)
-    assert "(CPU limit): it is stopped by its CPU limit for " in lines[-1]
-    assert logged <= 2, "".join(lines)
-
-
-@pytest.mark.long
-def test_equal_processes_are_not_named(tmp_path: Path) -> None:
-    said = _said(tmp_path)
-    assert "step 20/20" in said
-    assert "slows down" not in said
