@@ -1,7 +1,6 @@
 """The run directory: its files, and how it is chosen, created, and checked."""
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import os
@@ -12,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -26,7 +25,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import atomic, json_lines, lock
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
-from jaxtrain.telemetry import history, line_files
+from jaxtrain.telemetry import history
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
@@ -388,61 +387,6 @@ def _make_new(parent: Path) -> Path:
     raise InputError(f"{parent} contains 99 runs started at {now}: start this one again")
 
 
-@dataclasses.dataclass(frozen=True)
-class Before:
-    """The state of a run directory before the run began.
-
-    Attributes:
-        missing: the directory and its parents that did not exist, deepest first.
-        empty: whether the directory was empty or did not exist.
-        named: whether ``--output-dir`` sets the directory.
-    """
-
-    missing: tuple[Path, ...]
-    empty: bool
-    named: bool
-
-    @classmethod
-    def of(cls, directory: Path, *, named: bool = True) -> Self:
-        """Inspects a directory."""
-        missing = (path for path in (directory, *directory.parents) if not os.path.exists(path))
-        return cls(tuple(missing), not entries(directory), named)
-
-
-def before(name: str, output_dir: str | None, root: Path = ROOT) -> Before:
-    """Inspects the run directory before :func:`prepare` creates it.
-
-    Args:
-        name: of the config.
-        output_dir: the flag's value.
-        root: contains ``NAME/<UTC time>/``.
-    """
-    if output_dir is not None:
-        return Before.of(_absolute(output_dir))
-    # The directory gets a new name; that of a resumed run has checkpoints and is never removed.
-    new = root.absolute() / name / "new"
-    return dataclasses.replace(Before.of(new, named=False), empty=True)
-
-
-def discard_unused(directory: Path, before: Before) -> None:
-    """Removes the files of a single-process run that ended before it had anything to keep.
-
-    An example is a ``--data.path`` that does not exist, whose error is on the console. Files from
-    before the run stay.
-    """
-    if jax.process_count() > 1 or not before.empty:
-        return
-    unused = {lock.NAME, line_files.LOG, history.NAME}
-    with contextlib.suppress(OSError):
-        written = list(directory.iterdir())
-        if {path.name for path in written} <= unused:
-            for path in written:
-                path.unlink()
-            directories = before.missing if before.named else (directory, *before.missing[1:])
-            for path in directories:
-                path.rmdir()  # fails if it contains other runs
-
-
 def problems_of_name(output_dir: str | None) -> Iterator[str]:
     """Finds out whether checkpoints can be written to a run directory with this name.
 
@@ -467,7 +411,7 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
         resume: the flag's value.
     """
     directory = _absolute(output_dir)
-    before = Before.of(directory)
+    missing = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
         _make(directory)
         if resume is None:
@@ -478,7 +422,7 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
         pass
     finally:
         with contextlib.suppress(OSError):
-            for path in before.missing:
+            for path in missing:  # deepest first
                 path.rmdir()
 
 
@@ -546,12 +490,3 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
         for _, name in atomic.leftovers(folder):
             if is_own((below / name).as_posix()) or name in _HERE or below.name in KINDS:
                 atomic.remove_leftovers(folder, (name,), alone=alone and name != _REPORT)
-
-
-def entries(directory: Path) -> list[os.DirEntry[str]]:
-    """Lists a folder; returns [] if it cannot be read, which its later use reports."""
-    try:
-        with os.scandir(directory) as listed:
-            return sorted(listed, key=lambda entry: entry.name)
-    except OSError:
-        return []

@@ -17,12 +17,11 @@ from jaxtrain.config import invocation, metrics
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import InputError, stop_inside
+from jaxtrain.errors import stop_inside
 from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.line import Line
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.training import run_directory
 from jaxtrain.xla import platform
 
 # The last message may wait for a lock or an unresponsive disk; the process ends anyway after this.
@@ -73,7 +72,6 @@ class RunLog(events.EventLog):
         resumed_from: str | None,
         position: Position,
         arguments: Sequence[str],
-        before: run_directory.Before,
         track: Sequence[str] = (),
         described: str = "",
     ) -> None:
@@ -86,16 +84,9 @@ class RunLog(events.EventLog):
                 new run.
             position: completed steps and examples seen at that checkpoint.
             arguments: of the command line.
-            before: the state of the directory before the run, restored if the run ends with
-                nothing to keep.
             track: the trackers.
             described: the directory as it is printed; "" for its path.
         """
-
-        def discard(kind: type[BaseException] | None, *_: object) -> None:
-            # A launcher restarts a crashed run in a named directory, where its log is useful.
-            if not before.named or (kind is not None and issubclass(kind, InputError)):
-                run_directory.discard_unused(directory, before)
 
         def start(total: int | None) -> events.Started:
             return events.Started(
@@ -112,7 +103,6 @@ class RunLog(events.EventLog):
         self._start = start
         self._from_python = not arguments
         self.directory = directory
-        self._stack.push(discard)
         self._stack.callback(self.close)
         self._stack.push(self.failed)
         self.phases.at(position.done)

@@ -215,8 +215,6 @@ def open_directory(
             mirror.claim()
             output_dir = str(mirror.directory)
         own_disk = mirror is not None and mirror.own_disk
-        # Before a resume writes its lock there.
-        before = run_directory.before(run.name, output_dir)
 
         def choose(resumed: str | None) -> tuple[Path | None, str]:
             on_disk, shown = _on_disk(resumed, run, say)
@@ -268,7 +266,6 @@ def open_directory(
         shown_source or None,
         position,
         flags.arguments,
-        before,
         flags.track,
         described="" if mirror is None else mirror.both,
     )

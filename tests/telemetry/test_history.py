@@ -19,7 +19,6 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, RunAgain, Stopped
 from jaxtrain.telemetry import history
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import RunLog
 
 
@@ -57,7 +56,6 @@ class Story:
             start_from,
             self.position,
             arguments,
-            run_directory.Before((), empty=False, named=True),
         )
         return self.log
 

@@ -225,30 +225,6 @@ def test_a_disk_that_fails_on_one_host_is_a_temporary_failure(
             shared_by_two(patch, tmp_path)
 
 
-def test_a_run_with_nothing_to_keep_leaves_no_directory(tmp_path: Path) -> None:
-    """Not even output/NAME, if this was its first run."""
-    for names, stays in (
-        (["log.txt", "history.jsonl", ".lock"], []),
-        (["metrics.jsonl"], ["output", "output/demo", "output/demo/run"]),
-    ):
-        directory = tmp_path / "output" / "demo" / "run"
-        before = run_directory.before("demo", None, tmp_path / "output")
-        directory.mkdir(parents=True)
-        for name in names:
-            (directory / name).touch()
-        run_directory.discard_unused(directory, before)
-        found = [path for path in sorted(tmp_path.rglob("*")) if path.is_dir()]
-        assert [path.relative_to(tmp_path).as_posix() for path in found] == stays
-
-
-def test_the_directory_of_a_config_stays_if_it_has_other_runs(tmp_path: Path) -> None:
-    before = run_directory.before("demo", None, tmp_path / "output")
-    for name in ("a", "b"):
-        (tmp_path / "output" / "demo" / name).mkdir(parents=True)
-    run_directory.discard_unused(tmp_path / "output" / "demo" / "a", before)
-    assert [path.name for path in (tmp_path / "output" / "demo").iterdir()] == ["b"]
-
-
 def test_folders_made_above_a_run_are_reported(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,5 +280,3 @@ def test_other_files_are_not_its_own(name: str) -> None:
     assert not run_directory.is_own(name)
 
 
-def test_a_folder_that_cannot_be_listed_has_no_entries(tmp_path: Path) -> None:
-    assert run_directory.entries(tmp_path / "missing") == []

@@ -16,7 +16,6 @@ from jaxtrain.errors import RUN_AGAIN, InputError, Stopped
 from jaxtrain.telemetry import history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.history import History
-from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import RunLog
 
 
@@ -29,12 +28,8 @@ class Left(Heartbeat):
         self.left = code
 
 
-KEPT = run_directory.Before((), empty=False, named=True)
-
-
 def begin(
     directory: Path,
-    before: run_directory.Before = KEPT,
     arguments: tuple[str, ...] = ("--debug",),
 ) -> tuple[RunLog, StopSignals, Left]:
     signals = StopSignals()
@@ -43,7 +38,7 @@ def begin(
     signals.before_exit(heartbeat.leave)
     log = RunLog(signals, watchdog)
     log.__enter__()
-    log.open(config.named("demo_mlm"), directory, None, Position(), arguments, before)
+    log.open(config.named("demo_mlm"), directory, None, Position(), arguments)
     return log, signals, heartbeat
 
 
@@ -73,36 +68,6 @@ def test_an_error_is_logged_once_before_the_files_are_copied(tmp_path: Path) -> 
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
     log.__exit__(InputError, error, None)
     assert (tmp_path / "log.txt").read_text() == written
-
-
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize(
-    ("error", "keeps_named"),
-    [(InputError("wrong"), False), (RuntimeError("a crash, whose log is of use"), True)],
-)
-def test_a_new_directory_is_removed_if_it_has_nothing_to_keep(
-    tmp_path: Path, named: bool, error: Exception, keeps_named: bool
-) -> None:
-    directory = tmp_path / "deep" / "run"
-    before = run_directory.Before.of(directory, named=named)
-    directory.mkdir(parents=True)
-    log, _, _ = begin(directory, before)
-    log.__exit__(type(error), error, None)
-    stays = named and keeps_named
-    assert (directory.exists(), directory.parent.exists()) == (stays, stays)
-
-
-@pytest.mark.parametrize("notes", [False, True])
-def test_an_existing_directory_stays_with_its_files(tmp_path: Path, notes: bool) -> None:
-    """If it was empty, as with a launcher, only the files of the run are removed."""
-    directory = tmp_path / "run"
-    directory.mkdir()
-    if notes:
-        (directory / "log.txt").write_text("of an earlier start\n")
-    log, _, _ = begin(directory, run_directory.Before.of(directory))
-    log.__exit__(InputError, InputError("wrong"), None)
-    assert [path.name for path in directory.glob("log.txt")] == ["log.txt"] * notes
-    assert bool(list(directory.iterdir())) == notes
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
