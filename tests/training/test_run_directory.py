@@ -278,5 +278,3 @@ def test_files_of_a_run_are_its_own(name: str) -> None:
 )
 def test_other_files_are_not_its_own(name: str) -> None:
     assert not run_directory.is_own(name)
-
-
