@@ -42,10 +42,7 @@ LIGHT = {
     # For ssh, a machine that only starts runs on others needs no packages.
     "jaxtrain.supervisor": _JAX | {"numpy", "obstore", "psutil", "rich"},
     # Commands that check their input before they load jax and a model.
-    **{
-        f"jaxtrain.cli.{name}": _JAX
-        for name in ("encode", "decode", "evaluate", "prepare_tokens", "reconstruct")
-    },
+    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate", "prepare_tokens")},
 }
 
 
@@ -205,8 +202,8 @@ CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py _resolved": "names in the table _USUAL",
-    "cli/import.py _changed": _FLAGS,
-    "cli/import.py _folder": _FLAGS,
+    "cli/weights.py _changed": _FLAGS,
+    "cli/weights.py _import_folder": _FLAGS,
     "config/bounds.py Section.__post_init__": _FIELDS,
     "config/run.py _exactly_one": "names in _check_sections",
     "config/run.py _fields": _FIELDS,
@@ -218,6 +215,7 @@ CHOSEN = {
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "cli/command_line.py run": "commands.TABLE",
+    "models/gpt.py Config.in_transformers": _FIELDS,
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",

@@ -1,4 +1,4 @@
-"""Commands of the ``jaxtrain`` program, one file each; their flags are in one table."""
+"""Commands of the ``jaxtrain`` program by what they work on; their flags are in one table."""
 
 COMMAND_GROUPS = {
     "Use a model": {

@@ -129,6 +129,8 @@ class Generate(Precise):
     window, the model repeatedly restarts with the last half of the window (a note is printed).
     """
 
+    module = "text"
+
     source: Annotated[Path | None, "SOURCE"]
     """a causal language model (default: the newest run in output/ that has one)"""
     text: str
@@ -157,6 +159,7 @@ class Fill(Precise):
     others stay masked.
     """
 
+    module = "text"
     usages = ('fill SOURCE "Paris is the [MASK] of France." [flags]',)
 
     source: _Source
@@ -177,6 +180,8 @@ class Encode(Folder):
     for jaxtrain decode. A folder is encoded on all devices, to a folder with report.json; to
     resume, repeat the command.
     """
+
+    module = "video"
 
     source: _Source
     """the autoencoder"""
@@ -205,6 +210,8 @@ class Decode(Folder, Writes):
     the command.
     """
 
+    module = "video"
+
     source: _Source
     """the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL"""
     latents: _In
@@ -221,6 +228,8 @@ class Reconstruct(Writes, Precise):
     or hf:ORG/MODEL on the Hugging Face Hub. The result has the frames, timestamps, and size of the
     original; the audio is copied unchanged.
     """
+
+    module = "video"
 
     source: _Source
     """the autoencoder: a checkpoint, run, weights file, or hf:ORG/MODEL"""
@@ -303,6 +312,7 @@ class Export(OfModel):
     HF_TOKEN. An existing model card is kept.
     """
 
+    module = "weights"
     usages = (
         "export SOURCE OUT.safetensors|OUT.pth [--reference taehv.py]",
         "export SOURCE DIR --format hf [--license NAME]",
@@ -341,6 +351,7 @@ class Import(Command):
     hf:ORG/MODEL:FILE is a weights file on the Hub.
     """
 
+    module = "weights"
     usages = (
         "import IN.pth|IN.safetensors OUT.safetensors [--trim RULE] [flags]",
         "import DIR OUT",

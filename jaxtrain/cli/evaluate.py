@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import terminal, versions
-from jaxtrain.cli import command_line, commands, job_flags, video_flags
+from jaxtrain.cli import command_line, commands, job_flags, video
 from jaxtrain.config import field_values
 from jaxtrain.data.video import evaluation_clips, files
 from jaxtrain.errors import InputError
@@ -44,7 +44,7 @@ def main(flags: commands.Evaluate) -> int:
             "list of them; for a language model, a text file"
         )
     # They import jax, which takes seconds.
-    from jaxtrain.cli import evaluate_text
+    from jaxtrain.cli import text
     from jaxtrain.inference import compare, load
     from jaxtrain.interop import hub, weights
 
@@ -53,13 +53,13 @@ def main(flags: commands.Evaluate) -> int:
         weights.check_there(source)
     for source in flags.sources:
         model = weights.model_at(source)
-        if model is not None and model.task in evaluate_text.KINDS:
+        if model is not None and model.task in text.KINDS:
             _refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
             if len(flags.sources) > 1:
                 raise InputError("evaluate: one language model at a time")
-            return evaluate_text.main(flags, source, evaluate_text.KINDS[model.task])
+            return text.evaluate(flags, source, text.KINDS[model.task])
         if model is not None and model.task != "reconstruct":
-            tasks = (*evaluate_text.KINDS, "reconstruct")
+            tasks = (*text.KINDS, "reconstruct")
             raise load.cannot(model, "evaluate", *tasks, source=source)
     _refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
     if len(flags.sources) > _MOST_SOURCES:
@@ -95,7 +95,7 @@ def main(flags: commands.Evaluate) -> int:
         i3d=flags.i3d,
     )
     meter = config.build(flags.sources)
-    counter = video_flags.Counter(len(clips), "clip")
+    counter = video.Counter(len(clips), "clip")
     with command_line.cleaning_up():
         measured = meter.measure(
             clips, terminal.say, counter.one, None if cluster is None else (cluster, config)

@@ -19,7 +19,7 @@ from small_state import make_state, meta_of
 import jaxtrain
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver
-from jaxtrain.cli import generate
+from jaxtrain.cli import text as text_commands
 from jaxtrain.data.text import byte_level
 from jaxtrain.errors import InputError
 from jaxtrain.inference import language_model
@@ -210,10 +210,10 @@ def test_a_terminal_gets_no_control_characters(
     def texts() -> Iterator[list[str]]:
         yield from ([one] for one in ("\x1b[2J", "\ta\n", "\x9b"))
 
-    generate._print("on", texts(), 1)
+    text_commands._print("on", texts(), 1)
     assert capsys.readouterr().out == "on\x1b[2J\ta\n\x9b\n"
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
-    generate._print("on", texts(), 1)
+    text_commands._print("on", texts(), 1)
     assert capsys.readouterr().out == "\x1b[1mon\x1b[0m\\x1b[2J\ta\n\\x9b\n"
 
 

@@ -1,0 +1,396 @@
+"""``jaxtrain encode``, ``decode`` and ``reconstruct``, and what video commands share."""
+
+import collections
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line, commands, job_flags
+from jaxtrain.data import engines, jobs
+from jaxtrain.data.video import files, writing
+from jaxtrain.data.video.reading import Frame, Video
+from jaxtrain.data.video.writing import Writer
+from jaxtrain.errors import InputError
+from jaxtrain.inference import latent_files
+from jaxtrain.storage import atomic
+from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
+
+if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
+    from jaxtrain.inference import video_folder
+    from jaxtrain.inference.video import Autoencoder
+
+
+def main(flags: commands.Encode | commands.Decode | commands.Reconstruct) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    match flags:
+        case commands.Encode():
+            return encode(flags)
+        case commands.Decode():
+            return decode(flags)
+    return reconstruct(flags)
+
+
+def check_present(path: Path, things: str) -> None:
+    """Checks that the input exists.
+
+    Args:
+        path: the input.
+        things: what to pass, for the message.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not path.exists():
+        raise InputError(f"IN {path}: no such file or folder; pass {things}")
+
+
+def check_apart(source: Path, target: Path) -> None:
+    """Checks that the output would not replace the input.
+
+    Raises:
+        InputError: both are the same file.
+    """
+    if target.exists() and source.exists() and os.path.samefile(source, target):
+        raise InputError(f"output {target} is the same file as the input: choose another one")
+
+
+def autoencoder(
+    flags: commands.Encode | commands.Decode | commands.Reconstruct, command: str
+) -> "Autoencoder":
+    """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
+    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.interop import hub
+
+    return Autoencoder(hub.local(flags.source), flags.precision, command=command)
+
+
+class Counter:
+    """Counts frames or clips, and prints the progress every 30 seconds."""
+
+    def __init__(self, expected: int, what: str = "frame") -> None:
+        self._expected, self._done, self._what = expected, 0, what
+        self._began = self._printed = time.monotonic()
+        self._first_s = 0.0
+
+    def one(self) -> None:
+        """Counts one more."""
+        now = time.monotonic()
+        self._done += 1
+        if self._done == 1:
+            self._first_s = now - self._began
+        if now - self._printed >= SAY_EVERY_S:
+            self._printed = now
+            terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
+
+    def line(self) -> str:
+        """Returns "30 frames (12.0 frames/s after a start of 3.1 s)", or "1 frame (3.1 s)"."""
+        plural = "" if self._done == 1 else "s"
+        return f"{self._done:,} {self._what}{plural} ({self._rate(time.monotonic())})"
+
+    def _rate(self, now: float) -> str:
+        """The rate after the first one, which waits for the compiler."""
+        busy_s = now - self._began - self._first_s
+        if self._done < 2 or busy_s <= 0:
+            return f"{self._first_s:.1f} s"
+        rate = (self._done - 1) / busy_s
+        return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
+
+
+def check_is_folder(flags: commands.Folder, source: Path) -> None:
+    """Checks that flags for a folder are only given for a folder.
+
+    Raises:
+        InputError: one of them is given for a file.
+    """
+    cluster = None if flags.engine == "local" else flags.engine
+    for name, value in (("workers", flags.workers), ("engine", cluster), ("part", flags.part)):
+        if value is not None:
+            raise InputError(f"--{name} {value} is for folders, and {source} is not one: omit it")
+    job_flags.cluster(flags)  # refuses Ray's other flags
+
+
+def process_folder(
+    model: "Autoencoder",
+    todo: list[jobs.Item],
+    flags: commands.Encode | commands.Decode,
+    settings: dict[str, Any],
+    work: "video_folder.Work",
+    doing: str,
+    cluster: engines.Ray | None,
+) -> int:
+    """Processes the files of a folder, and prints how many; returns 1 if some failed.
+
+    Args:
+        model: the autoencoder.
+        todo: the files.
+        flags: of the command, with `target` and `workers`.
+        settings: all that a result depends on.
+        work: processes one file.
+        doing: "encoding" or "decoding".
+        cluster: processes the files instead of this machine; None without one.
+
+    Raises:
+        InputError: OUT has results with other settings.
+    """
+    from jaxtrain.inference import video_folder
+
+    out = flags.target
+    with command_line.resumable("files"):
+        engine, begin, place = video_folder.workers_of(model, work, flags.workers, cluster)
+        outcome = jobs.run(
+            todo,
+            begin,
+            out,
+            settings,
+            engine=engine,
+            say=terminal.out,
+            part=job_flags.part(flags),
+            doing=doing,
+        )
+    counts = [
+        f"{outcome.made} {doing.removesuffix('ing')}ed"
+        if outcome.made or not outcome.skipped
+        else "",
+        f"{outcome.skipped} already done" if outcome.skipped else "",
+        f"{len(outcome.failed)} failed" if outcome.failed else "",
+    ]
+    counted = outcome.made + outcome.skipped + len(outcome.failed)
+    terminal.out(
+        f"{', '.join(filter(None, counts))} of {counted} files on {place}; "
+        f"results and reasons: {out / jobs.REPORT}"
+    )
+    return outcome.exit_code
+
+
+def encode(flags: commands.Encode) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    scale, shift = _numbers("--scale", flags.scale), _numbers("--shift", flags.shift)
+    if not np.asarray(scale, np.float32).all():
+        raise InputError(f"--scale {flags.scale}: use numbers other than 0, also in float32")
+    storage = latent_files.Storage(flags.dtype, flags.layout, scale, shift)
+    check_present(flags.video, "a video, or a folder of videos")
+    if flags.video.is_dir():
+        return _encode_folder(flags, storage)
+    check_is_folder(flags, flags.video)
+    if flags.target.suffix != storage.suffix:
+        raise InputError(
+            f"{flags.target} does not end with {storage.suffix}: latents are written in this format"
+        )
+    atomic.check_writable("OUT", flags.target)
+    video = Video(flags.video)
+    model = autoencoder(flags, "encode")
+    with command_line.cleaning_up():
+        _encode_one(model, video, storage, flags)
+    return 0
+
+
+def _encode_one(
+    model: "Autoencoder",
+    video: Video,
+    storage: latent_files.Storage,
+    flags: commands.Encode,
+) -> None:
+    counter = Counter(video.frames)
+    found = latent_files.encode(model, video, flags.target, storage, counter.one)
+    if note := _note(video, found):
+        terminal.out(note)
+    shape = "x".join(map(str, found.shape))
+    terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
+
+
+def _note(video: Video, found: latent_files.Encoded) -> str:
+    if found.off_s <= 0.5 / video.rate:
+        return ""
+    return (
+        f"{video.path} has a variable frame rate: only the average of {float(video.rate):.5g} "
+        f"frames per second is kept, so jaxtrain decode shifts frames by up to {found.off_s:.2g} s"
+    )
+
+
+def _encode_folder(flags: commands.Encode, storage: latent_files.Storage) -> int:
+    from jaxtrain.inference import video_folder
+
+    cluster = job_flags.cluster(flags)
+    todo = video_folder.items(
+        flags.video, flags.target, files.SUFFIXES, storage.suffix, terminal.out
+    )
+    model = autoencoder(flags, "encode")
+    storage.check(model.model.latent_channels)
+    settings = {
+        "weights": model.digest(),
+        "precision": flags.precision,
+        "dtype": storage.dtype,
+        "layout": storage.layout,
+        "scale": list(storage.scale),
+        "shift": list(storage.shift),
+    }
+    work = functools.partial(_encode_file, storage)
+    return process_folder(model, todo, flags, settings, work, "encoding", cluster)
+
+
+def _encode_file(
+    storage: latent_files.Storage,
+    model: "Autoencoder",
+    source: Path,
+    target: Path,
+    check: Callable[[], None],
+) -> dict[str, Any]:
+    video = Video(source)
+    found = latent_files.encode(model, video, target, storage, check)
+    about = {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
+    note = _note(video, found)
+    return about | ({"note": note} if note else {})
+
+
+def _numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Parses one number, or one for each channel, separated by commas.
+
+    Raises:
+        InputError: it is something else, or NaN or infinite in float32.
+    """
+    try:
+        found = tuple(map(float, text.split(",")))
+    except ValueError:
+        found = (math.nan,)
+    with np.errstate(over="ignore"):
+        stored = np.asarray(found, np.float32)
+    if not np.isfinite(stored).all():
+        raise InputError(f"{flag} {text}: use numbers such as 0.5 or 0.5,0.25")
+    return found
+
+
+_LATENTS = frozenset((".safetensors", ".latent"))
+
+
+def decode(flags: commands.Decode) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    check_present(flags.latents, "latents from jaxtrain encode, or a folder of them")
+    if flags.latents.is_dir():
+        return _decode_folder(flags)
+    check_is_folder(flags, flags.latents)
+    writing.check_path(flags.target)
+    latents = latent_files.LatentFile(flags.latents)
+    model = autoencoder(flags, "decode")
+    progress = Counter(latents.frames)
+    with command_line.cleaning_up():
+        found = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
+    if found.padded_from:
+        terminal.out(
+            f"padded {found.padded_from} to {found.size} by repeating the edges: "
+            "H.264 requires even sizes"
+        )
+    terminal.out(f"wrote {progress.line()} of {found.size} to {flags.target}")
+    return 0
+
+
+def _decode_folder(flags: commands.Decode) -> int:
+    from jaxtrain.inference import video_folder
+
+    cluster = job_flags.cluster(flags)
+    todo = video_folder.items(flags.latents, flags.target, _LATENTS, ".mp4", terminal.out)
+    model = autoencoder(flags, "decode")
+    settings = {
+        "weights": model.digest(),
+        "precision": flags.precision,
+        "crf": flags.crf,
+    }
+    work = functools.partial(_decode_file, flags.crf)
+    return process_folder(model, todo, flags, settings, work, "decoding", cluster)
+
+
+def _decode_file(
+    crf: int, model: "Autoencoder", source: Path, target: Path, check: Callable[[], None]
+) -> dict[str, Any]:
+    found = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
+    return {"frames": found.frames, "size": found.size}
+
+
+def reconstruct(flags: commands.Reconstruct) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    check_present(flags.video, "a video")
+    writing.check_path(flags.target)
+    check_apart(flags.video, flags.target)
+    video = Video(flags.video)
+    model = autoencoder(flags, "reconstruct")
+    with command_line.cleaning_up():
+        _reconstruct(model, video, flags.target, flags)
+    return 0
+
+
+def _reconstruct(
+    model: "Autoencoder", video: Video, target: Path, flags: commands.Reconstruct
+) -> None:
+    from jaxtrain.inference import video as autoencoding
+
+    # Only this rule depends on the number of latents.
+    exact = model.model.trim == "odd_latents"
+    latents = model.model.timing.needed(video.count()) if exact else None
+    originals: collections.deque[Frame] = collections.deque()
+    sound = None if flags.no_audio else video
+    counter = Counter(video.frames)
+    with writing.writing(
+        target,
+        rate=video.rate,
+        time_base=video.time_base,
+        pixel_aspect=video.pixel_aspect,
+        crf=flags.crf,
+        sound_of=sound,
+    ) as writer:
+        images = _images(video, originals, writer, sound=sound is not None)
+        height, width = video.height, video.width
+        found = model.decoded(model.encoded(images), height=height, width=width, count=latents)
+        for pixels in found:
+            if not originals:
+                break  # the last latent may decode to more frames than were encoded
+            original = originals.popleft()
+            shown = _beside(original.pixels, pixels) if flags.side_by_side else pixels
+            padding = autoencoding.even(*shown.shape[:2])
+            writer.add(Frame(padding(shown), original.pts))
+            counter.one()
+    out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
+    if padding != autoencoding.Padding(0, 0):
+        terminal.out(
+            f"padded {shown.shape[1]}x{shown.shape[0]} to {out_width}x{out_height} by repeating "
+            "the edges: H.264 requires even sizes"
+        )
+    terminal.out(f"wrote {counter.line()} of {out_width}x{out_height} to {target}")
+
+
+def _images(
+    video: Video, originals: collections.deque[Frame], writer: Writer, *, sound: bool
+) -> Iterator[np.ndarray]:
+    """Yields the pixels of each frame; queues the frames, and copies the audio to the writer."""
+    for item in video.items(sound=sound):
+        if isinstance(item, av.Packet):
+            writer.copy(item)
+        else:
+            originals.append(item)
+            yield item.pixels
+
+
+def _beside(original: np.ndarray, reconstruction: np.ndarray) -> np.ndarray:
+    return np.concatenate([original, reconstruction], axis=1)
