@@ -36,14 +36,19 @@ class Role:
 
     Attributes:
         prefix: prefix of their dotted names.
-        role: embedding and unembedding have no weight decay. With ``optim.muon``, matrix uses Muon,
-            and the others use AdamW with their own learning rates.
+        role: only matrices have ``optim.weight_decay``. With ``optim.muon``, matrix uses Muon, and
+            the others use AdamW with their own learning rates.
         scale: factor on the learning rate.
+        b1, b2: with ``optim.muon``, instead of those of ``optim``; None uses those.
+        weight_decay: with ``optim.muon``, of what does not use Muon.
     """
 
     prefix: str
-    role: Literal["matrix", "embedding", "unembedding"]
+    role: Literal["matrix", "embedding", "unembedding", "scalar"]
     scale: float = 1.0
+    b1: float | None = None
+    b2: float | None = None
+    weight_decay: float = 0.0
 
 
 Groups = Mapping[str, Group | Role]

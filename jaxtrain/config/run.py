@@ -61,6 +61,25 @@ class Muon(bounds.Section):
     """Muon momentum at the first step; it rises linearly to momentum."""
     momentum_steps: Annotated[int, bounds.Bounds(least=0)] = 300
     """Length of the momentum warm-up, in steps."""
+    last_momentum: bounds.Fraction | None = None
+    """Muon momentum at the end of the run, to which it falls linearly during the warm-down of
+    optim.schedule trapezoid. None keeps momentum."""
+    equilibrate: bool = False
+    """Scale the part of the momentum that belongs to each output of a matrix to one norm, before
+    the matrix is orthogonalized."""
+    polar_express: bool = False
+    """Orthogonalize with the five different polynomials of Polar Express, which come closer than
+    five times the same one."""
+    variance_b2: bounds.Fraction | None = None
+    """Divide the update of each output of a matrix, or of each input if there are more of them, by
+    the root of its mean square, whose decay per step this is; the norm of the matrix's update stays
+    the same. None turns it off."""
+    cautious_decay: bool = False
+    """Apply optim.weight_decay to matrices only where it agrees with the update in sign, and lower
+    it from the first to the last step to zero, by half a cosine."""
+    scalar_lr: bounds.Positive = 0.5
+    """AdamW peak learning rate of trained scalars, multiplied by the model's factor for each of
+    them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,15 +90,16 @@ class Optim:
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
     """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
-    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to
-    zero."""
+    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to zero or
+    optim.warmdown_to."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
     warmup_fraction: bounds.Fraction | None = None
     """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
     warmdown_fraction: bounds.Share = 0.2
-    """trapezoid only: length of the final decay to zero as a fraction of all steps, rounded
-    down."""
+    """trapezoid only: length of the final decay as a fraction of all steps, rounded down."""
+    warmdown_to: bounds.Share = 0.0
+    """trapezoid only: the learning rate at the end, as a fraction of the peak."""
     b1: bounds.Fraction = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
     b2: bounds.Fraction = 0.95
@@ -88,7 +108,8 @@ class Optim:
     """AdamW epsilon, added to the root of the mean of squared gradients."""
     weight_decay: float = 1e-2
     """Weight decay per step, multiplied by the learning rate, in AdamW and Muon; not applied to
-    biases, norms, and the embedding and output layer of GPT and Llama."""
+    biases, norms, and the embedding and output layer of GPT and Llama, for which model.recipe 2026
+    has values of its own."""
     accumulate: bounds.Count = 1
     """Gradient accumulation: microbatches per step. More microbatches need less
     memory; data.batch_size stays the global batch size."""
@@ -398,6 +419,17 @@ def _check_sections(run: Run) -> Iterator[str]:
             check_patience(run.loop, run.loop.steps)
         except InputError as error:
             yield from error.messages
+    if (
+        run.optim.muon is not None
+        and run.optim.muon.last_momentum is not None
+        and run.optim.schedule != "trapezoid"
+    ):
+        yield Problem(
+            f"optim.muon.last_momentum={run.optim.muon.last_momentum} needs a warm-down, which "
+            f"optim.schedule={run.optim.schedule} does not have: set --optim.schedule trapezoid, "
+            "or --optim.muon.last_momentum None",
+            "optim.muon.last_momentum",
+        )
     yield from _check_batch(run)
     yield from _check_best(run)
     yield from _check_gates(run)

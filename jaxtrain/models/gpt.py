@@ -6,7 +6,7 @@ embedding and of queries and keys, squared ReLU, an untied output layer, and log
 https://github.com/karpathy/nanochat at c75fe54 (2025-10-25).
 
 The model of 2026 (at 92d63d4, 2026-07-03) is the same network with what the fields from
-`rotary_base` to `init` add; `Config.of_2026` sets all of them.
+`rotary_base` to `recipe` add; `Config.of_2026` sets all of them.
 """
 
 import dataclasses
@@ -131,9 +131,19 @@ _OF_2026 = MappingProxyType(
         "residual_scalars": True,
         "smear": True,
         "backout": True,
-        "init": "2026",
+        "recipe": "2026",
     }
 )
+# beta1, beta2 and weight decay.
+_ADAMW_2026 = {
+    "wte": (0.8, 0.995, 0.001),
+    "lm_head": (0.8, 0.96, 0.01),
+    "value_embeds": (0.8, 0.995, 0.01),
+    "resid": (0.8, 0.95, 0.05),
+    "x0": (0.96, 0.95, 0.0),
+    "smear": (0.8, 0.95, 0.0),
+    "backout": (0.8, 0.95, 0.0),
+}
 
 
 class Scaling(NamedTuple):
@@ -199,9 +209,10 @@ class Config(causal.CausalConfig):
     """Add a gated part of each embedding to the next one."""
     backout: bool = False
     """Subtract a trained part of the residual stream after the middle layer from the last one's."""
-    init: Literal["2025", "2026"] = "2025"
-    """Initial values. 2025: normal kernels, output layer zero; 2026: uniform kernels, smaller in
-    the feed-forward layers, and a small output layer."""
+    recipe: Literal["2025", "2026"] = "2025"
+    """Initial values, and with optim.muon betas and weight decays of AdamW. 2025: normal kernels,
+    output layer zero, one optim.b1 and optim.b2; 2026: uniform kernels, smaller in the feed-forward
+    layers, a small output layer, and betas and decays for each group of parameters."""
 
     model_type = "nanochat"  # in transformers' config.json
     architecture = "NanoChatForCausalLM"
@@ -252,7 +263,7 @@ class Config(causal.CausalConfig):
     @property
     def kind(self) -> causal.Kind:
         """Returns the kind of network."""
-        return dataclasses.replace(_KINDS[self.init], qk_scale=self.qk_scale)
+        return dataclasses.replace(_KINDS[self.recipe], qk_scale=self.qk_scale)
 
     @property
     def extras(self) -> causal.Extras:
@@ -274,8 +285,12 @@ class Config(causal.CausalConfig):
     @property
     def in_transformers(self) -> bool:
         """Returns whether it is `NanoChatForCausalLM`, which has none of the fields of 2026."""
-        plain = {f.name: f.default for f in dataclasses.fields(self) if f.name in _OF_2026}
-        return all(getattr(self, name) == value or name == "init" for name, value in plain.items())
+        plain = {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name in _OF_2026 and field.name != "recipe"
+        }
+        return dataclasses.replace(self, **plain) == self
 
     def scaling(self, tokens_per_parameter: float) -> Scaling:
         """Returns length, batch and factors for this depth, relative to depth 12.
@@ -407,11 +422,30 @@ class Config(causal.CausalConfig):
 
     def optimizer_groups(self) -> Mapping[str, config.Group | config.Role]:
         """Returns the role of each parameter for `optim.muon`."""
-        return {
+        scale, values = self.rate_scale, 0.5 * self.rate_scale
+        roles = {
             "matrices": config.Role(prefix="blocks.", role="matrix"),
-            "wte": config.Role(prefix="wte.", role="embedding", scale=self.rate_scale),
-            "lm_head": config.Role(prefix="lm_head.", role="unembedding", scale=self.rate_scale),
+            "wte": config.Role(prefix="wte.", role="embedding", scale=scale),
+            "lm_head": config.Role(prefix="lm_head.", role="unembedding", scale=scale),
+            "value_embeds": config.Role(prefix="value_embeds.", role="embedding", scale=values),
+            "resid": config.Role(prefix="resid_lambdas", role="scalar", scale=0.01),
+            "x0": config.Role(prefix="x0_lambdas", role="scalar"),
+            "smear": config.Role(prefix="smear.", role="scalar", scale=0.4),
+            "backout": config.Role(prefix="backout_lambda", role="scalar", scale=0.4),
         }
+        exists = {
+            "value_embeds": self.value_embeddings,
+            "resid": self.residual_scalars,
+            "x0": self.residual_scalars,
+            "smear": self.smear,
+            "backout": self.backout,
+        }
+        roles = {name: role for name, role in roles.items() if exists.get(name, True)}
+        if self.recipe == "2026":
+            for name in _ADAMW_2026.keys() & roles.keys():
+                b1, b2, decay = _ADAMW_2026[name]
+                roles[name] = dataclasses.replace(roles[name], b1=b1, b2=b2, weight_decay=decay)
+        return roles
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Returns the names of nanochat, and of `NanoChatForCausalLM`."""
@@ -468,7 +502,7 @@ class GPT(causal.CausalModel):
     """Embedding, blocks, and output layer.
 
     Kernels that read the residual stream are normal with standard deviation
-    `min(1, (out / in)^0.5) / in^0.5`, or (init 2026) uniform with `1 / in^0.5` in attention and
+    `min(1, (out / in)^0.5) / in^0.5`, or (recipe 2026) uniform with `1 / in^0.5` in attention and
     `0.4 / in^0.5` in the feed-forward layers; those that write to it start as zeros.
     """
 

@@ -7,7 +7,7 @@ the length of the run and ``w`` that of the linear warm-up, in steps:
 - cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
-- trapezoid (WSD): 1, then ``(T - s) / d`` over the last ``d`` steps;
+- trapezoid (WSD): 1, then linear to ``warmdown_to`` over the last ``d`` steps;
 
 times the peak rate. After ``T`` the rate stays as at ``T``. The cosine and linear forms are those
 of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's.
@@ -83,7 +83,7 @@ def _after_warmup(settings: config.Optim, peak: float, total: int, warmup: int) 
         return optax.cosine_decay_schedule(peak, span)
     if settings.schedule == "linear":
         return optax.linear_schedule(peak, 0, span)
-    warmdown = _share(settings.warmdown_fraction, total)
+    warmdown = warmdown_steps(settings, total)
     if warmdown > span:
         raise InputError(
             f"the warm-up of {warmup} steps and the warm-down of {warmdown} steps "
@@ -91,7 +91,13 @@ def _after_warmup(settings: config.Optim, peak: float, total: int, warmup: int) 
             f"of {total} steps: lower one of them"
         )
     length = max(warmdown, 1)  # optax takes 0 for a constant
-    return optax.linear_schedule(peak, 0, length, transition_begin=span - length)
+    end = settings.warmdown_to * peak
+    return optax.linear_schedule(peak, end, length, transition_begin=span - length)
+
+
+def warmdown_steps(settings: config.Optim, total_steps: int) -> int:
+    """Returns the length of the warm-down of a trapezoid, in steps."""
+    return _share(settings.warmdown_fraction, total_steps)
 
 
 def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
@@ -195,7 +201,11 @@ def make_optimizer(
     owner = {name: _owner(name, apart) for name in params}
     own = {name: array for name, array in params.items() if owner[name] is None}
     of_matrices = functools.partial(
-        muon.muon, precision=precision, rule=rule, weight_decay=settings.weight_decay
+        muon.muon,
+        precision=precision,
+        rule=rule,
+        weight_decay=settings.weight_decay,
+        span=muon.Span(total_steps, warmdown_steps(settings, total_steps)),
     )
     transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
     labels |= {name: "no_decay" for name in params if name not in own}  # masked out before
@@ -246,7 +256,7 @@ def _main(
         transforms[label] = (
             of_matrices(settings.muon, peak)
             if one.role == "matrix"
-            else _adamw(settings, peak, 0.0)
+            else _adamw(settings, peak, one.weight_decay, one.b1, one.b2)
         )
         labels |= dict.fromkeys(members, label)
     found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
@@ -278,7 +288,12 @@ def without_effect(
     if settings.muon is None or _with_peak_lr(params, others):
         return None
     roles = {one.role for one in parameter_groups.roles(others).values()}
-    fields = {"matrix": "peak_lr", "embedding": "embedding_lr", "unembedding": "unembedding_lr"}
+    fields = {
+        "matrix": "peak_lr",
+        "embedding": "embedding_lr",
+        "unembedding": "unembedding_lr",
+        "scalar": "scalar_lr",
+    }
     instead = [f"--optim.muon.{field}" for role, field in fields.items() if role in roles]
     return (
         f"warning: optim.peak_lr {settings.peak_lr:g} has no effect, because optim.muon sets the "
@@ -307,6 +322,7 @@ def _peak(one: config.Role, settings: config.Muon) -> float:
         "matrix": settings.peak_lr,
         "embedding": settings.embedding_lr,
         "unembedding": settings.unembedding_lr,
+        "scalar": settings.scalar_lr,
     }
     return one.scale * rates[one.role]
 
@@ -336,12 +352,16 @@ def _of_group(
 
 
 def _adamw(
-    settings: config.Optim, rate: optax.Schedule, weight_decay: float
+    settings: config.Optim,
+    rate: optax.Schedule,
+    weight_decay: float,
+    b1: float | None = None,
+    b2: float | None = None,
 ) -> optax.GradientTransformation:
     return optax.adamw(
         rate,
-        b1=settings.b1,
-        b2=settings.b2,
+        b1=settings.b1 if b1 is None else b1,
+        b2=settings.b2 if b2 is None else b2,
         eps=settings.eps,
         weight_decay=weight_decay,
         mu_dtype=jnp.float32,

@@ -2,7 +2,8 @@
 
 The update of a matrix is the matrix nearest to its momentum with equal singular values, found with
 five Newton-Schulz steps (Keller Jordan, https://kellerjordan.github.io/posts/muon/; momentum and
-coefficients as in nanochat at c75fe54). This needs the full matrix. Matrices of one shape are
+coefficients as in nanochat at c75fe54), or with five steps of Polar Express
+(https://arxiv.org/abs/2505.16932). This needs the full matrix. Matrices of one shape are
 stacked and distributed over the `n` devices: each receives some full matrices and sends the results
 back. So per matrix a device sends `2 / n` of it, where an all-gather sends nearly all of it, and a
 device computes one matrix in `n`.
@@ -12,9 +13,16 @@ multiply its small components by up to 3.4445^5 = 485, rounding errors included.
 1e-6, such as between sums over one device and over eight, changes how some elements round to
 bfloat16: 6e-5 of the matrix, and so 2e-2 of the update. In float32 it stays below 1e-3.
 
+What else :class:`jaxtrain.config.Muon` offers is from nanochat at 92d63d4: rows of equal norm
+before (https://arxiv.org/abs/2603.28254), the Frobenius norm of orthogonal matrices after Polar
+Express (https://arxiv.org/abs/2602.21545), variance reduction per row
+(https://arxiv.org/abs/2510.05491), and cautious weight decay. They are computed on the shards as
+they are stored, so only norms of rows and of matrices are communicated.
+
 Shapes: L matrices of one shape, M the shorter and N the longer side of a matrix.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,9 +35,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtrain import config, sharding
 
 # A quintic that raises small singular values fast and brings all of them near one, to 0.7..1.2.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-_STEPS = 5
+_NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
 _EPS = 1e-7
+# The paper's method for five iterations, with safety factor 2e-2 and cushion 2.
+_POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+_POLAR_MARGIN, _POLAR_EPS = 1.01, 1e-6
+_LEAST_NORM, _LEAST_SQUARE = 1e-6, 1e-10
 
 Arrays = dict[str, jax.Array]
 
@@ -40,10 +57,24 @@ class MuonState(NamedTuple):
     Attributes:
         updates: completed steps, int32 [].
         momentum: dotted name -> float32 array, of the parameter's shape.
+        variance: dotted name -> mean square of each row or column; None without variance reduction.
     """
 
     updates: jax.Array
     momentum: Any
+    variance: Any = None
+
+
+class Span(NamedTuple):
+    """What schedules need to know about a run.
+
+    Attributes:
+        steps: its length.
+        warmdown: length of its warm-down, in steps.
+    """
+
+    steps: int
+    warmdown: int
 
 
 def muon(
@@ -52,59 +83,121 @@ def muon(
     precision: config.Precision = "bfloat16",
     rule: sharding.ShardingRule | None = None,
     weight_decay: float = 0.0,
+    span: Span | None = None,
 ) -> optax.GradientTransformation:
     """Builds Muon for matrices in the layout [in, out].
 
     Args:
-        settings: the momentum.
+        settings: the momentum, and what is done before and after the orthogonalization.
         rate: completed steps -> learning rate.
         precision: dtype of the Newton-Schulz steps and of their communication.
         rule: where the matrices are stored; None leaves it to the compiler.
         weight_decay: decoupled decay per step, multiplied by the rate, as AdamW's and as in
             ``optax.contrib.muon``.
+        span: required if the momentum or the decay falls toward the end of the run.
     """
 
     def init(params: Any) -> MuonState:
         zeros = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
-        return MuonState(jnp.zeros((), jnp.int32), zeros)
+        squares = None
+        if settings.variance_b2 is not None:
+            squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(m)), zeros)
+        return MuonState(jnp.zeros((), jnp.int32), zeros, squares)
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
-        beta = momentum_at(settings, state.updates)
+        beta = momentum_at(settings, state.updates, span)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
-        there = {
-            name: _stored(one.astype(precision), rule)
+        given = {
+            name: _stored((_even(one) if settings.equilibrate else one).astype(precision), rule)
             for name, one in ahead.items()
             if isinstance(one, jax.Array)
         }
         learning_rate = rate(state.updates)
         updates = dict(ahead)
-        for name, one in orthogonal(there, rule).items():
+        variance = None if state.variance is None else dict(state.variance)
+        for name, one in orthogonal(given, rule, polar_express=settings.polar_express).items():
             inputs, outputs = one.shape
             factor = math.sqrt(max(1.0, outputs / inputs))
-            updates[name] = -learning_rate * factor * one.astype(jnp.float32)
-            if weight_decay:
+            wide = one.astype(jnp.float32)
+            if settings.polar_express:
+                wide *= math.sqrt(min(inputs, outputs)) / jnp.maximum(_norm(wide), _LEAST_NORM)
+            if variance is not None:
+                assert settings.variance_b2 is not None, "the state has it only then"
+                wide, variance[name] = _steadied(wide, variance[name], settings.variance_b2)
+            updates[name] = -learning_rate * factor * wide
+            if weight_decay and settings.cautious_decay:
+                assert span is not None, "the caller passes it"
+                agrees = wide * params[name] >= 0
+                decay = weight_decay * _half_cosine(state.updates / span.steps)
+                updates[name] -= learning_rate * factor * decay * agrees * params[name]
+            elif weight_decay:
                 updates[name] -= learning_rate * weight_decay * params[name]
-        return updates, MuonState(optax.safe_increment(state.updates), momentum)
+        return updates, MuonState(optax.safe_increment(state.updates), momentum, variance)
 
     return optax.GradientTransformation(init, update)
 
 
-def momentum_at(settings: config.Muon, count: jax.Array) -> jax.Array:
+def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = None) -> jax.Array:
     """Returns the momentum after ``count`` steps, float32 []."""
     share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
-    return (1 - share) * settings.first_momentum + share * settings.momentum
+    risen = (1 - share) * settings.first_momentum + share * settings.momentum
+    if settings.last_momentum is None or span is None:
+        return risen
+    down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
+    fallen = (1 - down) * settings.momentum + down * settings.last_momentum
+    return jnp.where(down > 0, fallen, risen)
+
+
+def _half_cosine(share: jax.Array) -> jax.Array:
+    """Falls from 1 to 0."""
+    return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0)))
+
+
+def _norm(matrix: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.square(matrix).sum())
+
+
+def _even(matrix: jax.Array) -> jax.Array:
+    """Scales the column of each output to the root mean square of their norms."""
+    norms = jnp.sqrt(jnp.square(matrix).sum(0, keepdims=True))
+    mean = _norm(matrix) / math.sqrt(matrix.shape[1])
+    return matrix * (mean / jnp.maximum(norms, _LEAST_NORM))
+
+
+def _mean_square(matrix: jax.Array) -> jax.Array:
+    """Returns that of each output, or of each input if there are more: along the shorter side."""
+    inputs, outputs = matrix.shape
+    return jnp.square(matrix).mean(0 if outputs >= inputs else 1, keepdims=True)
+
+
+def _steadied(matrix: jax.Array, average: jax.Array, b2: float) -> tuple[jax.Array, jax.Array]:
+    """Divides by the root of the average of mean squares, and keeps the norm of the matrix.
+
+    Returns:
+        The matrix, and the next average.
+    """
+    squares = _mean_square(matrix)
+    average = b2 * average + (1 - b2) * squares
+    scales = jax.lax.rsqrt(jnp.maximum(average, _LEAST_SQUARE))
+    before, after = (jnp.sqrt(one.sum()) for one in (squares, squares * jnp.square(scales)))
+    return matrix * scales * (before / jnp.maximum(after, _LEAST_SQUARE)), average
 
 
 def orthogonal(
-    matrices: Mapping[str, jax.Array], rule: sharding.ShardingRule | None = None
+    matrices: Mapping[str, jax.Array],
+    rule: sharding.ShardingRule | None = None,
+    *,
+    polar_express: bool = False,
 ) -> Arrays:
     """Orthogonalizes each matrix: brings all its singular values near one.
 
     Args:
         matrices: name -> array of two dimensions; computed and returned in its dtype.
         rule: where they are stored.
+        polar_express: uses its polynomials.
     """
+    method = functools.partial(newton_schulz, polar_express=polar_express)
     stacks: dict[tuple[Any, ...], list[str]] = {}
     for name, matrix in matrices.items():
         axis = None if rule is None else _sharded_axis(rule, matrix)
@@ -114,7 +207,7 @@ def orthogonal(
     found: Arrays = {}
     for (_, side), names in stacks.items():
         stack_LMN = jnp.stack([_flat(matrices[name]) for name in names])
-        results = _shared_out(stack_LMN, side, rule)
+        results = _shared_out(method, stack_LMN, side, rule)
         for name, one in zip(names, results, strict=True):
             tall = matrices[name].shape[0] > matrices[name].shape[1]
             found[name] = _stored(one.T if tall else one, rule)
@@ -125,23 +218,30 @@ def _flat(matrix: jax.Array) -> jax.Array:
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def newton_schulz(x_LMN: jax.Array) -> jax.Array:
+def newton_schulz(x_LMN: jax.Array, polar_express: bool = False) -> jax.Array:
     """Brings the singular values of each matrix [M, N], M <= N, near one; in its dtype.
 
     The polynomial is odd, so the result of a matrix's transpose is the transpose of its result.
     """
     wide = x_LMN.astype(jnp.float32)
     norm_L = jnp.sqrt(jnp.square(wide).sum((1, 2), keepdims=True))
-    x_LMN = (wide / (norm_L + _EPS)).astype(x_LMN.dtype)
-    for _ in range(_STEPS):
+    if polar_express:
+        norm_L, polynomials = _POLAR_MARGIN * norm_L + _POLAR_EPS, _POLAR_EXPRESS
+    else:
+        norm_L, polynomials = norm_L + _EPS, _NEWTON_SCHULZ
+    x_LMN = (wide / norm_L).astype(x_LMN.dtype)
+    for a, b, c in polynomials:
         square_LMM = jnp.einsum("lmn,lkn->lmk", x_LMN, x_LMN)
-        factor_LMM = _B * square_LMM + _C * (square_LMM @ square_LMM)
-        x_LMN = _A * x_LMN + factor_LMM @ x_LMN
+        factor_LMM = b * square_LMM + c * (square_LMM @ square_LMM)
+        x_LMN = a * x_LMN + factor_LMM @ x_LMN
     return x_LMN
 
 
 def _shared_out(
-    stack_LMN: jax.Array, side: int | None, rule: sharding.ShardingRule | None
+    method: Callable[[jax.Array], jax.Array],
+    stack_LMN: jax.Array,
+    side: int | None,
+    rule: sharding.ShardingRule | None,
 ) -> jax.Array:
     """Runs :func:`newton_schulz` on a stack whose matrices are distributed over devices.
 
@@ -150,12 +250,12 @@ def _shared_out(
     over ``data``, too, and the padding would make that more than one gather.
     """
     if rule is None or rule.mesh.size == 1:
-        return newton_schulz(stack_LMN)
+        return method(stack_LMN)
     data, fsdp = sharding.AXES
     count = stack_LMN.shape[0]
     even = count % rule.mesh.size == 0
     if not even and side is None:
-        return newton_schulz(stack_LMN)
+        return method(stack_LMN)
     spare = 0 if even else -count % rule.mesh.shape[fsdp]
     stack_LMN = jnp.pad(stack_LMN, ((0, spare), (0, 0), (0, 0)))
     # Shardings in order: as stored, in shards along fsdp; also split along data, which needs no
@@ -166,7 +266,7 @@ def _shared_out(
     constrained = _constraint(rule)
     for way in ways:
         stack_LMN = constrained(stack_LMN, way)
-    result_LMN = newton_schulz(stack_LMN)
+    result_LMN = method(stack_LMN)
     for way in reversed(ways):
         result_LMN = constrained(result_LMN, way)
     return result_LMN[:count]

@@ -9,13 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import small_causal
 import toy
 from flax import nnx
 
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt
+from jaxtrain.optim import build, muon
 from jaxtrain.training import state
 
 TINY = gpt.Config.of_2026(
@@ -210,3 +213,76 @@ def test_the_parameters_are_counted() -> None:
 def test_other_letters_in_the_window_pattern_are_refused() -> None:
     with pytest.raises(InputError, match=r"model.window_pattern=SXL must have letters S and L"):
         dataclasses.replace(TINY, window_pattern="SXL")
+
+
+# ---- the optimizer ------------------------------------------------------------------------------
+
+OPTIM = config.Optim(
+    peak_lr=1.0,
+    schedule="constant",
+    warmup_steps=0,
+    eps=1e-10,
+    weight_decay=0.2,
+    max_grad_norm=None,
+    muon=config.Muon(
+        momentum=0.91,
+        momentum_steps=2,
+        equilibrate=True,
+        polar_express=True,
+        variance_b2=0.9,
+        cautious_decay=True,
+    ),
+)
+
+
+def test_three_steps_match_nanochat(reference: Reference) -> None:
+    """In a run of so many steps that the weight decay stays the same, as in the reference."""
+    groups, want = reference.model.optimizer_groups(), reference.arrays
+    optimizer = build.make_optimizer(
+        OPTIM, 10**9, reference.definition.params, groups, precision="float32"
+    )
+    params, losses = reference.params, []
+    update, opt = jax.jit(optimizer.update), optimizer.init(params)
+    for number in range(4):
+        loss, grads = reference.gradient(params)
+        losses.append(float(loss))
+        if number < 3:
+            assert muon.momentum_at(OPTIM.muon, jnp.int32(number)) == pytest.approx(
+                want["muon_momentum"][number]
+            )
+            updates, opt = update(grads, opt, params)
+            params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(losses, want["losses"], rtol=0, atol=2e-4)
+    found = reference.model.to_weights(jax.device_get(params))
+    names = [name for name in want if name.startswith("after3/")]
+    assert len(names) == 8
+    for name in names:
+        np.testing.assert_allclose(
+            found[name.removeprefix("after3/")], want[name], rtol=0, atol=2e-4, err_msg=name
+        )
+
+
+def test_each_parameter_is_in_exactly_one_group() -> None:
+    for part in (None, *PARTS):
+        model = TINY if part is None else dataclasses.replace(TINY, **{part: PARTS[part]})
+        groups = model.optimizer_groups().values()
+        for name in state.ModelDefinition(model.build).params:
+            assert sum(name.startswith(g.prefix) for g in groups) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("depth", "tokens_per_parameter", "tokens", "batch", "rate", "decay"),
+    [(12, 12, 1.321e9, 2**19, 1.0, 1.0), (24, 8, 5.839e9, 2**20, 2**0.5, 0.2132)],
+)
+def test_depth_sets_length_batch_rates_and_decay(
+    depth: int, tokens_per_parameter: float, tokens: float, batch: int, rate: float, decay: float
+) -> None:
+    model = gpt.Config.of_2026(vocab_size=32_768, sequence_length=2048, depth=depth)
+    found = model.scaling(tokens_per_parameter)
+    assert found.tokens == pytest.approx(tokens, rel=1e-3)
+    assert (found.batch_tokens, found.steps) == (batch, found.tokens // batch)
+    assert found.rate_scale == pytest.approx(rate)
+    assert found.decay_scale == pytest.approx(decay, rel=1e-3)
+    params = state.ModelDefinition(model.build).params
+    matrices = [n for n in params if n.startswith("blocks.") or n == "lm_head.words"]
+    assert model.scaling_parameters == sum(params[name].size for name in matrices)

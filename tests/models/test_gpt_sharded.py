@@ -21,27 +21,42 @@ SETTINGS = dataclasses.replace(
 )
 
 
-def optimizer(data: int, fsdp: int) -> optax.GradientTransformation:
+# Of two layers, the middle one is the last, and backout would change nothing.
+OF_2026 = gpt.Config.of_2026(
+    vocab_size=50, sequence_length=256, depth=3, width=32, heads=4, kv_heads=2, loss_piece=64
+)
+SETTINGS_OF_2026 = dataclasses.replace(
+    SETTINGS,
+    weight_decay=0.28,
+    max_grad_norm=None,
+    muon=config.Muon(equilibrate=True, polar_express=True, variance_b2=0.9, cautious_decay=True),
+)
+
+
+def optimizer(data: int, fsdp: int, model: gpt.Config = MODEL) -> optax.GradientTransformation:
     settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
     rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
-    params = state.ModelDefinition(MODEL.build).params
-    return build.make_optimizer(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
+    params = state.ModelDefinition(model.build).params
+    of_model = SETTINGS if model is MODEL else SETTINGS_OF_2026
+    return build.make_optimizer(of_model, 100, params, model.optimizer_groups(), rule, "float32")
 
 
-def batch() -> dict[str, np.ndarray]:
+def batch(model: gpt.Config = MODEL) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shape = (16, MODEL.sequence_length)
+    shape = (16, model.sequence_length)
     names = ("tokens", "targets", "target_bytes")
-    drawn = {name: rng.integers(0, MODEL.vocab_size, shape).astype(np.int32) for name in names}
+    drawn = {name: rng.integers(0, model.vocab_size, shape).astype(np.int32) for name in names}
     return drawn | {"weight": np.ones(16, np.float32)}
 
 
-def trained(data: int, fsdp: int) -> tuple[dict[str, np.ndarray], toy.Stepper]:
+def trained(
+    data: int, fsdp: int, model: gpt.Config = MODEL
+) -> tuple[dict[str, np.ndarray], toy.Stepper]:
     """Returns each parameter's change over three steps, and the stepper that made it."""
-    stepper = toy.stepper(MODEL, data=data, fsdp=fsdp, optimizer=optimizer(data, fsdp))
+    stepper = toy.stepper(model, data=data, fsdp=fsdp, optimizer=optimizer(data, fsdp, model))
     before = stepper.params()
     for _ in range(3):
-        stepper(batch())
+        stepper(batch(model))
     return {name: array - before[name] for name, array in stepper.params().items()}, stepper
 
 
@@ -61,6 +76,16 @@ def test_eight_devices_match_one(alone: dict[str, np.ndarray]) -> None:
     state_bytes = state.bytes_per_device(stepper.target)
     analysis = stepper.compiled.memory_analysis()
     assert analysis.alias_size_in_bytes == state_bytes
+
+
+@pytest.mark.slow
+def test_four_devices_match_one_with_the_model_of_2026() -> None:
+    """ZeRO-3, every array in shards."""
+    want, (moved, _) = trained(1, 1, OF_2026)[0], trained(1, 4, OF_2026)
+    assert {"value_embeds.2.table", "resid_lambdas", "smear.gate", "backout_lambda"} <= want.keys()
+    for name, of_one in want.items():
+        error = np.linalg.norm(moved[name] - of_one) / np.linalg.norm(of_one)
+        assert error < 1e-3, (name, error)
 
 
 def test_the_state_has_one_buffer_for_matrices_and_two_for_the_rest() -> None:
