@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import program
 import pytest
-import small_autoencoder
-import small_checkpoint
-import small_text
+from checkpoint import small_checkpoint
+from data.text import small_text
+from models import small_autoencoder
 
 import jaxtrain
 from jaxtrain.config import invocation

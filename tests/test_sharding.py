@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import pytest
-import toy
 from jax.sharding import PartitionSpec as P
+from training import toy
 
 from jaxtrain import config, sharding
 from jaxtrain.errors import InputError

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import event_log
 import numpy as np
 import pytest
+from telemetry import event_log
 
 from jaxtrain import errors, terminal, versions
 from jaxtrain.distributed.heartbeat import Heartbeat

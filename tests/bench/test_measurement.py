@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from step_findings import COST
+from planning.step_findings import COST
 
 from jaxtrain.bench import ceilings, measurement
 from jaxtrain.planning import cards

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import written_run
 from playwright.sync_api import Browser, Page, sync_playwright
+from reporting import written_run
 
 from jaxtrain.reporting import page
 

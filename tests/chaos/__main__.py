@@ -22,12 +22,12 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 # Importable only now.
-from bucket_server import FaultProxy, Server  # noqa: E402
 from chaos import isolation  # noqa: E402
 from chaos.faults import Fault, Plan, plan  # noqa: E402
 from chaos.ordeal import Ordeal  # noqa: E402
 from chaos.summary import Result, summary  # noqa: E402
 from chaos.undisturbed import prepare, undisturbed  # noqa: E402
+from storage.bucket_server import FaultProxy, Server  # noqa: E402
 
 BAD_REQUESTS = 0.03  # fraction of a run's requests to the bucket
 LISTED = Path(__file__).parent / "seeds.txt"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bucket_server import BUCKET, Server
 from chaos import verdict as verdicts
 from chaos.faults import RESTARTING, RUNNING, Fault, Plan
 from chaos.isolation import Disk, clear_shared_memory, shared_memory
@@ -18,6 +17,7 @@ from chaos.launched import Launched
 from chaos.striking import Stored, Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
 from chaos.watch import PHASES, Watch
+from storage.bucket_server import BUCKET, Server
 
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.remote import RemoteRun

@@ -7,12 +7,12 @@ import signal
 import time
 from pathlib import Path
 
-from bucket_server import Server
 from chaos.damage import damage
 from chaos.faults import Fault
 from chaos.isolation import Disk
 from chaos.launched import Launched, send
 from chaos.watch import Watch
+from storage.bucket_server import Server
 
 _LIST_EVERY_S = 0.5
 

@@ -7,14 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import small_checkpoint
-from bucket_server import Server
 from chaos import verdict as verdicts
 from chaos.damage import DAMAGES, damage
 from chaos.faults import KINDS, RESTARTING, STARTING, Fault, plan
 from chaos.launched import Launched
 from chaos.striking import Stored, Striker
 from chaos.watch import Watch
+from checkpoint import small_checkpoint
+from storage.bucket_server import Server
 
 from jaxtrain.checkpoint import pointer
 

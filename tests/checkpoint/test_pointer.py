@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import small_checkpoint
+from checkpoint import small_checkpoint
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.pointer import Damaged, Pointer

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from small_state import make_state, mesh_of, meta_of, save, sharding, target_of
+from checkpoint.small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import named, restore
@@ -452,7 +452,8 @@ names()
 GONE = """
 import sys
 from pathlib import Path
-import jax, small_state
+import jax
+from checkpoint import small_state
 from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -503,7 +504,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(address, 2, int(process))
 
-import small_state
+from checkpoint import small_state
 from jaxtrain.checkpoint import orbax_compat
 from jaxtrain.checkpoint.saver import Checkpoints
 

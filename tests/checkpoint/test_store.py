@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import small_checkpoint
+from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
 from jaxtrain.checkpoint.pointer import Damaged

@@ -8,8 +8,8 @@ from typing import Any
 import av
 import pytest
 import safetensors.numpy
-import sample_videos
-import small_autoencoder
+from data.video import sample_videos
+from models import small_autoencoder
 
 from jaxtrain import main
 

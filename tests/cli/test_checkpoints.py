@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_checkpoint
+from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
 from jaxtrain import main

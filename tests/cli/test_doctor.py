@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-import sample_videos
-from examined import small_disk
+from data.video import sample_videos
+from doctor.examined import small_disk
 from program import TINY_MLM, command, environment, run, write_corpus
 
 from jaxtrain import main

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import sample_videos
-import small_autoencoder
-from cluster_here import ClusterHere
+from cli.cluster_here import ClusterHere
+from data.video import sample_videos
+from models import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line

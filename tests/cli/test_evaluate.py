@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import lpips_weights
 import numpy as np
 import pytest
-import sample_videos
-import small_autoencoder
-from cluster_here import ClusterHere
+from cli.cluster_here import ClusterHere
+from data.video import sample_videos
+from models import lpips_weights, small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint.small_state import make_state, meta_of
 from flax import nnx
-from small_state import make_state, meta_of
 
 import jaxtrain
 from jaxtrain import config, main

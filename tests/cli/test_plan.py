@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from planning.step_findings import compiled
 from program import TINY_MLM
-from step_findings import compiled
 
 from jaxtrain import main
 from jaxtrain.cli import plan

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import sample_videos as sample
-import small_text
+from data.text import small_text
+from data.video import sample_videos as sample
 
 from jaxtrain import config, main
 from jaxtrain.cli import prepare_tokens

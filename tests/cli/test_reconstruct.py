@@ -6,8 +6,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import sample_videos
-import small_autoencoder
+from data.video import sample_videos
+from models import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line

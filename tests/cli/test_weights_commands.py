@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import small_autoencoder
+from checkpoint.small_state import make_state, meta_of
 from flax import nnx
-from small_state import make_state, meta_of
+from models import small_autoencoder
 
 from jaxtrain import config, main, versions
 from jaxtrain.checkpoint import saver

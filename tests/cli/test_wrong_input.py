@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_videos
+from data.video import sample_videos
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main

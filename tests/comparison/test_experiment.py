@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import written_run
+from reporting import written_run
 
 from jaxtrain import config
 from jaxtrain.comparison import experiment, runs

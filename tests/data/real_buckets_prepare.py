@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import sample_videos as sample
-from bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
+from data.video import sample_videos as sample
 from launch.hosts import wait_for
 from program import TINY_VIDEO, command, environment
+from storage.bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
 
 from jaxtrain.data import remote
 from jaxtrain.errors import InputError

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 from launch.hosts import wait_for
 from program import SMALL_GROUPS, TINY_VIDEO
 

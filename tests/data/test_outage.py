@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import disk_outage
 import numpy as np
 import program
 import pytest
-import sample_videos
+from data import disk_outage
+from data.video import sample_videos
 
 from jaxtrain.data.number_file import NumberFile
 from jaxtrain.storage import disks

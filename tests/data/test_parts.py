@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 from launch.hosts import wait_for
 from program import command
 

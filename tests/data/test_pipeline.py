@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from grain._src.python.ipc import shared_memory_array
 from grain.multiprocessing import SharedMemoryArray
+from training import toy
 
 from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import file_server
 import pytest
-import sample_videos as sample
-from file_server import Answer, Server
+from data.video import sample_videos as sample
+from storage import file_server
+from storage.file_server import Answer, Server
 
 from jaxtrain.data import remote, video
 from jaxtrain.data.video import files

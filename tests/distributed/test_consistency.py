@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_key_value import FakeClient
+from distributed.fake_key_value import FakeClient
 
 from jaxtrain import config
 from jaxtrain.distributed import consistency

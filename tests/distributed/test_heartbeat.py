@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_key_value import FakeClient
+from distributed.fake_key_value import FakeClient
 from program import two_processes
 
 from jaxtrain.distributed import heartbeat

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_key_value import FakeClient
+from distributed.fake_key_value import FakeClient
 
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import (

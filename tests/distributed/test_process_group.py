@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import toy
+from distributed.fake_key_value import FakeClient
 from distributed.test_rendezvous import listeners
-from fake_key_value import FakeClient
+from training import toy
 
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.key_value import KeyValueStore

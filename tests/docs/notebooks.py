@@ -11,7 +11,7 @@ import nbclient
 import nbformat
 import program
 import pytest
-import small_text
+from data.text import small_text
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((CHECKOUT / "docs" / "notebooks").glob("*.ipynb"))

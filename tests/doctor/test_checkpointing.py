@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from examined import all_ok, only_problem, small_disk, subject, tiny
+from doctor.examined import all_ok, only_problem, small_disk, subject, tiny
 from obstore.store import MemoryStore
 
 from jaxtrain.doctor import checkpointing

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
-from examined import all_ok, only_problem, only_warning, subject
-from fake_key_value import FakeClient
+from distributed.fake_key_value import FakeClient
+from doctor.examined import all_ok, only_problem, only_warning, subject
 
 from jaxtrain.bench.ceilings import Ceilings
 from jaxtrain.distributed.key_value import KeyValueStore

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-import sample_videos
-from examined import all_ok, judged, only_problem, only_warning, subject, tiny
+from data.video import sample_videos
+from doctor.examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
 from jaxtrain import config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examined import judged
+from doctor.examined import judged
 from program import TINY_MLM
 
 from jaxtrain.doctor import examination

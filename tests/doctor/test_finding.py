@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from examined import judged
+from doctor.examined import judged
 
 from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, verdict, warning
 from jaxtrain.errors import InputError

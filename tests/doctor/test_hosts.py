@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examined import all_ok, only_problem, only_warning, subject
-from fake_key_value import FakeClient
+from distributed.fake_key_value import FakeClient
+from doctor.examined import all_ok, only_problem, only_warning, subject
 from program import CHECKOUT, environment
 
 from jaxtrain.distributed.key_value import KeyValueStore

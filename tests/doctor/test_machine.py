@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import pytest
-from examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
-from recorded_packages import H100 as GPUS
-from recorded_packages import PLUGIN, environment
+from doctor.examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
+from doctor.recorded_packages import H100 as GPUS
+from doctor.recorded_packages import PLUGIN, environment
 
 from jaxtrain import config
 from jaxtrain.data import worker_count

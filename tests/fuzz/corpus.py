@@ -86,13 +86,13 @@ def _write_parquet(path: Path) -> None:
 
 
 def _write_videos(place: Path) -> None:
-    import sample_videos
+    from data.video import sample_videos
 
     frames = sample_videos.busy(8, height=16, width=24)
     sample_videos.write(place / "video.mp4", frames, g="4")
     sample_videos.write(place / "video.mkv", frames, codec="ffv1", pix_fmt="bgr0")
     sample_videos.write(place / "video.webm", frames, codec="libvpx")
-    import small_autoencoder
+    from models import small_autoencoder
 
     small_autoencoder.with_sound(place / "sound.mp4", frames, 0.3)
     with tarfile.open(place / "videos.tar", "w", format=tarfile.PAX_FORMAT) as tar:
@@ -128,8 +128,8 @@ def _write_models(place: Path) -> None:
 
     import numpy as np
     import safetensors.numpy
-    import small_autoencoder
     from flax import nnx
+    from models import small_autoencoder
 
     from jaxtrain import main
     from jaxtrain.data.text import byte_level, specials, tokenizer

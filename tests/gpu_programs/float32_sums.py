@@ -12,9 +12,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import lpips_weights
 import pytest
-from described_gpus import h100s
+from gpu_programs.described_gpus import h100s
+from models import lpips_weights
 
 from jaxtrain import config
 from jaxtrain.ops import per_device

@@ -13,10 +13,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import communication_formula
 import jax
 import programs
 import pytest
+from xla import communication_formula
 
 from jaxtrain import config
 from jaxtrain.planning.planner import Planner

@@ -5,7 +5,7 @@ from unittest import mock
 
 import jax
 import pytest
-from described_gpus import h100s
+from gpu_programs.described_gpus import h100s
 
 from jaxtrain import config
 from jaxtrain.config.run_flags import RunFlags

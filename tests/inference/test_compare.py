@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_videos
-import small_autoencoder
+from data.video import sample_videos
+from models import small_autoencoder
 
 from jaxtrain.data.video import evaluation_clips
 from jaxtrain.inference import compare

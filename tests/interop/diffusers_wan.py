@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import wan_weights
+from models import wan_weights
 
 from jaxtrain.models import wan_vae
 

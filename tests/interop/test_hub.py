@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_autoencoder
 import yaml
+from models import small_autoencoder
 
 from jaxtrain.checkpoint import resume
 from jaxtrain.errors import InputError, RunAgain

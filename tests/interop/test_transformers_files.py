@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from checkpoint.small_state import make_state, meta_of
 from flax import nnx
-from small_state import make_state, meta_of
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import saver

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from sample_videos import busy, write
-from small_state import State
+from checkpoint.small_state import State
+from data.video.sample_videos import busy, write
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import resume

@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-import i3d_weights
 import test_i3d as ours
+from models import i3d_weights
 
 from jaxtrain.models.video_ae import i3d
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.torch
-import small_autoencoder
 import torch
 from flax import nnx
+from models import small_autoencoder
 from torch import nn
 from torch.nn import functional
 

@@ -24,7 +24,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import program
-import small_causal
+from models import small_causal
 
 from jaxtrain import main
 from jaxtrain.data.text import specials, tokenizer

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import sample_videos
+from data.video import sample_videos
 from launch.hosts import Host, require, run, two_hosts, wait_for
 from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from small_causal import Stored
+from models.small_causal import Stored
 
 from jaxtrain import main
 from jaxtrain.data.text import specials, tokenizer

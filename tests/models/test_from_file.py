@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.video.sample_videos import busy, write
 from interop.test_weights import write_run
-from sample_videos import busy, write
 
 from jaxtrain import config, main
 from jaxtrain.config import files

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import small_causal
-import toy
 from flax import nnx
+from models import small_causal
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError

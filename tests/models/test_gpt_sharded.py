@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-import toy
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.models import gpt

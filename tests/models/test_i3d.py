@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import i3d_weights
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import i3d_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import i3d

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
+from checkpoint.small_state import found_momentum
 from flax import nnx
-from small_causal import batch, rows_of
-from small_state import found_momentum
+from models.small_causal import batch, rows_of
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError

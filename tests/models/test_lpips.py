@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lpips_weights
 import numpy as np
 import pytest
-import toy
+from models import lpips_weights
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
-import wan_weights
 from flax import nnx
+from models import wan_weights
+from training import toy
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae, wan_vae

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from flax import nnx
+from training import toy
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import wan_weights
 from flax import nnx
+from models import wan_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_vae

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.checkpoint.restore import named

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
-from small_state import found_momentum
+from checkpoint.small_state import found_momentum
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.config import param_groups

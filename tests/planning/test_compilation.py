@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from step_findings import compiled, traffic
+from planning.step_findings import compiled, traffic
 
 from jaxtrain.planning import compilation
 

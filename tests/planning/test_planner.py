@@ -54,7 +54,7 @@ def test_a_worker_that_exits_reports_its_exit_code(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_FUNCTION", "worker_functions:kill_itself")
+    monkeypatch.setattr(planner, "_FUNCTION", "xla.worker_functions:kill_itself")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     with pytest.raises(planner.NotCompiled) as caught:
         compiled()

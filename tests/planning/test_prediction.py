@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from step_findings import compiled, traffic
+from planning.step_findings import compiled, traffic
 
 from jaxtrain import config
 from jaxtrain.planning import cards, input_rate, planner, prediction, report

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import written_run
+from reporting import written_run
 
 from jaxtrain.reporting import curves, facts, run_files
 

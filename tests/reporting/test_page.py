@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import written_run
+from reporting import written_run
 
 from jaxtrain.errors import InputError
 from jaxtrain.reporting import page, run_files, samples

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-import written_run
+from reporting import written_run
 
 from jaxtrain.errors import InputError
 from jaxtrain.reporting import run_files

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-import written_run
-from written_run import BEGAN, end, phase, start, training
+from reporting import written_run
+from reporting.written_run import BEGAN, end, phase, start, training
 
 from jaxtrain.reporting import times
 from jaxtrain.telemetry import console

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-import sample_videos
-from file_server import Answer, Server, serving
+from data.video import sample_videos
 from program import run, train
+from storage.file_server import Answer, Server, serving
 
 from jaxtrain import config, main
 from jaxtrain.errors import InputError

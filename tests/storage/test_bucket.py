@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 
 import obstore
 import pytest
-from bucket_server import Sink
 from obstore.store import MemoryStore
+from storage.bucket_server import Sink
 
 from jaxtrain.errors import InputError
 from jaxtrain.storage import bucket as buckets

@@ -9,12 +9,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import event_log
-import full_disk
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard_events import events, scalars
+from telemetry import event_log, full_disk
+from telemetry.tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError

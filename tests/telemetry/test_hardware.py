@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from fake_nvml import LOST, UNSUPPORTED, Nvml, card
-from recorded_packages import H100, KERNEL
+from doctor.recorded_packages import H100, KERNEL
+from telemetry.fake_nvml import LOST, UNSUPPORTED, Nvml, card
 
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.hardware import GIB, Driver, Gpu, Shared

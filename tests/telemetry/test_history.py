@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import full_disk
 import pytest
+from telemetry import full_disk
 
 from jaxtrain import IMPORTED_AT, config
 from jaxtrain.config.run_length import Position

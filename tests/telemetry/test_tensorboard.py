@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import event_log
-import tensorboard_events
+from telemetry import event_log, tensorboard_events
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from jaxtrain import config

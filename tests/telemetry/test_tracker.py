@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import program
 import pytest
-from step_findings import COST
+from planning.step_findings import COST
 
 import jaxtrain
 from jaxtrain import versions

@@ -17,9 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import peak_memory
 import pytest
-from bucket_server import BUCKET, SECRET, FaultProxy, GoogleProxy, Server, Sink
 from program import (
     TINY_MLM,
     command,
@@ -31,6 +29,8 @@ from program import (
     two_processes,
     write_corpus,
 )
+from storage.bucket_server import BUCKET, SECRET, FaultProxy, GoogleProxy, Server, Sink
+from training import peak_memory
 
 from jaxtrain.storage.bucket import Bucket
 

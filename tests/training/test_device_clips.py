@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sample_videos
+from data.video import sample_videos
 from flax import nnx
 
 from jaxtrain import config, sharding

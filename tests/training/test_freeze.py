@@ -3,14 +3,14 @@
 import dataclasses
 from typing import Any
 
-import communication_formula
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from flax import nnx
+from training import toy
+from xla import communication_formula
 
 from jaxtrain import config
 from jaxtrain.config import param_groups

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
-from small_state import make_state, meta_of, save
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, remote, resume

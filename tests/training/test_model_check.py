@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import program
 import pytest
-import small_text
+from data.text import small_text
 from flax import nnx
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import program
 import pytest
-from small_state import make_state
+from checkpoint.small_state import make_state
 
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.errors import InputError

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import event_log
 import numpy as np
 import pytest
-import toy
+from telemetry import event_log
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.config import run_length

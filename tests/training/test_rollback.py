@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_state import make_state, mesh_of, meta_of, target_of
+from checkpoint.small_state import make_state, mesh_of, meta_of, target_of
 
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config.run_length import Position

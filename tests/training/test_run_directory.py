@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_checkpoint
+from checkpoint import small_checkpoint
 
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.errors import InputError, RunAgain

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_videos
-import written_run
+from data.video import sample_videos
+from reporting import written_run
 
 from jaxtrain import config, main
 from jaxtrain.cli import command_line

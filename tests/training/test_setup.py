@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import wan_weights
+from models import wan_weights
 from program import TINY_MLM
 
 from jaxtrain import config, sharding

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sample_videos
+from data.video import sample_videos
 from PIL import Image
 from program import losses, records, train, write_corpus
-from tensorboard_events import events
+from telemetry.tensorboard_events import events
 
 pytestmark = pytest.mark.slow
 

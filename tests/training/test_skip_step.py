@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
+from training import toy
 
 from jaxtrain.training import skip_step
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.training.state import bytes_per_device

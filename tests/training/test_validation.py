@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from flax import nnx
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.data.pipeline import ValidationBatches

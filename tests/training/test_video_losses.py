@@ -6,11 +6,10 @@ import subprocess
 import time
 from pathlib import Path
 
-import lpips_weights
 import numpy as np
 import pytest
-import sample_videos
-import small_autoencoder
+from data.video import sample_videos
+from models import lpips_weights, small_autoencoder
 from program import arrays, command, environment, losses, records, train
 
 from jaxtrain.interop import weights

@@ -8,10 +8,10 @@ import av
 import numpy as np
 import program
 import pytest
-import sample_videos
+from data.video import sample_videos
 from PIL import Image
 from program import records, train
-from tensorboard_events import scalars
+from telemetry.tensorboard_events import scalars
 
 pytestmark = pytest.mark.slow
 

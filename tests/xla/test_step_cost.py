@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import toy
-from communication_formula import formula_bytes
 from jax.sharding import NamedSharding, PartitionSpec
+from training import toy
+from xla.communication_formula import formula_bytes
 
 from jaxtrain import config
 from jaxtrain.optim import build

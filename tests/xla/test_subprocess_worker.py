@@ -19,7 +19,7 @@ TESTS = str(Path(__file__).parents[1])
 
 def worker(name: str, *, grace_s: float = 5.0, **request: Any) -> SubprocessWorker:
     variables = environment({**os.environ, "PYTHONPATH": TESTS})
-    return SubprocessWorker(f"worker_functions:{name}", request, variables, grace_s)
+    return SubprocessWorker(f"xla.worker_functions:{name}", request, variables, grace_s)
 
 
 def alive(process: int) -> bool:
@@ -61,7 +61,10 @@ def test_an_error_for_the_user_is_raised_in_the_parent(
         ("kill_itself", "was ended by SIGKILL (out of host memory?)"),
         ("leave", "ended with exit code 3: line 8"),
         ("break_off", "ended with exit code 4"),
-        ("nowhere", "ended with exit code 1: AttributeError: module 'worker_functions' has no "),
+        (
+            "nowhere",
+            "ended with exit code 1: AttributeError: module 'xla.worker_functions' has no ",
+        ),
     ],
 )
 def test_another_failure_is_described(name: str, said: str) -> None:

@@ -16,7 +16,7 @@ PROGRAM = """
 import json, sys
 from jaxtrain.data import engines, text
 from jaxtrain.data.text import shards, tokenizer, vocabulary
-from small_text import Model
+from data.text.small_text import Model
 tokenizer._MOST_COUNTED, tokenizer._MOST_LEARNED = 2000, 1000
 vocabulary.MOST_CHARACTERS = 10**6
 shards._CHUNK_CHARACTERS, shards.GROUP_BYTES, shards.LARGE_BYTES = 100_000, 2**20, 2**20

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_text
 import tokenizers
-from small_text import Model, silent
+from data.text import small_text
+from data.text.small_text import Model, silent
 
 from jaxtrain import main
 from jaxtrain.data.source import Source, Sources

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from small_text import Model, opened, sequences, silent, write
+from data.text.small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data.quarantine import TooManyBroken
 from jaxtrain.data.source import Source, Sources

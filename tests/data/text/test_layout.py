@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_text import silent
+from data.text.small_text import silent
 
 from jaxtrain.data import engines
 from jaxtrain.data.text import byte_level, documents, layout, shards, specials, tokenizer, windows

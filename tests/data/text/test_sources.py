@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from small_text import Model, opened, sequences, silent, write
+from data.text.small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data.text.small_text import Model, silent
 from obstore.store import LocalStore
-from small_text import Model, silent
 
 from jaxtrain.data import engines
 from jaxtrain.data.text import Masked, documents, shards

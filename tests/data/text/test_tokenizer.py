@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import small_checkpoint
 import tokenizers
+from checkpoint import small_checkpoint
 
 from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.data.text.specials import NAMES as SPECIALS

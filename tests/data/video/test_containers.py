@@ -17,8 +17,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-import sample_videos as sample
 from av.video.frame import VideoFrame
+from data.video import sample_videos as sample
 
 from jaxtrain.data.video import decode, files, frames, index, packets, pieces, reading
 from jaxtrain.errors import BadExample

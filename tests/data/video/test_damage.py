@@ -8,8 +8,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import sample_videos as sample
 from av.video.frame import VideoFrame
+from data.video import sample_videos as sample
 
 from jaxtrain.data.video import decode, packets
 from jaxtrain.errors import BadExample

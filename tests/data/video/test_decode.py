@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 
 from jaxtrain.data.video import decode, packets
 from jaxtrain.errors import BadExample

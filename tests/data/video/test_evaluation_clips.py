@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_videos
+from data.video import sample_videos
 
 from jaxtrain.data.video import evaluation_clips
 

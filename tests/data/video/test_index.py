@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 
 from jaxtrain.data.video import decode, files, index, packets
 from jaxtrain.data.video.file_table import FileTable

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 from obstore.store import LocalStore
 
 from jaxtrain.data import cache, engines, jobs, video

@@ -11,7 +11,7 @@ from typing import Any
 
 import av
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 
 from jaxtrain.data.video import decode, packets, pieces
 from jaxtrain.data.video.reading import Video

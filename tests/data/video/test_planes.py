@@ -9,7 +9,7 @@ import av
 import jax
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 
 from jaxtrain.data import engines, jobs, video
 from jaxtrain.data.video import frames as video_frames

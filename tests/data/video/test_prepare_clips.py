@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import av
-import file_server
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 from obstore.store import MemoryStore
+from storage import file_server
 
 from jaxtrain.data import engines, jobs, video
 from jaxtrain.data.video import decode, demo_videos, packets, pieces, prepare_clips

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sample_videos as sample
+from data.video import sample_videos as sample
 
 from jaxtrain.data import video
 from jaxtrain.data.video import files as video_files

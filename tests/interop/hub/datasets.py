@@ -18,7 +18,7 @@ _OPEN = contextlib.ExitStack()
 atexit.register(_OPEN.close)
 assert "huggingface_hub" not in sys.modules, "run this file alone"
 
-import hub_server  # noqa: E402
+from interop.hub import hub_server  # noqa: E402
 
 HUB = _OPEN.enter_context(hub_server.serving())
 os.environ |= {
@@ -32,8 +32,8 @@ import huggingface_hub.constants  # noqa: E402
 import pyarrow  # noqa: E402
 import pyarrow.parquet  # noqa: E402
 import pytest  # noqa: E402
-from hub_server import READER, Fault  # noqa: E402
-from small_text import Model  # noqa: E402
+from data.text.small_text import Model  # noqa: E402
+from interop.hub.hub_server import READER, Fault  # noqa: E402
 
 from jaxtrain import main  # noqa: E402
 from jaxtrain.data.text import Masked, documents  # noqa: E402

@@ -23,7 +23,7 @@ _OPEN = contextlib.ExitStack()
 atexit.register(_OPEN.close)
 assert "huggingface_hub" not in sys.modules, "run this file alone"
 
-import hub_server  # noqa: E402
+from interop.hub import hub_server  # noqa: E402
 
 HUB = _OPEN.enter_context(hub_server.serving())
 os.environ |= {
@@ -37,11 +37,11 @@ import huggingface_hub.constants  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import safetensors.numpy  # noqa: E402
-import small_autoencoder  # noqa: E402
 import yaml  # noqa: E402
 from cli.test_generate import MODEL, saved  # noqa: E402
-from examined import all_ok, subject, tiny  # noqa: E402
-from hub_server import READER, WRITER, Fault, Repository  # noqa: E402
+from doctor.examined import all_ok, subject, tiny  # noqa: E402
+from interop.hub.hub_server import READER, WRITER, Fault, Repository  # noqa: E402
+from models import small_autoencoder  # noqa: E402
 from program import TINY_MLM, two_processes, write_corpus  # noqa: E402
 
 import jaxtrain  # noqa: E402

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from flax import nnx
 from program import TINY_MLM, environment, two_processes, write_corpus
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError, RunAgain

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from jax.sharding import NamedSharding, PartitionSpec
 from program import TINY_MLM, environment, write_corpus
+from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError

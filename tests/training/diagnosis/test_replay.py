@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small_checkpoint
-import toy
+from checkpoint import small_checkpoint
 from jax.sharding import PartitionSpec
 from program import (
     PROGRAM,
@@ -22,7 +21,8 @@ from program import (
     two_processes,
     write_corpus,
 )
-from wrong_device import FAULTY
+from training import toy
+from training.wrong_device import FAULTY
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import loopback
 import yaml
+from storage import loopback
 
 WRITER, READER = "hf_writer", "hf_reader"
 """Valid tokens; only the first may write."""

@@ -115,4 +115,4 @@ def wait_for(folder: Path, seconds: float) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(
         f"from jaxtrain.storage import disks\n\ndisks.OUTAGE_S = {seconds}\n"
     )
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent.parent)])}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}

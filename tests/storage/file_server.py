@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import loopback
 import pytest
 from obstore.store import MemoryStore
+from storage import loopback
 
 from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
