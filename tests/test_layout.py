@@ -215,7 +215,6 @@ CHOSEN = {
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "cli/command_line.py run": "commands.TABLE",
-    "models/gpt.py Config.in_transformers": _FIELDS,
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",

@@ -285,12 +285,16 @@ class Config(causal.CausalConfig):
     @property
     def in_transformers(self) -> bool:
         """Returns whether it is `NanoChatForCausalLM`, which has none of the fields of 2026."""
-        plain = {
-            field.name: field.default
-            for field in dataclasses.fields(self)
-            if field.name in _OF_2026 and field.name != "recipe"
-        }
-        return dataclasses.replace(self, **plain) == self
+        return self == dataclasses.replace(
+            self,
+            rotary_base=_ROTARY_BASE,
+            qk_scale=1.0,
+            window_pattern=None,
+            value_embeddings=False,
+            residual_scalars=False,
+            smear=False,
+            backout=False,
+        )
 
     def scaling(self, tokens_per_parameter: float) -> Scaling:
         """Returns length, batch and factors for this depth, relative to depth 12.
