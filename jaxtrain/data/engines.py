@@ -76,10 +76,6 @@ Begin = Callable[[Worker], Callable[[Item], Result]]
 class Engine(Protocol):
     """Where a function runs."""
 
-    @property
-    def where(self) -> str:
-        """Returns where the work runs, for messages, such as "2 processes"."""
-
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
@@ -109,11 +105,6 @@ class Threads:
     """
 
     workers: int
-
-    @property
-    def where(self) -> str:
-        """Implements :attr:`Engine.where`."""
-        return "this machine"
 
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
@@ -170,11 +161,6 @@ class Processes:
     """
 
     workers: int
-
-    @property
-    def where(self) -> str:
-        """Implements :attr:`Engine.where`."""
-        return "one process" if self.workers == 1 else f"{self.workers} processes"
 
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
@@ -298,11 +284,6 @@ class Ray:
     gpus: float | None = None
     say: Callable[[str], None] = terminal.say
 
-    @property
-    def where(self) -> str:
-        """Implements :attr:`Engine.where`."""
-        return f"the Ray cluster {self.address}"
-
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
@@ -350,7 +331,7 @@ class Ray:
         shared = ray.put((begin, more, _stamp(*more)))
         running: dict[Any, tuple[Any, Item]] = {}
         actors, free = 0, collections.deque[Any]()  # a handle for each item that may be added
-        wait = _Wait(ray, _resources(cpus, gpus), self.say)
+        report_at = time.monotonic() + _REPORT_S
         following = next(waiting, None)
         while following is not None or running:
             total = ray.cluster_resources()
@@ -366,7 +347,21 @@ class Ray:
                 following = next(waiting, None)
             if following is None:
                 free.clear()
-            for reference in wait.first_done(running):
+            references = list(running)
+            ray.wait(references, num_returns=1, timeout=_POLL_S)
+            # All that are finished, so that the cost of a wait, which grows with the tasks in
+            # flight, is not paid for each.
+            done, _ = ray.wait(references, num_returns=len(references), timeout=0)
+            if done:
+                report_at = math.inf
+            elif time.monotonic() > report_at:
+                report_at = math.inf
+                self.say(
+                    f"the Ray cluster has no result after {_REPORT_S:.0f} s: a worker needs "
+                    f"{cpus} CPUs and {gpus:g} GPUs; wait for other jobs, or add nodes (`ray "
+                    "status`)"
+                )
+            for reference in done:
                 handle, item = running.pop(reference)
                 result = _result(ray, reference)
                 if result is None:
@@ -385,40 +380,6 @@ class Ray:
             gpus = 1.0 if any(node.get("GPU") for node in nodes) else 0.0
         parts = [int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU")]
         return gpus, max(1, min(parts, default=1)) if gpus else 1
-
-
-class _Wait:
-    """Waits for results; reports how long the first one takes."""
-
-    def __init__(self, ray: Any, needs: str, say: Callable[[str], None]) -> None:
-        self._ray, self._needs, self._say = ray, needs, say
-        self._began, self._next_s = time.monotonic(), _REPORT_S
-
-    def first_done(self, running: dict[Any, Any]) -> list[Any]:
-        """Returns the tasks that are finished; [] if there are none for a while."""
-        references = list(running)
-        self._ray.wait(references, num_returns=1, timeout=_POLL_S)
-        # All that are finished, so that the cost of a wait, which grows with the tasks in flight,
-        # is not paid for each.
-        done, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-        waited = time.monotonic() - self._began
-        if done:
-            self._next_s = float("inf")
-        elif waited >= self._next_s:
-            self._next_s *= 2
-            free = self._ray.available_resources()
-            self._say(
-                f"waiting for the first result of the Ray cluster: {waited:.0f} s so far. A worker "
-                f"needs {self._needs}; free: {_resources(free.get('CPU', 0), free.get('GPU', 0))}. "
-                "If that is too little, wait for other jobs or add nodes (`ray status`)"
-            )
-        return list(done)
-
-
-def _resources(cpus: float, gpus: float) -> str:
-    """Returns CPUs and, if there are any, GPUs, such as "1 CPU and 0.25 GPUs"."""
-    text = f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
-    return f"{text} and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else text
 
 
 def _result(ray: Any, reference: Any) -> Any:
@@ -503,14 +464,12 @@ def _connected(address: str, say: Callable[[str], None]) -> Any:
             # To start a cluster, Ray forks only to execute another program.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except (ConnectionError, TimeoutError, socket.gaierror) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # a malformed address, or other versions
         token = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise InputError(
             f"--ray-address {address}: no Ray cluster found ({first_line(error)}): start one with "
             f"`ray start --head`, or pass --ray-address HOST:PORT, or local{token}"
         ) from error
-    except (ValueError, RuntimeError) as error:  # a malformed address, or other versions
-        raise InputError(f"--ray-address {address}: {first_line(error)}") from error
     except Exception as error:  # Ray has no class for a node that starts too slowly
         raise RunAgain(
             f"--ray-address {address}: {first_line(error)}: free memory or CPUs of this machine, "

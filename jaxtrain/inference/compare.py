@@ -165,7 +165,7 @@ class Meter:
             bad = result or BadExample(clip.entry.path, jobs.KILLS)
             if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.entry.file):
                 raise InputError(
-                    f"{clip.entry.file} does not exist on a node of {engine.where}: use a folder "
+                    f"{clip.entry.file} does not exist on a node of the Ray cluster: use a folder "
                     "that all nodes share under the same path"
                 )
             say(f"skipped: {bad}")

@@ -80,7 +80,7 @@ def workers_of(
     """
     if cluster is not None:
         begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
-        return cluster, begin, cluster.where
+        return cluster, begin, f"the Ray cluster {cluster.address}"
     devices = model.devices()
     threads = workers or max(len(devices), worker_count.threads())
     models = [model.on(device) for device in devices[:threads]]
