@@ -6,7 +6,6 @@ of workers never changes the examples or their order, and may differ from host t
 start of a run to the next.
 """
 
-import dataclasses
 import functools
 import math
 import os
@@ -14,7 +13,7 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtrain.storage.disks import free_bytes
 
@@ -160,14 +159,8 @@ def _cgroup_folders(groups: Path, own: Path) -> Iterator[Path]:
     yield from (above for above in (folder, *folder.parents) if above.is_relative_to(groups))
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerCount:
-    """The number of worker processes.
-
-    Attributes:
-        number: worker processes; 0 loads examples in the main process.
-        sentence: a line for the log.
-    """
+class WorkerCount(NamedTuple):
+    """The number of worker processes, 0 to load in the main process; and a line for the log."""
 
     number: int
     sentence: str

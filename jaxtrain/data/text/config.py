@@ -8,7 +8,7 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtrain.config import bounds
 from jaxtrain.data import cache
@@ -21,6 +21,7 @@ from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
 
+Made = TypeVar("Made")
 _MUCH_UNKNOWN = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
 
 
@@ -81,26 +82,21 @@ class Masked(Text):
         special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
         folder, facts = self.laid_out(prepared, Rule(model.sequence_length, special.sep), say)
-        parts: dict[Split, list[MaskedSource]] = {
-            split: [
-                MaskedSource(
-                    streams=_streams(prepared, folder, number, split, of_source[split]),
-                    sequence_length=model.sequence_length,
-                    vocab_size=recipe.ids,
-                    specials=special,
-                    mask_fraction=model.mask_fraction,
-                    random_share=self.random_share,
-                    keep_share=self.keep_share,
-                    with_segments=model.attend == "document",
-                    fingerprint=cache.digest(
-                        of_source[split]["sha256"], recipe.key, model.sequence_length
-                    ),
-                )
-                for number, of_source in enumerate(facts)
-                if of_source[split]["examples"]
-            ]
-            for split in SPLITS
-        }
+
+        def make(streams: Streams, fingerprint: str) -> MaskedSource:
+            return MaskedSource(
+                streams=streams,
+                sequence_length=model.sequence_length,
+                vocab_size=recipe.ids,
+                specials=special,
+                mask_fraction=model.mask_fraction,
+                random_share=self.random_share,
+                keep_share=self.keep_share,
+                with_segments=model.attend == "document",
+                fingerprint=fingerprint,
+            )
+
+        parts = _parts(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
             self._check_unknown(split, facts, parts[split], model, say)
         length, sequences = model.sequence_length, _total(facts, "train", "examples")
@@ -207,19 +203,16 @@ class Causal(Text):
         """
         length, recipe = model.sequence_length, prepared.recipe
         folder, facts = self.laid_out(prepared, Rule(length, None), say)
-        parts = {
-            split: [
-                windows.WindowSource(
-                    streams=_streams(prepared, folder, number, split, of_source[split]),
-                    token_bytes=str(folder / TOKEN_BYTES),
-                    sequence_length=length,
-                    fingerprint=cache.digest(of_source[split]["sha256"], recipe.key, length),
-                )
-                for number, of_source in enumerate(facts)
-                if of_source[split]["examples"]
-            ]
-            for split in SPLITS
-        }
+
+        def make(streams: Streams, fingerprint: str) -> windows.WindowSource:
+            return windows.WindowSource(
+                streams=streams,
+                token_bytes=str(folder / TOKEN_BYTES),
+                sequence_length=length,
+                fingerprint=fingerprint,
+            )
+
+        parts = _parts(prepared, folder, facts, length, make)
         bytes_per_token = _total(facts, "train", "bytes") / _total(facts, "train", "tokens")
         return self.opened(
             prepared,
@@ -233,12 +226,26 @@ Facts = Sequence[Mapping[Split, Mapping[str, Any]]]
 """Counts for each source and split: see :func:`jaxtrain.data.text.layout.lay_out`."""
 
 
-def _streams(
-    prepared: Prepared, folder: Path, number: int, split: Split, facts: Mapping[str, Any]
-) -> Streams:
-    """Returns the reader of a split of a source."""
-    prefix = str(folder / f"{number}.{split}")
-    return Streams(str(prepared.root), prefix, prepared.recipe.dtype.name, facts["examples"])
+def _parts(
+    prepared: Prepared,
+    folder: Path,
+    facts: Facts,
+    length: int,
+    make: Callable[[Streams, str], Made],
+) -> dict[Split, list[Made]]:
+    """Makes the source of examples of each split of each source of text, from its reader and its
+    fingerprint.
+    """
+    recipe, parts = prepared.recipe, dict[Split, list[Made]]()
+    for split in SPLITS:
+        parts[split] = []
+        for number, of_source in enumerate(facts):
+            if examples := of_source[split]["examples"]:
+                prefix = str(folder / f"{number}.{split}")
+                streams = Streams(str(prepared.root), prefix, recipe.dtype.name, examples)
+                digest = cache.digest(of_source[split]["sha256"], recipe.key, length)
+                parts[split].append(make(streams, digest))
+    return parts
 
 
 def _total(facts: Facts, split: Split, name: str) -> int:

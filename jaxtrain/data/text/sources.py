@@ -421,13 +421,13 @@ class Text(bounds.Section):
 
     def _samples(self, sources: Sequence[_Source]) -> list[vocabulary.Sample]:
         """Returns the text that a tokenizer is trained on."""
-        samples = []
+        samples = list[vocabulary.Sample]()
         for source in sources:
             training = [(shard, side is None) for shard, side in source.shards if side != "val"]
             if training:
                 split = self.train_split if training[0][1] else 1.0
                 below = layout.limit(split * source.fraction)
-                samples.append(vocabulary.Sample(tuple(training), below))
+                samples.append((training, below))
         return samples
 
     def _corpus(

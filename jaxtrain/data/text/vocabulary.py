@@ -1,6 +1,5 @@
 """Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,17 +21,9 @@ _BYTES_PER_DOCUMENT = 4096  # typical, of web pages
 _VERSION = 4  # changes with any rule that affects training
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """Text to train on.
-
-    Attributes:
-        shards: each with whether its documents are split, so that some validate.
-        below: only documents with a digest below this train.
-    """
-
-    shards: tuple[tuple[Shard, bool], ...]
-    below: int
+Sample = tuple[Sequence[tuple[Shard, bool]], int]
+"""Text to train on: shards, each with whether its documents are split, so that some validate; and
+the number that the digests of documents for training are below."""
 
 
 def prepare(
@@ -76,8 +67,8 @@ def prepare(
         return {"version": _VERSION}
 
     text = [
-        ([(shard.key(), is_split) for shard, is_split in sample.shards], sample.below)
-        for sample in samples
+        ([(shard.key(), is_split) for shard, is_split in shards], below)
+        for shards, below in samples
     ]
     target = (
         folder / f"vocabulary-{cache.digest(_VERSION, text, text_field, vocab_size, kind)[:20]}"
@@ -126,22 +117,22 @@ def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[st
     Each side of a source that is split has a document. If no digest says so, the greatest of a
     document validates, or the least trains, so these two documents wait until that is known.
     """
-    everything = [shard for sample in samples for shard, _ in sample.shards]
+    everything = [shard for shards, _ in samples for shard, _ in shards]
     step = max(1, -(-len(everything) // _MOST_SHARDS))
     bad = list[BadExample]()
     total = sum(shard.size for shard in everything[::step])
     number = 0
-    for sample in samples:
+    for shards, below in samples:
         least = greatest = (0, "")
         some_validate = some_train = False
-        for shard, is_split in sample.shards:
+        for shard, is_split in shards:
             number += 1
             if (number - 1) % step:
                 continue
             characters = 0
             for document in _read(shard, text_field, bad):
                 key = digest(document.encode())
-                if key >= sample.below:
+                if key >= below:
                     some_validate = True
                     least = min(least, (key, document)) if least[1] else (key, document)
                     continue
@@ -164,7 +155,7 @@ def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[st
             )
         elif not some_train:
             raise InputError(
-                f"{sample.shards[0][0].name}: no text to train a tokenizer on: add text, or pass "
+                f"{shards[0][0].name}: no text to train a tokenizer on: add text, or pass "
                 "other files"
             )
 

@@ -116,17 +116,15 @@ def content_groups(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> li
         alike[tuple(sorted(packets))].append(video)
     group = {video: video for video in clips}
     for videos in alike.values():
-        places = {video: _places(clips[video]) for video in sorted(videos)}
+        at = {_places(clips[video]): video for video in videos}
+        contents: dict[object, str] = {}
+        if len(at) > 1:
+            for place, video in at.items():
+                contents[place] = disks.when_readable(functools.partial(_digest, clips[video]))
         first: dict[object, str] = {}
-        for video, place in places.items():
-            group[video] = first.setdefault(place, video)
-        different = sorted({group[video] for video in videos})
-        if len(different) > 1:
-            for video in different:
-                digest = disks.when_readable(functools.partial(_digest, clips[video]))
-                first[places[video]] = first.setdefault(digest, video)
-            for video, place in places.items():
-                group[video] = first[place]
+        for video in sorted(videos):
+            place = _places(clips[video])
+            group[video] = first.setdefault(contents.get(place, place), video)
     return [group[video] for video in videos_of]
 
 
