@@ -1,7 +1,6 @@
 import errno
 import os
 import pwd
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -334,41 +333,6 @@ def test_a_fetch_that_failed_continues(
     assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
     assert {path.name for path in folder.iterdir()} == {"file", MANIFEST}
     assert len(built) == 1
-
-
-def test_one_process_of_a_machine_fetches(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others wait for it; before, each fetched, and a builder deleted what others fetched."""
-    built: list[int] = []
-    made_in([], built)
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
-    real, said, asked = Bucket.download, list[str](), list[str]()
-    waits = threading.Event()
-
-    def tell(line: str) -> None:
-        said.append(line)
-        if "waiting for it" in line:
-            waits.set()
-
-    def download(self: Bucket, name: str, path: Path, *rest: Any, **more: Any) -> Any:
-        asked.append(name)
-        if len(asked) == 1:
-            other.start()
-            assert waits.wait(30)
-        return real(self, name, path, *rest, **more)
-
-    other = threading.Thread(
-        target=lambda: cache.make_folder(folder, builder(built), tell, bucket=where), daemon=True
-    )
-    monkeypatch.setattr(Bucket, "download", download)
-    root = cache.root("s3://bucket/cache/")
-    folder, where = root / "text" / "key", cache.CacheBucket("s3://bucket/cache", root)
-    cache.make_folder(folder, builder(built), tell, bucket=where)
-    other.join(30)
-    assert asked == ["text/key/file", f"text/key/{MANIFEST}"]
-    assert len(built) == 1
-    assert "another process is making key: waiting for it" in said
 
 
 def test_a_fetch_that_does_not_fit_is_not_begun(

@@ -230,7 +230,6 @@ def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (RunAgain("the disk is full"), "on node7: the disk is full"),
         (Unavailable("no answer"), "on node7: no answer"),
         (InputError("--height 7: use 8"), "--height 7: use 8"),
         (

@@ -238,20 +238,6 @@ def test_names_of_any_length_and_script_are_kept(
         assert f"{stem}.mp4".endswith(kept.name)
 
 
-def test_temporary_failures_are_retried(server: Server, made: Path, tmp_path: Path) -> None:
-    body = (made / "0.mp4").read_bytes()
-    server.files["/x.mp4"] = [
-        Answer(b"", 500),
-        Answer(body, sent=100),
-        Answer(b"", 429),
-        Answer(body),
-    ]
-    (one,), said = _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
-    assert Path(one.path).read_bytes() == body
-    assert len(server.asked) == 5
-    assert SECRET not in "".join(said)
-
-
 def test_an_unreachable_server_is_a_temporary_failure(tmp_path: Path) -> None:
     with file_server.serving() as gone:
         base = gone.base
@@ -323,22 +309,6 @@ def test_redirects_are_followed_to_http_only(server: Server, made: Path, tmp_pat
     for number in range(1, 5):
         with pytest.raises(InputError, match="redirect is not followed"):
             _find(f"{server.base}/{number}.mp4", tmp_path)
-
-
-def test_a_proxy_is_used_and_gets_its_login(
-    server: Server, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with file_server.serving() as proxy:
-        target = server.base.replace("127.0.0.1", "localhost")
-        proxy.files["http://host.invalid/x.mp4"] = Answer(
-            b"", 302, headers={"Location": f"{target}/x.mp4"}
-        )
-        server.files["/x.mp4"] = Answer((made / "0.mp4").read_bytes())
-        monkeypatch.setenv("http_proxy", proxy.base.replace("://", f"://user:{SECRET}@"))
-        monkeypatch.setenv("no_proxy", "localhost")
-        _find("http://host.invalid/x.mp4", tmp_path)
-    assert proxy.proxy_logins == ["Basic dXNlcjpzRWNSZVQwMTIz"]
-    assert server.proxy_logins == [None]
 
 
 def test_addresses_that_differ_in_their_signature_are_the_same_file(

@@ -207,35 +207,3 @@ def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(line) == 30
     assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
     assert "line 2 has more than 30 bytes" in reason(write(tmp_path / "d.jsonl", line + " " + line))
-
-
-def test_devices_and_pipes_are_bad_files(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.txt", "c.parquet"):
-        (tmp_path / name).symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "d.txt")
-    for path in sorted(tmp_path.iterdir()):
-        assert reason(path) == "not a regular file"
-
-
-def test_damaged_parquet_files_are_bad(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
-    with pq.ParquetFile(path) as file:
-        start = file.metadata.row_group(0).column(0).dictionary_page_offset
-    intact = path.read_bytes()
-    reasons = set()
-    for at in range(start, start + 16):
-        for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
-            path.write_bytes(intact[:at] + bytes([value]) + intact[at + 1 :])
-            try:
-                list(read(path, None))
-            except BadExample as bad:
-                reasons.add(bad.reason)
-    assert reasons
-    assert all(one.startswith("broken parquet: ") for one in reasons)
-
-
-def test_a_json_array_is_told_from_one_object_per_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", b'[\n {"text": "a"},\n {"text": "b"}\n]\n')
-    assert reason(path).endswith(
-        "line 1: not JSON (Expecting value at character 2): write one JSON object per line"
-    )

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,48 +295,6 @@ def test_an_outage_of_the_disk_is_waited_for(
     prepared(plan, recipe, tmp_path / "struck")
     assert len(tries) == 3
     assert contents(tmp_path / "struck") == contents(tmp_path / "calm")
-
-
-DYING = """
-import os, sys
-sys.path[:0] = sys.argv[4:]
-from jaxtrain.data import engines
-from jaxtrain.data.text import documents, shards
-from jaxtrain.data.text.shards import Recipe
-import json
-from pathlib import Path
-folder, root, recipe = sys.argv[1:4]
-shards.GROUP_BYTES = 10_000
-made = shards._make
-def dying(*args):
-    if len(list(Path(root).glob("shard-*"))) == 2:
-        os.kill(os.getpid(), 9)
-    return made(*args)
-shards._make = dying
-plan = shards.plan(documents.find(folder, "", Path(folder), print))
-shards.prepare(plan, Recipe(**json.loads(recipe)), Path(root), print, engine=engines.Threads(1))
-"""
-
-
-def test_a_kill_loses_only_the_shard_that_was_being_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
-) -> None:
-    monkeypatch.setattr(shards, "GROUP_BYTES", 10_000)
-    folder, root = make(tmp_path / "in", files=6), tmp_path / "struck"
-    plan = shards.plan(found(folder))
-    prepared(plan, recipe, tmp_path / "calm")
-    root.mkdir()
-    fields = {"tokenizer": recipe.tokenizer, "name": "", "form": "sentences", "ids": 120}
-    described = json.dumps({**fields, "marks": [specials.SEP], "text_field": None})
-    died = subprocess.run(
-        [sys.executable, "-c", DYING, str(folder), str(root), described, *sys.path], check=False
-    )
-    assert died.returncode == -9
-    kept = {path: path.stat().st_ino for path in root.glob("shard-*")}
-    assert len(kept) == 2
-    prepared(plan, recipe, root)
-    assert contents(root) == contents(tmp_path / "calm")
-    assert {path: path.stat().st_ino for path in kept} == kept
 
 
 def test_a_worker_that_is_killed_is_reported_with_its_files(tmp_path: Path, recipe: Recipe) -> None:

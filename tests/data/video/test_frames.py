@@ -42,13 +42,6 @@ def _close(got: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
     np.testing.assert_allclose(got, expected, atol=6)
 
 
-def test_nothing_moves_and_colors_are_preserved(tmp_path: Path) -> None:
-    path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 3, crf="4")
-    clip = _clip(path, height=64, width=96)
-    assert (clip.shape, clip.dtype) == ((3, 64, 96, 3), np.uint8)
-    _close(_corners(clip[1]), [_RED, _GREEN, _BLUE, _WHITE])
-
-
 @pytest.mark.parametrize(
     ("codec", "pix_fmt", "full_range"),
     [

@@ -1,10 +1,8 @@
 """The index is built once, updated when files change, and identified by their content."""
 
-import concurrent.futures
 import dataclasses
 import os
 import shutil
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -192,23 +190,3 @@ def test_each_folder_of_a_bucket_must_be_complete(
     monkeypatch.setattr(index.video_files, "find", lambda *rest: [])
     index.of_path(url, "--data.path", tmp_path, decode_all=False, say=print)
     assert checked == [url] * is_checked
-
-
-def test_few_files_wait_for_a_thread(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting: list[int] = []
-    real = concurrent.futures.ThreadPoolExecutor.submit
-
-    def submit(pool: Any, *rest: Any) -> Any:
-        future = real(pool, *rest)
-        waiting.append(pool._work_queue.qsize())
-        return future
-
-    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", submit)
-    monkeypatch.setattr(index, "_BLOCK", 2)
-    monkeypatch.setattr(index.worker_count, "threads", lambda: 1)
-    monkeypatch.setattr(index, "_examine", lambda video, *rest: time.sleep(0.01) or video)
-    monkeypatch.setattr(index.cache, "write_lines", lambda *rest: None)
-    videos = [files.VideoFile(str(number)) for number in range(20)]
-    entries = index.build(videos, data, decode_all=False, say=print)
-    assert [entry.name for entry in entries] == [video.name for video in videos]
-    assert max(waiting) <= 2

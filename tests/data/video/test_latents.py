@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import threading
 import tracemalloc
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -159,24 +158,6 @@ def test_memory_does_not_grow_with_the_length_of_a_video(tmp_path: Path) -> None
     tracemalloc.stop()
     size = (tmp_path / "out").stat().st_size
     assert size > windows * 2 * math.prod(shape) > 4 * peak
-
-
-def test_a_full_batch_does_not_wait_for_other_threads() -> None:
-    batches = encode_latents.Batches(Means(), SHAPE, 2, waiting=2)
-    other = threading.Event()
-
-    def hold() -> None:
-        with batches.video():
-            other.wait(20)
-
-    with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(hold)
-        with batches.video():
-            added = [batches.add(np.zeros((6, 64, 96, 3), np.uint8)) for _ in range(5)]
-        assert [window.done() for window in added] == [True, True, True, True, False]
-        other.set()
-        holding.result()
-        assert added[4].result(timeout=20).shape == SHAPE
 
 
 def test_a_start_opens_no_file_with_latents(

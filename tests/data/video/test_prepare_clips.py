@@ -127,13 +127,7 @@ def _read(path: str) -> np.ndarray:
     return picture[0, 16, [8, 24, 40]].astype(int)
 
 
-def test_turned_and_odd_sized_videos(tmp_path: Path) -> None:
-    turned = sample.rotate_quarter(sample.write(tmp_path / "t.mp4", 8))
-    _cut(turned, tmp_path / "t")
-    info = packets.scan(str(tmp_path / "t/00000.mp4"))
-    assert (info.height, info.width, info.rotation) == (90, 60, 0)
-    upright = _read_whole(str(tmp_path / "t/00000.mp4"))
-    np.testing.assert_allclose(upright, _read_whole(str(turned)), atol=40)
+def test_odd_sized_videos(tmp_path: Path) -> None:
     odd = sample.write(
         tmp_path / "odd.mkv",
         [np.full((45, 67, 3), 90, np.uint8)] * 8,
@@ -143,21 +137,6 @@ def test_turned_and_odd_sized_videos(tmp_path: Path) -> None:
     _cut(odd, tmp_path / "odd")
     info = packets.scan(str(tmp_path / "odd/00000.mp4"))
     assert (info.height, info.width) == (40, 60)
-
-
-def _read_whole(path: str) -> np.ndarray:
-
-    info = packets.scan(path)
-    return sample.cropped(
-        sample.decoded(path, info, [5]),
-        info,
-        height=48,
-        width=32,
-        scale=1,
-        across=0,
-        down=0,
-        mirror=False,
-    ).astype(int)
 
 
 def test_a_piece_ends_at_a_hard_cut(tmp_path: Path) -> None:
@@ -352,14 +331,13 @@ def test_a_disk_that_is_gone_is_waited_for_and_then_ends_the_command(
     assert (outcome.made + outcome.skipped, len(outcome.failed)) == (3, 1)
 
 
-@pytest.mark.parametrize("fraction", [0.25, 0.9])
 def test_a_video_that_is_copied_while_it_is_cut_is_cut_again_by_the_next_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = sample.write(tmp_path / "in/a.mkv", 40)
     _run(path.parent, tmp_path / "expected")
     content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * fraction)])
+    path.write_bytes(content[: len(content) // 4])
     real = pieces.cut
 
     def cut(*arguments: Any) -> pieces.Cut:

@@ -159,38 +159,20 @@ def _header(name: bytes, size: int, kind: bytes) -> bytes:
     return bytes(block)
 
 
-def _pax(key: bytes, value: bytes) -> bytes:
-    length = len(key) + len(value) + 3
-    length += len(str(length + len(str(length))))
-    body = b"%d %s=%s\n" % (length, key, value)
-    return _header(b"pax", len(body), b"x") + body + bytes(-len(body) % 512)
-
-
 PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (_pax(b"GNU.sparse.map", b"0,a") + PLAIN, "invalid literal"),
-        (_pax(b"GNU.sparse.major", b"1") + _pax(b"GNU.sparse.minor", b"0") + PLAIN, None),
-        (_pax(b"GNU.sparse.size", b"z") + PLAIN, "invalid literal"),
         (_header(b"v.mp4", 10, b"S") + PLAIN[512:], r"member v\.mp4 is sparse.*without --sparse"),
         (_header(b"v.mp4", 2**80, b"0") + bytes(1024), "cannot be read as a tar"),
-        (b"".join(_pax(b"path", b"%d.mp4" % n) for n in range(3000)) + PLAIN, "recursion"),
-        (
-            _header(b"long", 2**62, b"x") + PLAIN,
-            "declares a header that is too large|cannot be read",
-        ),
-        (_pax(b"path", b"1" * 255) + PLAIN, None),
+        (_header(b"long", 2**62, b"x") + PLAIN, "header that is too large|cannot be read"),
     ],
 )
-def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
+def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
-    if said is None:  # odd, but readable
-        tar_members.members(str(path), tmp_path)
-        return
     with pytest.raises(InputError, match=said) as error:
         tar_members.members(str(path), tmp_path)
     assert str(path) in str(error.value)
