@@ -54,3 +54,12 @@ class Gate(NamedTuple):
     def is_met(self, values: Mapping[str, float]) -> bool:
         """Whether the values of a validation meet it; NaN does not."""
         return _RELATIONS[self.relation](values[self.metric], self.value)
+
+    def decided_at(self, eval_every: int | None, total: int) -> int:
+        """Returns the steps after which the validation comes that decides it.
+
+        Args:
+            eval_every: steps between validations; the last step has one in any case.
+            total: steps of the run.
+        """
+        return total if eval_every is None else min(-(-self.step // eval_every) * eval_every, total)

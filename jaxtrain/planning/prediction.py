@@ -8,6 +8,7 @@ the best case, and its full time in the worst.
 import dataclasses
 
 from jaxtrain import config
+from jaxtrain.config.gates import Gate
 from jaxtrain.planning.cards import Card
 from jaxtrain.planning.compilation import CompiledStep
 from jaxtrain.planning.input_rate import Input
@@ -124,6 +125,7 @@ class RunTime:
         hours: their sum; likewise.
         price: per GPU-hour, in any currency.
         money: cost of all GPUs; None without a price or hours.
+        gates: gate of ``loop.gates`` -> hours until the validation that decides it.
     """
 
     steps: int | None
@@ -132,6 +134,7 @@ class RunTime:
     hours: Range | None
     price: float | None
     money: Range | None
+    gates: dict[str, Range] = dataclasses.field(default_factory=dict)
 
 
 def memory(step: CompiledStep, card: Card, gpus_per_node: int) -> Memory:
@@ -234,7 +237,7 @@ def run_time(
     rates = (1 / paced[0], 1 / paced[1])
     if step.total is None:
         return RunTime(None, rates, None, None, price, None)
-    steps, every = step.total, run.loop.replay_every
+    steps, every, compile_s = step.total, run.loop.replay_every, step.compile_s
     replays = -(-steps // every) if every else 0  # and the last step
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
@@ -248,7 +251,7 @@ def run_time(
         loading_s = given.seconds[end] if validations else 0.0
         return {
             "start": START_S,
-            "compilation": step.compile_s,
+            "compilation": compile_s,
             "steps": steps * own[end],
             "replayed steps": replays * REPLAYED * own[end],
             "waiting for input": steps * (paced[end] - own[end]),
@@ -259,6 +262,15 @@ def run_time(
     best, worst = case(0), case(1)
     hours = (sum(best.values()) / HOUR_S, sum(worst.values()) / HOUR_S)
     devices = run.mesh.devices
+
+    def until(step: int) -> Range:
+        """Hours until a step: what is spent before the first one, and a share of the rest."""
+        before = START_S + compile_s
+        return (
+            (before + (hours[0] * HOUR_S - before) * step / steps) / HOUR_S,
+            (before + (hours[1] * HOUR_S - before) * step / steps) / HOUR_S,
+        )
+
     return RunTime(
         steps,
         rates,
@@ -266,4 +278,8 @@ def run_time(
         hours,
         price,
         None if price is None else (hours[0] * devices * price, hours[1] * devices * price),
+        {
+            text: until(Gate.parse(text).decided_at(run.loop.eval_every, steps))
+            for text in run.loop.gates
+        },
     )

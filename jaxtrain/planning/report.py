@@ -7,7 +7,7 @@ from jaxtrain import versions
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.planner import Plan
-from jaxtrain.planning.prediction import ERROR, HOUR_S, seconds
+from jaxtrain.planning.prediction import ERROR, HOUR_S, Range, seconds
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
@@ -216,22 +216,26 @@ def _run(plan: Plan) -> str:
         for name, span in run.seconds.items()
         if span[1] >= 1
     ]
-    return f"the run, predicted: {run.steps:,} steps at {rate}\n" + _wrapped(
-        f"  {'; '.join(parts)}"
-    )
+    gates = [
+        f"  up to the gate {gate}: {'; '.join(_hours_and_cost(hours, plan))}"
+        for gate, hours in run.gates.items()
+    ]
+    lines = [f"the run, predicted: {run.steps:,} steps at {rate}", f"  {'; '.join(parts)}", *gates]
+    return "\n".join(map(_wrapped, lines))
 
 
 def _cost(plan: Plan) -> list[str]:
     """Formats hours, and cost if a price was given; empty if the hours are unknown."""
-    run = plan.run
-    if run.hours is None:
-        return []
-    cost = [formats.hours(*run.hours)]
-    if run.money is not None:
-        cheap, dear = run.money
+    return [] if plan.run.hours is None else _hours_and_cost(plan.run.hours, plan)
+
+
+def _hours_and_cost(hours: Range, plan: Plan) -> list[str]:
+    shown, price = [formats.hours(*hours)], plan.run.price
+    if price is not None:
+        cheap, dear = (end * plan.step.cost.devices * price for end in hours)
         span = f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
-        cost.append(f"cost {span} at {run.price:g} per GPU-hour")
-    return cost
+        shown.append(f"cost {span} at {price:g} per GPU-hour")
+    return shown
 
 
 def _wrapped(line: str) -> str:

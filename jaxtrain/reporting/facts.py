@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxtrain.config import metrics
+from jaxtrain.config.gates import Gate
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN
 from jaxtrain.reporting import times
 from jaxtrain.reporting.run_files import RecordedRun
@@ -73,6 +74,26 @@ def steps_of_run(run: RecordedRun) -> int | None:
     """Returns the planned length of the run in steps; None if unknown."""
     totals = [start["total"] for start in run.starts if start.get("total") is not None]
     return totals[-1] if totals else run.config.get("loop", {}).get("steps")
+
+
+def gates(run: RecordedRun) -> dict[str, str]:
+    """Returns each gate of ``loop.gates``, and what the run showed of it."""
+    shown = {}
+    for text in run.config.get("loop", {}).get("gates") or ():
+        gate = Gate.parse(text)
+        decided = (r for r in run.records if gate.metric in r and r["step"] >= gate.step)
+        record = next(decided, None)
+        if record is None:
+            shown[text] = "not decided yet"
+            continue
+        value = record[gate.metric]
+        met = value is not None and gate.is_met(record)
+        unit = metrics.describe(gate.metric, run.metrics).unit
+        shown[text] = (
+            f"{'met' if met else 'not met'}: {formats.metric(value, unit)} at step "
+            f"{record['step']:,}"
+        )
+    return shown
 
 
 def span(run: RecordedRun) -> tuple[float, float] | None:

@@ -73,9 +73,15 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     def last(name: str) -> Cell:
         return lambda run: _last_and_best(results[run.label].get(name))
 
+    gates = dict.fromkeys(text for run in runs for text in facts.gates(run))
+
+    def gate(text: str) -> Cell:
+        return lambda run: facts.gates(run).get(text)
+
     rows: list[tuple[str, Cell]] = [
         ("steps", _steps),
         *((name, last(name)) for name in leading),
+        *((f"gate {text}", gate(text)) for text in gates),
         ("running time", _running_time),
         ("time spent training", _useful),
         ("devices", _devices),

@@ -11,6 +11,7 @@ from planning.step_findings import compiled, traffic
 from jaxtrain import config
 from jaxtrain.planning import cards, input_rate, planner, prediction, report
 from jaxtrain.planning.compilation import CompiledStep, Temporary
+from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 
 H100 = cards.card("h100")
@@ -142,6 +143,19 @@ def test_hours_and_cost() -> None:
 def seconds(found: planner.Plan) -> dict[str, prediction.Range]:
     assert found.run.seconds is not None
     return found.run.seconds
+
+
+def test_a_gate_costs_the_start_and_its_share_of_the_run() -> None:
+    text = "val/loss < 3 at 1500"  # decided by the validation after 1,600 of 3,600 steps
+    found = made(price=2.0, typed=["--loop.gates", text, "--loop.eval_every", "400"])
+    (hours,) = found.run.gates.values()
+    assert found.run.hours is not None
+    started = 61 / 3600  # start and compilation
+    for end in (0, 1):
+        share = (found.run.hours[end] - started) * 1600 / 3600
+        assert hours[end] == pytest.approx(started + share)
+    (line,) = [line for line in report.text(found).splitlines() if "up to the gate" in line]
+    assert f"{text}: {formats.hours(*hours)}; cost" in line
 
 
 def test_hours_and_cost_include_replayed_steps() -> None:

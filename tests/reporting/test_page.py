@@ -93,6 +93,15 @@ def test_one_run(tmp_path: Path) -> None:
     assert (slider["max"], slider["data-steps"]) == ("1", "50 100")
 
 
+def test_gates_show_how_they_were_decided(tmp_path: Path) -> None:
+    gates = ["val/loss < 0.2 at 30", "val/loss < 0.01 at 100", "val/loss < 1 at 101"]
+    loop = {"loop": {"gates": gates}}
+    text = text_of(made(written_run.write(tmp_path, config=written_run.CONFIG | loop)))
+    assert "gate val/loss < 0.2 at 30 met: 0.09804 at step 50" in text
+    assert "gate val/loss < 0.01 at 100 not met: 0.0495" in text
+    assert "gate val/loss < 1 at 101 not decided yet" in text
+
+
 def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Path) -> None:
     other = written_run.CONFIG | {"seed": 2}
     one = written_run.write(tmp_path / "one", history=written_run.full_history())
