@@ -4,6 +4,7 @@ In a page, the text between ``<!-- NAME: ... -->`` and ``<!-- end -->`` is gener
 written by hand. A test fails where a page differs from what this writes.
 """
 
+import ast
 import contextlib
 import io
 import os
@@ -153,6 +154,32 @@ def _config_row(name: str) -> tuple[str, str, str, str]:
     return f"`{name}`", summary, batch, sharding or "\N{EN DASH}"
 
 
+# What trains a model, in reading order: without attention, optimizers, events, and what is around
+# the loop.
+CORE = (
+    "config/run.py",
+    *("data/source.py", "data/sampler.py", "data/pipeline.py"),
+    "sharding.py",
+    *("training/state.py", "training/step_setup.py", "training/step.py", "training/skip_step.py"),
+    *("training/loop.py", "training/save_policy.py"),
+    *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
+    *("checkpoint/restore.py", "checkpoint/resume.py"),
+    *("models/contract.py", "models/mlm.py"),
+)
+
+
+def core() -> str:
+    """The files of the core: the first line of each docstring, and the number of lines."""
+    rows, total = [], 0
+    for name in CORE:
+        text = (DOCS.parent / "jaxtrain" / name).read_text()
+        lines, first = len(text.splitlines()), ast.get_docstring(ast.parse(text)) or ""
+        total += lines
+        summary = first.partition("\n")[0].replace("``", "`")
+        rows.append((f"[{name}](../jaxtrain/{name})", summary, f"{lines:,}"))
+    return table(("file", "content", "lines"), [*rows, ("", "", f"{total:,}")])
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
     "training-metrics": lambda: of_metrics("training", "train"),
@@ -163,6 +190,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "run-directory": run_directory,
     "commands": command_help,
     "fields": config_fields,
+    "core": core,
 }
 
 

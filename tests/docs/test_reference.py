@@ -28,6 +28,13 @@ def test_pages_are_up_to_date(reference: ModuleType, monkeypatch: pytest.MonkeyP
         assert text == reference.written(text), f"{page}: run python docs/reference.py"
 
 
+def test_the_core_can_be_read_in_one_sitting(reference: ModuleType, checkout: Path) -> None:
+    lines = sum(
+        len((checkout / "jaxtrain" / name).read_text().splitlines()) for name in reference.CORE
+    )
+    assert lines <= 6000, "move what is not the core out of it"
+
+
 def test_every_generated_part_has_its_place(reference: ModuleType) -> None:
     placed = re.findall(
         r"<!-- ([\w-]+): generated", "".join(page.read_text() for page in reference.pages())

@@ -1,0 +1,99 @@
+"""Canaries in real runs: planted faults are noticed, and good runs are silent."""
+
+from pathlib import Path
+
+import program
+import pytest
+
+from jaxtrain.config import files
+
+pytestmark = pytest.mark.long
+
+FROZEN = """
+import optax
+from jaxtrain.optim import build
+correct = build.make_optimizer
+def masked(*arguments):
+    wrong = lambda params: {name: name.startswith(PARTS) for name in params}
+    return optax.chain(correct(*arguments), optax.masked(optax.set_to_zero(), wrong))
+build.make_optimizer = masked
+"""
+SHUFFLED = """
+import jax.numpy as jnp
+from jaxtrain.models import mlm
+def shuffled(method):
+    def with_others(self, batch, *keys):
+        targets = jnp.roll(batch["targets"], (1, 3), (0, 1))
+        return method(self, batch | {"targets": targets}, *keys)
+    return with_others
+mlm.MaskedLanguageModel.loss = shuffled(mlm.MaskedLanguageModel.loss)
+mlm.MaskedLanguageModel.evaluate = shuffled(mlm.MaskedLanguageModel.evaluate)
+"""
+STILL_AVERAGE = """
+import optax
+from jaxtrain.optim import ema
+correct = ema.averaging
+def still(settings):
+    return optax.GradientTransformation(correct(settings).init, lambda u, state, p: (u, state))
+ema.averaging = still
+"""
+RUN = """
+from jaxtrain import config
+run = config.named("demo_mlm")
+"""
+
+
+def trained(folder: Path, file: str, *words: object) -> tuple[int, str]:
+    """Runs the tiny masked LM from a config file; returns the exit code and what was printed."""
+    program.write_corpus(folder)
+    (folder / "fault.py").write_text(file + RUN)
+    typed = ["--config", "fault.py", *program.TINY_MLM[2:], "--data.path", "corpus"]
+    typed += ["--mesh.fsdp", "1", "--loop.log_every", "50", "--output-dir", "run"]
+    ended = program.run(folder, *typed, *words)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "code", "expected"),
+    [
+        (FROZEN.replace("PARTS", "'layers.0.'"), (), 0, "did not change from step"),
+        (FROZEN.replace("PARTS", "''"), (), 4, "no parameter changed from step"),
+        ("", ("--optim.peak_lr", "1e-30"), 4, "no parameter changed"),
+        (SHUFFLED, (), 4, "frequencies"),
+        (STILL_AVERAGE, ("--optim.average.decay", 0.9), 0, "average"),
+    ],
+    ids=["a wrong mask", "all masked", "no learning rate", "shuffled targets", "a still average"],
+)
+def test_a_planted_fault_is_noticed(
+    file: str, words: tuple[object, ...], code: int, expected: str, tmp_path: Path
+) -> None:
+    steps = ("--loop.steps", 1000, "--loop.eval_every", 50)
+    returned, printed = trained(tmp_path, file, *steps, *words)
+    assert expected in printed, printed
+    assert returned == code, printed
+
+
+TINY = """
+import dataclasses
+base = config.named(NAME)
+run = dataclasses.replace(base, model=type(base.model).tiny())
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("name", files.names())
+def test_a_good_run_is_silent(name: str, tmp_path: Path, cache: str) -> None:
+    (tmp_path / "tiny.py").write_text(TINY.replace("NAME", repr(name)))
+    typed: list[object] = ["--config", "tiny.py", "--precision", "float32", "--data.demo", "True"]
+    typed += ["--mesh.data", 1, "--mesh.fsdp", 1, "--data.workers", 1, "--data.batch_size", 8]
+    typed += ["--optim.accumulate", 1, "--loop.epochs", "None", "--loop.tokens_per_param", "None"]
+    typed += ["--loop.steps", 600, "--loop.eval_every", 60, "--loop.eval_examples", 16]
+    typed += ["--loop.log_every", 100, "--output-dir", "run"]
+    ended = program.run(tmp_path, *typed, JAXTRAIN_CACHE=cache)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == 0, printed
+    assert "warning" not in printed
