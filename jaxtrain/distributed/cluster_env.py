@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError
@@ -83,10 +84,9 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
     explicit = _explicit(given)
     if explicit is not None:
         return explicit if explicit.count > 1 else None
-    for scheme in (_open_mpi, _slurm, _pmi, _world):
-        found = scheme(given)
-        if found is not None:
-            return found if found.count > 1 else None
+    found = _mpi(given, _OPEN_MPI) or _slurm(given) or _mpi(given, _MPICH) or _world(given)
+    if found is not None:
+        return found if found.count > 1 else None
     if ADDRESS in given:
         raise InputError(
             f"{ADDRESS} is set, but not {COUNT} and {INDEX}: set all three for a run of several "
@@ -215,33 +215,67 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
     )
 
 
-def _open_mpi(given: Mapping[str, str]) -> Cluster | None:
-    if "OMPI_COMM_WORLD_SIZE" not in given:
+class _Names(NamedTuple):
+    """The variables of a launcher, for messages also how it is started and sets a variable."""
+
+    scheme: str
+    starter: str
+    export: str
+    size: str
+    rank: str
+    local_size: str
+    local_rank: str
+
+
+_OPEN_MPI = _Names(
+    *("Open MPI", "Open MPI's mpirun", "mpirun -x"),
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
+_MPICH = _Names(
+    *("MPI", "mpiexec", "mpiexec -genv"),
+    *("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+)
+_PLATFORM = _Names(
+    *("WORLD_SIZE and RANK", "the platform", ""),
+    *("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+)
+
+
+def _mpi(given: Mapping[str, str], names: _Names) -> Cluster | None:
+    if names.size not in given:
         return None
-    count = _number(given, "OMPI_COMM_WORLD_SIZE", 1, None)
+    count = _number(given, names.size, 1, None)
     if count == 1:
         return _alone()
-    _need(given, "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_RANK",))
-    coordinator, source = _given_or(given, "", "")
+    _need(given, names.starter, names.size, (names.rank,))
     # Where mpirun itself runs, up to Open MPI 4: "2914.0;tcp://10.0.0.1,10.1.0.1:34911;tcp6://..."
     uri = given.get("OMPI_MCA_orte_hnp_uri", "")
     mpirun = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,:\]]+)", uri)
-    if not coordinator and mpirun:
-        # Its job numbers are multiples of 2^12; jax shifts them, too.
-        coordinator, source = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}", "OMPI_MCA_orte_hnp_uri"
+    # Its job numbers are multiples of 2^12; jax shifts them, too.
+    there = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}" if mpirun else ""
+    coordinator, source = _given_or(given, there, "OMPI_MCA_orte_hnp_uri")
     if not coordinator:
-        raise _no_address("OMPI_COMM_WORLD_SIZE", count, "mpirun -x")
-    local = _number(given, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, None, default=1)
+        raise InputError(
+            f"{names.size} is {count}, but no variable gives the address of process 0: add "
+            f"{names.export} {ADDRESS}=HOST:PORT with the host of process 0 and a free port"
+        )
+    return _of(given, names, count, coordinator, source)
+
+
+def _of(
+    given: Mapping[str, str], names: _Names, count: int, coordinator: str, source: str
+) -> Cluster:
+    local = _number(given, names.local_size, 1, None, default=1)
+    known = names.local_size in given or names is _PLATFORM
     return Cluster(
-        scheme="Open MPI",
+        scheme=names.scheme,
         coordinator=coordinator,
         source=source,
         count=count,
-        index=_number(given, "OMPI_COMM_WORLD_RANK", 0, count, of="OMPI_COMM_WORLD_SIZE"),
-        hosts=-(-count // local),
-        devices=_devices(
-            given, _number(given, "OMPI_COMM_WORLD_LOCAL_RANK", 0, None, default=0), local
-        ),
+        index=_number(given, names.rank, 0, count, of=names.size),
+        hosts=-(-count // local) if known else None,
+        devices=_devices(given, _number(given, names.local_rank, 0, None, default=0), local),
     )
 
 
@@ -287,28 +321,6 @@ def _slurm(given: Mapping[str, str]) -> Cluster | None:
     )
 
 
-def _pmi(given: Mapping[str, str]) -> Cluster | None:
-    if "PMI_SIZE" not in given:
-        return None
-    count = _number(given, "PMI_SIZE", 1, None)
-    if count == 1:
-        return _alone()
-    _need(given, "mpiexec", "PMI_SIZE", ("PMI_RANK",))
-    coordinator, source = _given_or(given, "", "")
-    if not coordinator:
-        raise _no_address("PMI_SIZE", count, "mpiexec -genv")
-    local = _number(given, "MPI_LOCALNRANKS", 1, None, default=1)
-    return Cluster(
-        scheme="MPI",
-        coordinator=coordinator,
-        source=source,
-        count=count,
-        index=_number(given, "PMI_RANK", 0, count, of="PMI_SIZE"),
-        hosts=-(-count // local) if "MPI_LOCALNRANKS" in given else None,
-        devices=_devices(given, _number(given, "MPI_LOCALRANKID", 0, None, default=0), local),
-    )
-
-
 def _world(given: Mapping[str, str]) -> Cluster | None:
     if given.get("WORLD_SIZE", "1") == "1":
         return None  # a notebook's pod may set it to 1 without a distributed run
@@ -323,16 +335,7 @@ def _world(given: Mapping[str, str]) -> Cluster | None:
         host = given["MASTER_ADDR"]
         coordinator = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         source = "MASTER_ADDR and MASTER_PORT"
-    local = _number(given, "LOCAL_WORLD_SIZE", 1, None, default=1)
-    return Cluster(
-        scheme="WORLD_SIZE and RANK",
-        coordinator=coordinator,
-        source=source,
-        count=count,
-        index=_number(given, "RANK", 0, count, of="WORLD_SIZE"),
-        hosts=-(-count // local),
-        devices=_devices(given, _number(given, "LOCAL_RANK", 0, None, default=0), local),
-    )
+    return _of(given, _PLATFORM, count, coordinator, source)
 
 
 def _alone() -> Cluster:
@@ -351,13 +354,6 @@ def _need(given: Mapping[str, str], who: str, because: str, names: tuple[str, ..
             f"{'is' if len(missing) == 1 else 'are'} not set: start every process with {who}, "
             f"which sets all of them, or unset {because} to train with one process"
         )
-
-
-def _no_address(because: str, count: int, export: str) -> InputError:
-    return InputError(
-        f"{because} is {count}, but no variable gives the address of process 0: add {export} "
-        f"{ADDRESS}=HOST:PORT with the host of process 0 and a free port"
-    )
 
 
 def _number(
