@@ -136,12 +136,12 @@ class Pointer:
                     "wrote it"
                 )
             files = {name: (size, list(pieces)) for name, (size, pieces) in stored["files"].items()}
-            found = cls(**stored | {"files": files})
+            pointer = cls(**stored | {"files": files})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"its pointer is damaged: {error}") from None
-        if found.step != step:
-            raise Damaged(f"its pointer is for step {found.step}")
-        return found
+        if pointer.step != step:
+            raise Damaged(f"its pointer is for step {pointer.step}")
+        return pointer
 
     def to_json(self) -> bytes:
         """Returns the stored form."""
@@ -163,11 +163,11 @@ class Pointer:
         """
         for name, (size, _) in self.files.items():
             try:
-                there = (run / self.data / name).stat().st_size
+                size_now = (run / self.data / name).stat().st_size
             except _MISSING:
                 return f"{name} is missing"
-            if there != size:
-                return f"{name} has {there} bytes, but {size} were saved"
+            if size_now != size:
+                return f"{name} has {size_now} bytes, but {size} were saved"
         return ""
 
     def damage(self, run: Path) -> str:
@@ -195,8 +195,8 @@ class Pointer:
 def data_of(content: bytes | None) -> str:
     """Returns the data folder that a pointer names, even if it is damaged; "" if it has none."""
     match = re.search(rb'"data": ?"([^"]*)"', content or b"")
-    found = match[1].decode(errors="replace") if match else ""
-    return found if _DATA_NAME.fullmatch(found) else ""
+    data = match[1].decode(errors="replace") if match else ""
+    return data if _DATA_NAME.fullmatch(data) else ""
 
 
 def name_of(kind: str, step: int) -> str:
@@ -311,10 +311,10 @@ def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
 
 def _readable(path: Path) -> Pointer:
     try:
-        found = read(path)
-        if missing := found.missing(run_of(path)):
+        pointer = read(path)
+        if missing := pointer.missing(run_of(path)):
             raise Damaged(missing)
-        return found
+        return pointer
     except Damaged as why:
         raise InputError(f"{path} is not a complete checkpoint: {why}") from None
     except OSError as error:
@@ -355,10 +355,10 @@ def listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
-def others(there: Mapping[str, list[int]], step: int) -> str:
+def others(by_kind: Mapping[str, list[int]], step: int) -> str:
     """Formats the steps in ``checkpoints/`` and ``best/`` for a message, without a damaged one."""
     intact = {
-        kind: [other for other in numbers if other != step] for kind, numbers in there.items()
+        kind: [other for other in numbers if other != step] for kind, numbers in by_kind.items()
     }
     return "; ".join(f"{kind}/ has: {listed(numbers)}" for kind, numbers in intact.items())
 

@@ -112,11 +112,11 @@ class RemoteRun:
             return
         stored = self.bucket.sizes(wanted.data)
         for name, size in left.items():
-            found = stored.get(f"{wanted.data}/{name}")
-            if found is None:
+            size_stored = stored.get(f"{wanted.data}/{name}")
+            if size_stored is None:
                 raise Damaged(f"{name} is missing")
-            if found != size:
-                raise Damaged(f"{name} has {found} bytes, but {size} were saved")
+            if size_stored != size:
+                raise Damaged(f"{name} has {size_stored} bytes, but {size} were saved")
         total = sum(left.values())
         self._say(f"fetching {shown} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
         folder.mkdir(parents=True, exist_ok=True)

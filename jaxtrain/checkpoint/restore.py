@@ -119,16 +119,22 @@ def _beside(path: Path) -> str:
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:
     """Returns one phrase per array that differs; different shapes and dtypes first."""
-    here = {name: f"{array.dtype} {list(array.shape)}" for name, array in wanted.items()}
-    there = {name: f"{array.dtype} {list(array.shape)}" for name, array in saved.items()}
-    found = [
-        f"{name} is {there[name]} in the checkpoint and {here[name]} in this run"
-        for name in here
-        if name in there and here[name] != there[name]
+    in_run = {name: f"{array.dtype} {list(array.shape)}" for name, array in wanted.items()}
+    in_checkpoint = {name: f"{array.dtype} {list(array.shape)}" for name, array in saved.items()}
+    phrases = [
+        f"{name} is {in_checkpoint[name]} in the checkpoint and {in_run[name]} in this run"
+        for name in in_run
+        if name in in_checkpoint and in_run[name] != in_checkpoint[name]
     ]
-    found += [f"{name} {here[name]} is not in the checkpoint" for name in here if name not in there]
+    phrases += [
+        f"{name} {in_run[name]} is not in the checkpoint"
+        for name in in_run
+        if name not in in_checkpoint
+    ]
     if not subset:
-        found += [
-            f"{name} {there[name]} is only in the checkpoint" for name in there if name not in here
+        phrases += [
+            f"{name} {in_checkpoint[name]} is only in the checkpoint"
+            for name in in_checkpoint
+            if name not in in_run
         ]
-    return found
+    return phrases

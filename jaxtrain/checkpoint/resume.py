@@ -196,12 +196,12 @@ class Run:
         """Verifies a checkpoint on the disk; one that best/ and checkpoints/ have is read once."""
         path = self.path(kind, step)
         try:
-            found = pointer.read(path)
+            content = pointer.read(path)
         except Damaged as why:
             return str(why)
-        if found.data not in self._verdicts:
-            self._verdicts[found.data] = found.damage(self.directory)
-        return self._verdicts[found.data]
+        if content.data not in self._verdicts:
+            self._verdicts[content.data] = content.damage(self.directory)
+        return self._verdicts[content.data]
 
     def _is_behind(self, copy: RemoteRun) -> bool:
         for step in reversed(copy.store.steps()):
@@ -332,10 +332,10 @@ def _step(step: int, run: Run) -> Path:
     start, damaged = newest_intact(run, only=lambda number: number == step)
     if start is None:
         why = next((f" ({why})" for why in damaged.values()), "")
-        there = {kind: run.steps(kind) for kind in KINDS}
+        by_kind = {kind: run.steps(kind) for kind in KINDS}
         raise InputError(
             f"--resume {step}: {run.directory} has no complete checkpoint {step}{why}; "
-            f"{others(there, step)}; pass one of these steps, or --resume latest"
+            f"{others(by_kind, step)}; pass one of these steps, or --resume latest"
         )
     run.settle()
     return start
@@ -359,20 +359,20 @@ def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Pa
         InputError: there is no intact one.
         OSError: the disk does not respond.
     """
-    found = pointer.at(path)
-    if found is None and not path.is_dir():
+    named = pointer.at(path)
+    if named is None and not path.is_dir():
         raise InputError(
             f"{flag}: no such folder: pass latest, a step, or the path of a checkpoint or run "
             "directory"
         )
-    directory = path if found is None else pointer.run_of(found)
-    if found is not None and directory != found.parent.parent:  # in damaged/ or another aside
-        if damage := pointer.verify(found):
-            raise InputError(f"{flag}: {found} is not a complete checkpoint ({damage})")
-        return found
-    if found is not None:
-        kinds = (found.parent.name,)
-    step = None if found is None else pointer.step_of(found.name)
+    directory = path if named is None else pointer.run_of(named)
+    if named is not None and directory != named.parent.parent:  # in damaged/ or another aside
+        if damage := pointer.verify(named):
+            raise InputError(f"{flag}: {named} is not a complete checkpoint ({damage})")
+        return named
+    if named is not None:
+        kinds = (named.parent.name,)
+    step = None if named is None else pointer.step_of(named.name)
     return of_run(Run(directory), str(directory), flag, say, kinds, step)
 
 
@@ -403,11 +403,11 @@ def of_run(
         step: of the checkpoint; None for the newest.
     """
     start, damaged = newest_intact(run, kinds, lambda number: step in (None, number))
-    there = {kind: run.steps(kind) for kind in KINDS}
+    by_kind = {kind: run.steps(kind) for kind in KINDS}
     if start is None and step is not None:
         why = next(iter(damaged.values()), "there is none")
         raise InputError(
-            f"{flag}: {shown} has no complete checkpoint {step} ({why}); {others(there, step)}"
+            f"{flag}: {shown} has no complete checkpoint {step} ({why}); {others(by_kind, step)}"
         )
     for (kind, number), why in damaged.items():
         if start is None:
@@ -590,20 +590,20 @@ def check_same_run(
     from_file.check_not_in_weights(model, old["model"], source)
 
 
-def check_constants(source: str, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
+def check_constants(source: str, saved: Mapping[str, str], of_files: Mapping[str, str]) -> None:
     """Rule 6, for the weights that a model reads from files and does not train.
 
     Args:
         source: the checkpoint, as it is printed.
         saved: part of the model -> checksum of its values, from the metadata.
-        found: likewise, of this run's files.
+        of_files: likewise, of this run's files.
 
     Raises:
         InputError: names the first part whose values differ.
     """
-    for part in sorted({*saved, *found}):
-        was, now = (one[part][:8] if part in one else "none" for one in (saved, found))
-        if saved.get(part) != found.get(part):
+    for part in sorted({*saved, *of_files}):
+        was, now = (one[part][:8] if part in one else "none" for one in (saved, of_files))
+        if saved.get(part) != of_files.get(part):
             raise InputError(
                 f"{source} was trained with other values of {part} (checksum {was}) than this "
                 f"config's files have ({now}): pass the files that the run started with, which its "
@@ -638,10 +638,10 @@ def of_source(source: Path) -> Path:
         InputError: the path is neither a checkpoint nor a run directory with an intact one.
         OSError: the disk does not respond.
     """
-    found = pointer.at(source)
-    if found is not None and pointer.is_complete(found):
-        return found
-    path, _ = (None, {}) if found is not None else newest_intact(Run(source), (BEST, CHECKPOINTS))
+    named = pointer.at(source)
+    if named is not None and pointer.is_complete(named):
+        return named
+    path, _ = (None, {}) if named is not None else newest_intact(Run(source), (BEST, CHECKPOINTS))
     if path is not None:
         return path
     raise InputError(
@@ -652,9 +652,9 @@ def of_source(source: Path) -> Path:
 
 def complete_of_source(source: Path) -> Iterator[Path]:
     """Yields the complete checkpoints that :func:`of_source` tries first; reads no arrays."""
-    found = pointer.at(source)
-    if found is not None and pointer.is_complete(found):
-        yield found
+    named = pointer.at(source)
+    if named is not None and pointer.is_complete(named):
+        yield named
     for kind in (BEST, CHECKPOINTS):
         path = pointer.newest(source / kind)
         if path is not None:

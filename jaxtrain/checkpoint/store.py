@@ -132,8 +132,8 @@ class BucketFolder:
 
     def get(self, name: str) -> bytes | None:
         """Reads a file."""
-        found = self.bucket.get(name)
-        return None if found is None else found.data
+        content = self.bucket.get(name)
+        return None if content is None else content.data
 
     def put(self, name: str, content: bytes) -> None:
         """Writes a file."""
@@ -170,8 +170,8 @@ class CheckpointStore:
 
     def steps(self, kind: str = CHECKPOINTS) -> list[int]:
         """Returns the steps of the pointers in a folder, such as ``"best"``, ascending."""
-        found = map(step_of, self.place.names(kind))
-        return sorted(step for step in found if step is not None)
+        numbers = map(step_of, self.place.names(kind))
+        return sorted(step for step in numbers if step is not None)
 
     def pointers(self) -> Iterator[tuple[str, int]]:
         """Yields the folder and the step of each pointer, also of those aside."""
@@ -199,9 +199,9 @@ class CheckpointStore:
     def data(self, kind: str, step: int) -> str:
         """Returns the folder of a checkpoint's files; "" if its pointer is damaged."""
         name = name_of(kind, step)
-        if found := self._data.get(name) or data_of(self.place.get(name)):
-            self._data[name] = found
-        return found
+        if folder := self._data.get(name) or data_of(self.place.get(name)):
+            self._data[name] = folder
+        return folder
 
     def commit(self, kinds: Iterable[str], step: int, content: bytes) -> None:
         """Makes a checkpoint appear, whose files are there.
