@@ -84,9 +84,9 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
     explicit = _explicit(given)
     if explicit is not None:
         return explicit if explicit.count > 1 else None
-    found = _mpi(given, _OPEN_MPI) or _slurm(given) or _mpi(given, _MPICH) or _world(given)
-    if found is not None:
-        return found if found.count > 1 else None
+    cluster = _mpi(given, _OPEN_MPI) or _slurm(given) or _mpi(given, _MPICH) or _world(given)
+    if cluster is not None:
+        return cluster if cluster.count > 1 else None
     if ADDRESS in given:
         raise InputError(
             f"{ADDRESS} is set, but not {COUNT} and {INDEX}: set all three for a run of several "
@@ -131,10 +131,10 @@ def bind_address(cluster: Cluster, environment: Mapping[str, str]) -> str:
     if not is_local(cluster):
         return f"[::]:{cluster.port}"
     try:
-        found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
     except OSError:
-        found = []
-    hosts = [str(one[4][0]) for one in sorted(found, key=lambda one: one[0])]  # IPv4 first
+        resolved = []
+    hosts = [str(one[4][0]) for one in sorted(resolved, key=lambda one: one[0])]  # IPv4 first
     host = hosts[0] if hosts else "127.0.0.1"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{cluster.port}" if ":" in host else f"{host}:{cluster.port}"
@@ -152,7 +152,7 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
     with announced(lambda: f"an address of the coordinator's host {cluster.host!r}"):
         while True:
             try:
-                found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
+                resolved = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
                 break
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -162,7 +162,7 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
                         "host:port of process 0, with a name or an IP that every host can resolve"
                     ) from None
                 time.sleep(_LOOK_EVERY_S)
-    addresses = sorted({str(one[4][0]).partition("%")[0] for one in found})
+    addresses = sorted({str(one[4][0]).partition("%")[0] for one in resolved})
     if (cluster.hosts or 1) > 1 and all(_only_here(address) for address in addresses):
         raise InputError(
             f"the coordinator {cluster.coordinator} (from {cluster.source}) is "
@@ -175,10 +175,10 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
 def is_loopback(host: str) -> bool:
     """Returns whether a name or address refers only to the machine that resolves it."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(_only_here(str(one[4][0]).partition("%")[0]) for one in found)
+    return all(_only_here(str(one[4][0]).partition("%")[0]) for one in resolved)
 
 
 def _only_here(address: str) -> bool:
@@ -198,9 +198,9 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
     needed = (ADDRESS, COUNT, index)
     missing = [name for name in needed if name not in given]
     if missing or count is None:
-        there = [name for name in needed if name in given]
+        is_set = [name for name in needed if name in given]
         raise InputError(
-            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} set, but not "
+            f"{' and '.join(is_set)} {'is' if len(is_set) == 1 else 'are'} set, but not "
             f"{' and '.join(missing)}: set all three for a run of several processes, or none for "
             "one process"
         )
@@ -253,8 +253,8 @@ def _mpi(given: Mapping[str, str], names: _Names) -> Cluster | None:
     uri = given.get("OMPI_MCA_orte_hnp_uri", "")
     mpirun = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,:\]]+)", uri)
     # Its job numbers are multiples of 2^12; jax shifts them, too.
-    there = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}" if mpirun else ""
-    coordinator, source = _given_or(given, there, "OMPI_MCA_orte_hnp_uri")
+    of_mpirun = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}" if mpirun else ""
+    coordinator, source = _given_or(given, of_mpirun, "OMPI_MCA_orte_hnp_uri")
     if not coordinator:
         raise InputError(
             f"{names.size} is {count}, but no variable gives the address of process 0: add "
@@ -368,8 +368,8 @@ def _number(
 ) -> int:
     """Parses a variable as a number from ``least`` to ``below - 1``; ``of`` set that limit."""
     text = given.get(name, "1" if default is None else str(default))
-    wrong = not (text.isascii() and text.isdecimal()) or int(text) < least
-    if wrong or (below is not None and int(text) >= below):
+    invalid = not (text.isascii() and text.isdecimal()) or int(text) < least
+    if invalid or (below is not None and int(text) >= below):
         what = f"an integer, at least {least}"
         if below is not None:
             what = f"an integer from {least} to {below - 1}"

@@ -63,7 +63,7 @@ def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]
 
 def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
     """Returns a sentence that names each difference, its values, and its processes; or ""."""
-    found: list[str] = []
+    differences: list[str] = []
     cures: list[str] = []
     for kind, cure in _CURES.items():
         names = dict.fromkeys(name for one in every for name in one.get(kind, {}))
@@ -71,14 +71,14 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
             values = [one.get(kind, {}).get(name, "(absent)") for one in every]
             # Only the code's digest is compared; the commit after it is for the reader.
             if len({value.split(" ", 1)[0] if kind == "code" else value for value in values}) > 1:
-                found.append(f"{name} is {_by_process(values)}")
+                differences.append(f"{name} is {_by_process(values)}")
                 cures.append(cure)
-    if not found:
+    if not differences:
         return ""
-    more = len(found) - _FIELDS_TO_NAME
+    more = len(differences) - _FIELDS_TO_NAME
     return (
         "the processes differ: "
-        + "; ".join(found[:_FIELDS_TO_NAME])
+        + "; ".join(differences[:_FIELDS_TO_NAME])
         + (f"; and {more} more" if more > 0 else "")
         + ": "
         + ", and ".join(dict.fromkeys(cures))
@@ -129,7 +129,7 @@ def _commit(checkout: Path) -> str:
     if not (checkout / ".git").exists():
         return ""
     try:
-        found = subprocess.run(
+        ended = subprocess.run(
             ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"],
             capture_output=True,
             text=True,
@@ -138,7 +138,7 @@ def _commit(checkout: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.strip()
+    return ended.stdout.strip()
 
 
 def _by_process(values: list[str]) -> str:

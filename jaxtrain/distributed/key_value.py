@@ -238,10 +238,10 @@ class KeyValueStore:
     def _missing(self, topic: str) -> str:
         """Lists the processes that have published nothing, for messages."""
         try:
-            there = self.published(topic)
+            published = self.published(topic)
         except RuntimeError:  # the service is gone
             return "the other processes"
-        missing = [str(process) for process in range(self.count) if process not in there]
+        missing = [str(process) for process in range(self.count) if process not in published]
         if not missing:  # all have published, so the service itself failed
             return "the other processes"
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""

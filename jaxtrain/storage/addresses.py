@@ -224,16 +224,16 @@ def scrub(text: str) -> str:
 
 def scrubbed(value: T) -> T:
     """Applies :func:`public` to each string in JSON-able values and tuples."""
-    found: Any = value
+    result: Any = value
     if isinstance(value, str):
-        found = public(value)
+        result = public(value)
     elif isinstance(value, dict):
-        found = {scrubbed(key): scrubbed(one) for key, one in value.items()}
+        result = {scrubbed(key): scrubbed(one) for key, one in value.items()}
     elif isinstance(value, list):
-        found = [scrubbed(one) for one in value]
+        result = [scrubbed(one) for one in value]
     elif isinstance(value, tuple):
-        found = tuple(scrubbed(one) for one in value)
-    return found  # type: ignore[no-any-return]
+        result = tuple(scrubbed(one) for one in value)
+    return result  # type: ignore[no-any-return]
 
 
 def _replaced(match: re.Match[str]) -> str:

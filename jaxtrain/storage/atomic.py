@@ -130,9 +130,9 @@ def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in names:
-        found = _TEMPORARY.fullmatch(name)
-        if found is not None and Path(found[1]).suffix == (found[2] or ""):
-            yield folder / name, found[1]
+        match = _TEMPORARY.fullmatch(name)
+        if match is not None and Path(match[1]).suffix == (match[2] or ""):
+            yield folder / name, match[1]
 
 
 def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alone: bool) -> None:

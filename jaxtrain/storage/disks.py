@@ -87,8 +87,8 @@ def unreadable(
 def _is_unmounted(folder: str) -> bool:
     while True:
         try:
-            with os.scandir(folder) as found:
-                return next(found, None) is None
+            with os.scandir(folder) as entries:
+                return next(entries, None) is None
         except (FileNotFoundError, NotADirectoryError):
             if folder == os.path.dirname(folder):
                 return True
@@ -131,8 +131,8 @@ def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
 
 def free_bytes(folder: Path) -> int:
     """Returns the bytes that this user may still write to the disk of a folder."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def check_room(folder: Path, need: int, what: str, cure: str) -> None:

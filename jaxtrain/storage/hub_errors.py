@@ -19,9 +19,9 @@ def is_temporary(error: BaseException | None) -> bool:
     if addresses.is_unknown_host(error):
         return False
     while error is not None:
-        found = getattr(error, "response", None)
-        if found is not None:  # the Hub was reached
-            return bool(found.status_code in _LATER or found.status_code >= _SERVERS_FAULT)
+        answer = getattr(error, "response", None)
+        if answer is not None:  # the Hub was reached
+            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
         of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
         if of_library or isinstance(error, ConnectionError | TimeoutError):
             return True
@@ -32,19 +32,19 @@ def is_temporary(error: BaseException | None) -> bool:
 def response(error: BaseException | None) -> Any:
     """Returns the Hub's response that an error or one of its causes is about, or None."""
     while error is not None:
-        found = getattr(error, "response", None)
-        if found is not None:
-            return found
+        answer = getattr(error, "response", None)
+        if answer is not None:
+            return answer
         error = error.__cause__ or error.__context__
     return None
 
 
 def reason(error: BaseException) -> str:
     """Returns the cause of an error in a few words: the Hub's status, or the message."""
-    found = response(error)
-    if found is not None:
-        phrase = getattr(found, "reason_phrase", "")
-        return f"the Hub answers {found.status_code} {phrase}".strip()
+    answer = response(error)
+    if answer is not None:
+        phrase = getattr(answer, "reason_phrase", "")
+        return f"the Hub answers {answer.status_code} {phrase}".strip()
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

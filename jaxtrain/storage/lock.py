@@ -149,7 +149,7 @@ def holder(directory: Path) -> str:
 
 def _holder(descriptor: int) -> str:
     try:
-        found = json.loads(os.pread(descriptor, 1000, 0))
-        return f"process {found['pid']} on {found['host']}"
+        holder = json.loads(os.pread(descriptor, 1000, 0))
+        return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return "unknown process"

@@ -204,10 +204,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     import io
 
     torch = _torch(path)
-    held = io.BytesIO()
+    content = io.BytesIO()
     # Copied, as PyTorch warns about read-only arrays such as jax's.
-    torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, held)
-    atomic.write_whole(path, held.getvalue())
+    torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, content)
+    atomic.write_whole(path, content.getvalue())
 
 
 class ArrayLocation(NamedTuple):
@@ -243,18 +243,18 @@ def locations(path: Path) -> tuple[dict[str, ArrayLocation], dict[str, str]]:
             (length,) = struct.unpack("<Q", file.read(8))
             header = atomic.parse_json(file.read(length))
         header.pop("__metadata__", None)
-        found = {}
+        arrays = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
-            found[name] = ArrayLocation(entry["dtype"], shape, 8 + length + begin, end - begin)
+            arrays[name] = ArrayLocation(entry["dtype"], shape, 8 + length + begin, end - begin)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a complete .safetensors file ({first_line(error)[:_NAME_CHARACTERS]})"
         ) from error
-    for name in found:
+    for name in arrays:
         _check_name(path, name)
-    return found, about
+    return arrays, about
 
 
 def _check_name(path: Path, name: object) -> None:
@@ -265,8 +265,8 @@ def _check_name(path: Path, name: object) -> None:
 
 def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensors, dict[str, str]]:
     everything, about = locations(path)
-    there = {name: location for name, location in everything.items() if wanted(name)}
-    for name, location in there.items():
+    chosen = {name: location for name, location in everything.items() if wanted(name)}
+    for name, location in chosen.items():
         if location.code not in _DTYPES:
             raise InputError(
                 f"{path}: {name} has dtype {location.code}, which is not supported: export the "
@@ -274,7 +274,7 @@ def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensor
             )
     try:
         with open(path, "rb") as file:
-            return {name: _read_array(file, location) for name, location in there.items()}, about
+            return {name: _read_array(file, location) for name, location in chosen.items()}, about
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a complete .safetensors file ({error})") from error
 
@@ -296,11 +296,11 @@ def _read_pytorch(path: Path) -> Tensors:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
-    found = _state_dict(path, content)
-    for name, tensor in found.items():
+    tensors = _state_dict(path, content)
+    for name, tensor in tensors.items():
         _check_name(path, name)
         _check_tensor(torch, tensor, f"{path}: {name}")
-    return {name: _as_array(torch, tensor) for name, tensor in found.items()}
+    return {name: _as_array(torch, tensor) for name, tensor in tensors.items()}
 
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:

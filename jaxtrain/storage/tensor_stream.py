@@ -116,13 +116,13 @@ def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterat
         InputError: the file or the array does not exist.
     """
     tensor_files.check_file(path, "a .safetensors file")
-    there, about = tensor_files.locations(path)
-    if name not in there:
+    arrays, about = tensor_files.locations(path)
+    if name not in arrays:
         raise InputError(
             f"{path} does not contain {name!r}, which jaxtrain encode writes; it contains "
-            f"{', '.join(list(there)[:6])}"
+            f"{', '.join(list(arrays)[:6])}"
         )
-    location = there[name]
+    location = arrays[name]
     dtypes = dict(DTYPES.values())
     if location.code not in dtypes:
         raise InputError(

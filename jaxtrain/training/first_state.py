@@ -196,13 +196,13 @@ def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
         InputError: the files do not fit, or the processes have different ones.
     """
     model = setup.run.model
-    found: dict[str, np.ndarray] = model.constants()
-    if found.keys() != setup.definition.constants:
+    constants: dict[str, np.ndarray] = model.constants()
+    if constants.keys() != setup.definition.constants:
         raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
-    if found:
+    if constants:
         process_group.check_same(
             "weights of the losses",
-            str(checksums(found)),
+            str(checksums(constants)),
             "give every process the same files",
         )
-    return found
+    return constants

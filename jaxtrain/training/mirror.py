@@ -503,11 +503,14 @@ class Mirror:
         for kind in (BEST, CHECKPOINTS):
             for step in disk.steps(kind)[-1:]:
                 with contextlib.suppress(Damaged):
-                    found, content = disk.read(kind, step)
+                    described, content = disk.read(kind, step)
                     stored = step in self._remote.store.steps(kind)
-                    if not stored or self._remote.store.data(kind, step) != found.data:
-                        kinds = (*(saves[found.data].kinds if found.data in saves else ()), kind)
-                        saves[found.data] = Save(step, kinds, found.data, content, agreed)
+                    if not stored or self._remote.store.data(kind, step) != described.data:
+                        kinds = (
+                            *(saves[described.data].kinds if described.data in saves else ()),
+                            kind,
+                        )
+                        saves[described.data] = Save(step, kinds, described.data, content, agreed)
         return list(saves.values())
 
     def _take_missed(self) -> None:
@@ -599,63 +602,65 @@ class Mirror:
             return True
 
     def _upload(self, save: Save) -> None:
-        found = Pointer.parse(save.content, save.step)
+        described = Pointer.parse(save.content, save.step)
         if not self._first:
             # Process 0 has its own of the files that describe the arrays.
             state = f"{pointer.STATE}/"
             files = {
                 name: about
-                for name, about in found.files.items()
+                for name, about in described.files.items()
                 if name.startswith(state) and "/" in name.removeprefix(state)
             }
-            found = dataclasses.replace(found, files=files)
-        there = self._bucket.sizes(found.data)
+            described = dataclasses.replace(described, files=files)
+        stored = self._bucket.sizes(described.data)
 
         def send(name: str) -> None:
-            path, size = f"{found.data}/{name}", found.files[name][0]
+            path, size = f"{described.data}/{name}", described.files[name][0]
             if self._stopped:
                 raise lease.Lost("the upload is abandoned")
-            if there.get(path) != size:
+            if stored.get(path) != size:
                 self._bucket.put(path, self.directory / path, self._sent)
             else:
                 self._sent(size)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(send, sorted(found.files, key=lambda name: -found.files[name][0])):
+            for _ in pool.map(
+                send, sorted(described.files, key=lambda name: -described.files[name][0])
+            ):
                 pass
         if self._first:
             self._lease.check()
         # A resume on new machines continues these files: none may be older than the checkpoint.
         self._upload_files()
         if self.own_disk:
-            self._bucket.put(_list_of(found.data, self._process), found.to_json())
+            self._bucket.put(_list_of(described.data, self._process), described.to_json())
             if not self._first:
                 return
-            found = self._together(found)
+            described = self._together(described)
         self._lease.check()
-        remote.note(self.directory, self.url, [found.data])
+        remote.note(self.directory, self.url, [described.data])
         with self._commits:
             if self._stopped:
                 return
             store = self._remote.store
-            store.commit(save.kinds, save.step, found.to_json())
+            store.commit(save.kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.agreed)
             store.collect(self.using())
             if self.own_disk:  # a launcher looks there for progress
                 disk = CheckpointStore(Folder(self.directory))
-                disk.commit(save.kinds, save.step, found.to_json())
+                disk.commit(save.kinds, save.step, described.to_json())
                 disk.retain(1, 1)
 
-    def _together(self, found: Pointer) -> Pointer:
+    def _together(self, described: Pointer) -> Pointer:
         """Waits for the lists of all processes; returns a pointer with the files of all.
 
         Raises:
             Damaged: a process has uploaded nothing for a minute.
         """
-        names = {_list_of(found.data, process) for process in range(self._count)}
+        names = {_list_of(described.data, process) for process in range(self._count)}
         before, since = -1, time.monotonic()
-        while missing := names - (there := self._bucket.sizes(found.data)).keys():
-            total = sum(there.values())
+        while missing := names - (stored := self._bucket.sizes(described.data)).keys():
+            total = sum(stored.values())
             if total != before:
                 before, since = total, time.monotonic()
                 self._sent.moved_at = since
@@ -667,11 +672,11 @@ class Mirror:
         files: pointer.FileList = {}
         for name in sorted(names):
             content = self._remote.store.place.get(name)
-            files |= Pointer.parse(content or b"", found.step).files
+            files |= Pointer.parse(content or b"", described.step).files
         for name, (size, _) in files.items():
-            if there.get(f"{found.data}/{name}") != size:
-                raise Damaged(f"{found.data}/{name} is missing or has another size")
-        return dataclasses.replace(found, files=files)
+            if stored.get(f"{described.data}/{name}") != size:
+                raise Damaged(f"{described.data}/{name} is missing or has another size")
+        return dataclasses.replace(described, files=files)
 
     def _warn(self, line: str) -> None:
         if line not in self._reported:

@@ -30,9 +30,9 @@ def check(run: config.Run, *, resumes: bool) -> None:
     Raises:
         InputError: contains every problem.
     """
-    found = [*_devices(run), *_workers(run), *_replay(run), *unreadable(run, resumes=resumes)]
-    if found:
-        raise InputError(*found)
+    problems = [*_devices(run), *_workers(run), *_replay(run), *unreadable(run, resumes=resumes)]
+    if problems:
+        raise InputError(*problems)
 
 
 def refuse(run: config.Run, flags: RunFlags, wrong: Sequence[str] = ()) -> None:
@@ -51,23 +51,23 @@ def refuse(run: config.Run, flags: RunFlags, wrong: Sequence[str] = ()) -> None:
     """
     cluster = cluster_env.find(os.environ)
     alone = cluster is None
-    found = [*config.problems(run), *_profile(run, flags.profile)]
+    problems = [*config.problems(run), *_profile(run, flags.profile)]
     # Only process 0 needs the packages.
-    found += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
+    problems += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
-    found += _bucket(run, flags.output_dir)
+    problems += _bucket(run, flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
-        found += _places(flags)
-    if not found and not wrong:
+        problems += _places(flags)
+    if not problems and not wrong:
         return
     open_fields = {name for message in wrong for name in fields_of(message)}
     # The devices of other processes are not known yet.
     if alone and "--simulate-devices" not in open_fields:
         process_group.connect(os.environ, flags.simulate_devices)
-        found += _devices(run)
-    found += unreadable(run, resumes=flags.resume is not None)
+        problems += _devices(run)
+    problems += unreadable(run, resumes=flags.resume is not None)
     # Drops what may only be a consequence of an override that could not be applied.
-    raise InputError(*wrong, *(one for one in found if not open_fields & {*fields_of(one)}))
+    raise InputError(*wrong, *(one for one in problems if not open_fields & {*fields_of(one)}))
 
 
 def _profile(run: config.Run, text: str | None) -> Iterator[str]:
@@ -89,9 +89,9 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
                 "loop.replay_every",
             )
     if span is not None and isinstance(run.loop.steps, int):
-        wrong = profiler.too_late(span, run.loop.steps)
-        if wrong:
-            yield Problem(wrong, "loop.steps")
+        problem = profiler.too_late(span, run.loop.steps)
+        if problem:
+            yield Problem(problem, "loop.steps")
 
 
 def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
@@ -167,6 +167,6 @@ def _devices(run: config.Run) -> Iterator[str]:
     except InputError as error:
         yield from error.messages
         return
-    wrong = wrong_count(run.mesh)
-    if wrong:
-        yield Problem(wrong, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")
+    problem = wrong_count(run.mesh)
+    if problem:
+        yield Problem(problem, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

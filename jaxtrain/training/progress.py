@@ -313,13 +313,13 @@ class Progress:
         values = values | self._window.close()
         if not self._recorded:  # these steps include the start of the workers
             self._slow.started()
-        found = self._system_metrics.window()
-        held = hardware.memory_gib()
-        if held is not None:
-            found[GPU_MEMORY] = held
+        measured = self._system_metrics.window()
+        used = hardware.memory_gib()
+        if used is not None:
+            measured[GPU_MEMORY] = used
         with self.on_devices():  # CPUs may compute the exchange at once, with all processes
             self._slow.logged()
-            values |= self._of_all.delayed(found)
+            values |= self._of_all.delayed(measured)
         self.results.add(values)
         self._log.emit(Metrics(done, values))
         self._phases.logged(values)

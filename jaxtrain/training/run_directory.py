@@ -148,9 +148,11 @@ def start_from(
         )
         if chosen is None:
             return ""
-        found = chosen.absolute()
+        absolute = chosen.absolute()
         home = _absolute(output_dir or "")
-        return str(found.relative_to(home) if own_disk and home in found.parents else found)
+        return str(
+            absolute.relative_to(home) if own_disk and home in absolute.parents else absolute
+        )
 
     chosen = process_group.process_zero_decides(decide)
     return _absolute(output_dir or "") / chosen if chosen else None
@@ -287,17 +289,17 @@ def check_shared(directory: Path) -> None:
             trouble = _unseen(files, wanted)
         host = socket.gethostname()[:40]
         trouble = trouble and f"(on {host}) {trouble}"
-        said = process_group.gather("shared storage", trouble)  # all have read
+        troubles_of_all = process_group.gather("shared storage", trouble)  # all have read
     finally:
         with contextlib.suppress(OSError):
             own.unlink()
-    troubles = [f"process {number} {one}" for number, one in enumerate(said) if one]
+    troubles = [f"process {number} {one}" for number, one in enumerate(troubles_of_all) if one]
     if troubles:
         shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
         more = len(troubles) - _TROUBLES_TO_NAME
         shown += f"; and {more} more" if more > 0 else ""
         # A file that one process cannot write is missing for the others: the disk's error matters.
-        cure = next(filter(None, map(cure_of, said)), "")
+        cure = next(filter(None, map(cure_of, troubles_of_all)), "")
         if cure:
             raise RunAgain(
                 f"{directory} is not usable in all processes: {shown}: {cure}, or set another "

@@ -110,8 +110,8 @@ class RunLog(events.EventLog):
         self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
-        found = versions.versions()
-        own = ", ".join(f"{package} {found[package]}" for package in ("jaxtrain", "jax"))
+        installed = versions.versions()
+        own = ", ".join(f"{package} {installed[package]}" for package in ("jaxtrain", "jax"))
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {own}")
         self.log(versions.line())  # of all packages: 180 columns
         if jax.default_backend() == "cpu" and platform.lacks_driver():

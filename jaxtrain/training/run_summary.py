@@ -37,9 +37,9 @@ class Results:
 
     def add(self, values: Mapping[str, float]) -> None:
         """Adds the metrics of a logged step, or of a validation."""
-        for name, found in self._values.items():
+        for name, logged in self._values.items():
             if name in values:
-                found.append(values[name])
+                logged.append(values[name])
 
     def lines(self) -> list[Line]:
         """Returns a line for the training metrics and one for validation.

@@ -266,16 +266,16 @@ def with_values(
     """
 
     def among(old: Arrays, new: Mapping[str, np.ndarray]) -> Arrays:
-        found = dict(old)
+        arrays = dict(old)
         for name, array in new.items():
             if name not in old or old[name].shape != array.shape:
                 shape = old[name].shape if name in old else "no such array"
                 raise ValueError(f"{name} has shape {array.shape}, but the model has {shape}")
             whole = np.asarray(array, old[name].dtype)
-            found[name] = jax.make_array_from_callback(
+            arrays[name] = jax.make_array_from_callback(
                 whole.shape, old[name].sharding, whole.__getitem__
             )
-        return found
+        return arrays
 
     return dataclasses.replace(
         state, params=among(state.params, params), extras=among(state.extras, extras)
@@ -299,12 +299,12 @@ def checksums(constants: Mapping[str, np.ndarray]) -> dict[str, str]:
     Args:
         constants: dotted path -> the full array.
     """
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     for name, array in sorted(constants.items()):
-        part = found.setdefault(name.partition(".")[0], hashlib.sha256())
+        part = digests.setdefault(name.partition(".")[0], hashlib.sha256())
         part.update(f"{name} {array.dtype} {array.shape}".encode())
         part.update(np.ascontiguousarray(array).data)
-    return {part: one.hexdigest() for part, one in found.items()}
+    return {part: one.hexdigest() for part, one in digests.items()}
 
 
 def bytes_per_device(target: Any) -> int:

@@ -309,8 +309,8 @@ def _gradients(
     def whole(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        held = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
-        return one(view.cast(params), extras, batch, held)
+        placed = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
+        return one(view.cast(params), extras, batch, placed)
 
     def scanned(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array

@@ -198,10 +198,10 @@ def _described(
             "happens again, check the devices with --loop.replay_every"
         )
     where = [
-        f"{kind} in {what}{_listed([name for name in found if found[name] == kind])}"
-        for what, found in (("", losses), ("the gradient of ", grads))
+        f"{kind} in {what}{_listed([name for name in kinds if kinds[name] == kind])}"
+        for what, kinds in (("", losses), ("the gradient of ", grads))
         for kind in ("NaN", "Inf")
-        if kind in found.values()
+        if kind in kinds.values()
     ]
     if "loss" not in losses:
         where.insert(0, "the loss is finite")

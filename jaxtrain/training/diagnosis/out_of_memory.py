@@ -72,8 +72,8 @@ def _measured() -> tuple[int, int]:
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
-    found = [device.memory_stats() or {} for device in jax.local_devices()]
+    statistics = [device.memory_stats() or {} for device in jax.local_devices()]
     return (
-        max((stats.get("peak_bytes_in_use", 0) for stats in found), default=0),
-        min((stats.get("bytes_limit", 0) for stats in found), default=0),
+        max((stats.get("peak_bytes_in_use", 0) for stats in statistics), default=0),
+        min((stats.get("bytes_limit", 0) for stats in statistics), default=0),
     )

@@ -90,8 +90,8 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
     """
     if steps is None:
         return
-    if wrong := too_late(steps, total):
-        raise InputError(wrong)
+    if problem := too_late(steps, total):
+        raise InputError(problem)
     if steps[0] < done:
         say(f"--profile {steps[0]}:{steps[1]}: no trace, because {done} steps are already done")
 
@@ -317,7 +317,7 @@ def _nanoseconds(profile: ProfileData, opcodes: dict[str, str]) -> collections.C
 
 def _described(program: str) -> dict[str, _Described]:
     """Returns instruction -> its description."""
-    found = {}
+    instructions = {}
     stacks = Stacks(program)
     for text in program.splitlines():
         match = _INSTRUCTION.match(text)
@@ -325,8 +325,8 @@ def _described(program: str) -> dict[str, _Described]:
             made_by, stack = _OP_NAME.search(text), _STACK.search(text)
             path = made_by[1] if made_by else ""
             line = stacks.source(int(stack[1]), path) if stack else None
-            found[match[1]] = _Described(match[2], path, _name(path, line))
-    return found
+            instructions[match[1]] = _Described(match[2], path, _name(path, line))
+    return instructions
 
 
 def _name(made_by: str, line: str | None) -> str:

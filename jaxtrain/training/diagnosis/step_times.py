@@ -87,13 +87,13 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
         on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
     """
     least_s = max(_FRACTION * max(own.step for own in processes), _LEAST_S)
-    found: list[tuple[float, Slow]] = []
+    late: list[tuple[float, Slow]] = []
     for process, own in enumerate(processes):
         others = [*processes[:process], *processes[process + 1 :]]
         others_limited_s = statistics.median(other.limited for other in others)
         limited_s = own.limited - others_limited_s
         if limited_s > least_s and (on_cpu or own.ahead <= least_s):
-            found.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
+            late.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
             continue
         late_s = (
             own.input
@@ -105,10 +105,10 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
         input_s = statistics.median(other.input for other in others)
         program_s = statistics.median(other.program for other in others)
         if own.input - input_s > own.program - program_s:
-            found.append((late_s, Slow(process, INPUT, own.input, input_s)))
+            late.append((late_s, Slow(process, INPUT, own.input, input_s)))
         else:
-            found.append((late_s, Slow(process, PROGRAM, own.program, program_s)))
-    return max(found)[1] if found else None
+            late.append((late_s, Slow(process, PROGRAM, own.program, program_s)))
+    return max(late)[1] if late else None
 
 
 class StepTimes:
@@ -156,9 +156,9 @@ class StepTimes:
         """Returns the medians of the steps since it last did; None while there are too few."""
         if len(self._steps) < _LEAST_STEPS:
             return None
-        found = Seconds(*map(statistics.median_low, zip(*self._steps, strict=True)))
+        seconds = Seconds(*map(statistics.median_low, zip(*self._steps, strict=True)))
         self._steps.clear()
-        return found
+        return seconds
 
 
 def described(slow: Slow, host: str) -> str:
