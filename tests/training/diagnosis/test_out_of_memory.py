@@ -1,17 +1,12 @@
 """Out of memory: the computed and the measured memory, and overrides that fit."""
 
-import re
-import subprocess
-import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from program import TINY_MLM, environment, write_corpus
 from training import toy
 
 from jaxtrain import config
@@ -101,36 +96,3 @@ def test_other_errors_pass_untouched(error: BaseException) -> None:
         raise error
     assert caught.value is error
     assert caught.value.__cause__ is None
-
-
-FULL = """
-import sys
-import jax
-from jaxtrain import main
-from jaxtrain.training import setup
-
-def compile_in_all_processes(*given):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-
-setup.compile_in_all_processes = compile_in_all_processes
-sys.exit(main.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    given = [*TINY_MLM, "--data.path", "corpus", "--output-dir", "run", "--loop.steps", "2"]
-    ended = subprocess.run(
-        [sys.executable, "-c", FULL, *given],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2, ended.stdout + ended.stderr
-    (command,) = re.findall(r"`(.*? plan --config .*?)` finds overrides that fit", ended.stderr)
-    assert "--data.path corpus" in command
-    assert "--output-dir" not in command
-    assert command.endswith(" --fit")
