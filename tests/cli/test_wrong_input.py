@@ -56,7 +56,6 @@ def test_wrong_input_is_one_line(
     printed = capsys.readouterr().err
     assert expected in printed
     assert printed.count("\n") == 1
-    assert not list((place / "output").glob("*/*")), "the directory of a run that never was"
 
 
 def test_all_wrong_input_is_reported_at_once(
@@ -163,21 +162,6 @@ def test_consequences_of_a_wrong_override_are_not_reported(
     path = [] if "data" in wrong else ["--data.path", str(write_corpus(place))]
     assert main.main([*TINY_MLM, *fits, *path, *wrong.split()]) == 2
     assert len(capsys.readouterr().err.splitlines()) == lines
-
-
-@pytest.mark.parametrize(("made", "resume"), [("", ()), ("new/deep", ("--resume", "latest"))])
-def test_a_given_output_directory_is_left_unchanged(
-    place: Path, made: str, resume: tuple[str, ...]
-) -> None:
-    """Also if the data turns out to be wrong only when it is opened."""
-    (place / made).mkdir(parents=True, exist_ok=True)
-    before = sorted(place.rglob("new*/**"))
-    (place / "pictures").mkdir()
-    (place / "pictures/a.png").write_bytes(b"\x89PNG")
-    arguments = ["--data.path", "pictures", "--output-dir", "new/deep", *resume]
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *arguments]) == 2
-    assert sorted(place.rglob("new*/**")) == before
-    assert not [path for path in (place / "new").rglob("*") if path.is_file()]
 
 
 def test_all_reasons_why_a_video_model_cannot_be_trained_are_reported(
