@@ -264,13 +264,3 @@ def test_wrong_types_are_one_error_before_anything_starts() -> None:
     )
     assert _refused(jaxtrain.load_model, None) == "source takes text, not None"
     assert _refused(jaxtrain.load_config, None) == "name takes text, not None"
-
-
-def test_wrong_arrays_and_files_are_named(tmp_path: Path) -> None:
-    model = jaxtrain.load_model(small_autoencoder.save(tmp_path / "weights.safetensors"))
-    with pytest.raises(
-        jaxtrain.InputError, match=r"shape \[2, 2, 4\]: pass \[L, h, w, C\] with C=4"
-    ):
-        model.decode(np.zeros((2, 2, 4), np.float32))
-    with pytest.raises(jaxtrain.InputError, match="does not describe a language model"):
-        model.evaluate(tmp_path / "gone.txt")

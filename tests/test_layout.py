@@ -280,21 +280,6 @@ def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
     assert used == CHOSEN.keys(), f"nothing uses these entries of CHOSEN: {CHOSEN.keys() - used}"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "def f(saved):\n    return getattr(import_module(saved['module']), saved['name'])",
-        "def f(text):\n    exec(text)",
-        "def f(file):\n    return torch.load(file)",
-        "def f(file):\n    return np.load(file, allow_pickle=True)",
-        "def f(text):\n    subprocess.run(text, shell=True)",
-        "def f(name):\n    return operator.attrgetter(name)(jax)(1)",
-    ],
-)
-def test_choosing_code_is_detected(code: str) -> None:
-    assert choices(ast.parse(code))
-
-
 def test_every_string_statement_is_a_docstring(checkout: Path) -> None:
     """One without three quotes is the lost half of a message, whose parentheses are missing."""
     lost = []

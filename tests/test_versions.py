@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_the_command_is_for_this_environment(
     assert versions.pip("install", "a[b]") == ".venv/bin/python -m pip install 'a[b]'"
     monkeypatch.setattr(sys, "executable", str(tmp_path / "my env/bin/python"))
     assert versions.pip("install", "a") == "'my env/bin/python' -m pip install a"
+
+
+def test_an_environment_without_pip_uses_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(sys, "executable", "/bin/python")
+    assert versions.pip("install", "a") == "uv pip install a --python python"
 
 
 def test_for_a_wheel_the_command_lists_packages(

@@ -23,6 +23,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, bucket, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.telemetry import formats
 
 _MIB = 2**20
 
@@ -201,9 +202,4 @@ def _table(findings: list[Finding]) -> str:
         )
         for one in findings
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  "
-        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
-        for row in rows
-    )
+    return formats.columns(rows, {0, 1, 4})

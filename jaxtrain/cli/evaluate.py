@@ -14,6 +14,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.protocols import PROTOCOLS, Protocol
 from jaxtrain.storage import addresses, atomic
+from jaxtrain.telemetry import formats
 
 if TYPE_CHECKING:
     from jaxtrain.data.video.index import Entry
@@ -218,10 +219,9 @@ def _text(
     rfvd: Sequence[float],
 ) -> str:
     lines = [
-        f"measured on {found.videos} {'video' if found.videos == 1 else 'videos'} "
-        f"({found.clips} {'clip' if found.clips == 1 else 'clips'} of {size['frames']} "
-        f"frames, {size['compared']} of them compared, {size['height']}x{size['width']}, "
-        f"{precision})",
+        f"measured on {formats.counted(found.videos, 'video')} "
+        f"({formats.counted(found.clips, 'clip')} of {size['frames']} frames, {size['compared']} "
+        f"of them compared, {size['height']}x{size['width']}, {precision})",
         *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
         "",
     ]
@@ -231,7 +231,7 @@ def _text(
             rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
     for letter, value in zip(_LETTERS, rfvd, strict=False):
         rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(found.videos)))
-    lines.append(_table(rows))
+    lines.append(formats.columns(rows, {0, 1}))
     if len(sources) > 1:
         rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
         for name, differences in found.differences.items():
@@ -241,7 +241,7 @@ def _text(
                 rows.append(
                     (_UNITS.get(name, name), pair, *_numbers(name, gap.estimate, "+"), *p_values)
                 )
-        lines += ["", _table(rows)]
+        lines += ["", formats.columns(rows, {0, 1})]
     lines += [
         "",
         "std and Student's t interval over videos; the value of a video is the mean of its clips.",
@@ -262,7 +262,8 @@ def _published(protocol: Protocol) -> str:
         values = (f"{one.psnr:.2f}", one.ssim, one.lpips, one.rfvd)
         rows.append((one.model, "", *("-" if value is None else str(value) for value in values)))
     return (
-        f"\npublished, on {protocol.about}:\n{_table(rows)}\nsource: {protocol.source}\n"
+        f"\npublished, on {protocol.about}:\n{formats.columns(rows, {0, 1})}\n"
+        f"source: {protocol.source}\n"
         "These were computed by other programs, which may crop, average, and compute SSIM and rFVD "
         "slightly differently."
     )
@@ -280,17 +281,6 @@ def _p(value: float | None) -> str:
     if value is None:
         return "-"
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{width}}" if column < 2 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _as_json(found: "Comparison") -> dict[str, Any]:

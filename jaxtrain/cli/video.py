@@ -21,6 +21,7 @@ from jaxtrain.data.video.writing import Writer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import latent_files
 from jaxtrain.storage import atomic
+from jaxtrain.telemetry.formats import counted
 from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
@@ -96,8 +97,7 @@ class Counter:
 
     def line(self) -> str:
         """Returns "30 frames (12.0 frames/s after a start of 3.1 s)", or "1 frame (3.1 s)"."""
-        plural = "" if self._done == 1 else "s"
-        return f"{self._done:,} {self._what}{plural} ({self._rate(time.monotonic())})"
+        return f"{counted(self._done, self._what)} ({self._rate(time.monotonic())})"
 
     def _rate(self, now: float) -> str:
         """The rate after the first one, which waits for the compiler."""
@@ -166,9 +166,9 @@ def process_folder(
         f"{outcome.skipped} already done" if outcome.skipped else "",
         f"{len(outcome.failed)} failed" if outcome.failed else "",
     ]
-    counted = outcome.made + outcome.skipped + len(outcome.failed)
+    number = outcome.made + outcome.skipped + len(outcome.failed)
     terminal.out(
-        f"{', '.join(filter(None, counts))} of {counted} files on {place}; "
+        f"{', '.join(filter(None, counts))} of {number} files on {place}; "
         f"results and reasons: {out / jobs.REPORT}"
     )
     return outcome.exit_code

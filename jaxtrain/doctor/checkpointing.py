@@ -22,7 +22,7 @@ from jaxtrain.doctor.subject import PREFIX, Subject
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import disk_trouble, free_bytes
-from jaxtrain.telemetry.formats import size
+from jaxtrain.telemetry.formats import large, size
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
@@ -116,7 +116,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.wait()
             write_s = time.perf_counter() - began
     subject.store.barrier("checkpoint written", ANSWER_S)
-    seen = f"{size(written)} written in {write_s:.2f} s ({_speed(written / write_s)})"
+    seen = f"{size(written)} written in {write_s:.2f} s ({large(written / write_s, 'B/s')})"
     if own_disk:  # only in the bucket are the files of all processes together
         yield ok(f"{seen}, each process its part at {subject.base}")
         return
@@ -134,14 +134,12 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             _DO_NOT_TRUST,
         )
         return
-    seen += f", verified, read back in {read_s:.2f} s ({_speed(written / read_s)}), and equal: "
+    seen += (
+        f", verified, read back in {read_s:.2f} s ({large(written / read_s, 'B/s')}), and equal: "
+    )
     predicted = f"{total * write_s / written:.0f} s to write (predicted)"
     part = f"a part of the state; all {size(total)} would take {predicted}"
     yield ok(seen + (part if written < total else "the config's complete state"))
-
-
-def _speed(rate: float) -> str:
-    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
 def _part(target: State, most: int) -> State:

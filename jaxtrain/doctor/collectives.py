@@ -20,7 +20,7 @@ from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning import cards
 from jaxtrain.storage import lock
-from jaxtrain.telemetry.formats import counted
+from jaxtrain.telemetry.formats import counted, large
 
 _AXIS = "devices"
 _TIMES = 5
@@ -247,14 +247,16 @@ def judged_links(rates: Mapping[tuple[str, str], float]) -> Finding:
     if not slow:
         return ok(
             f"{counted(len(rates), 'pair')} of hosts exchange data at "
-            f"{_speed(min(rates.values()))} or more in each direction (measured)"
+            f"{large(min(rates.values()), 'B/s')} or more in each direction (measured)"
         )
-    pairs = "; ".join(f"{one} and {other} at {_speed(rate)}" for (one, other), rate in slow.items())
+    pairs = "; ".join(
+        f"{one} and {other} at {large(rate, 'B/s')}" for (one, other), rate in slow.items()
+    )
     number = collections.Counter(host for pair in slow for host in pair)
     hosts = "".join(f"; host {host} is slow" for host in number if number[host] == 2)
     return warning(
-        f"hosts that exchange data slowly, against {_speed(usual)} between others (measured): "
-        f"{pairs}{hosts}",
+        f"hosts that exchange data slowly, against {large(usual, 'B/s')} between others "
+        f"(measured): {pairs}{hosts}",
         "every step waits for them: check the cable, the port, and the driver of the network "
         "adapter (ethtool, ibstatus), and NCCL_DEBUG=INFO for the adapter that NCCL uses",
     )
@@ -268,10 +270,6 @@ def _seconds(action: Callable[[], Any]) -> list[float]:
         jax.block_until_ready(action())
         times.append(time.perf_counter() - began)
     return times
-
-
-def _speed(rate: float) -> str:
-    return f"{rate / 1e9:,.0f} GB/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GB/s"
 
 
 def _of(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> int:

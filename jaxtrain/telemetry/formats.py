@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections.abc import Container, Sequence
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -73,6 +74,18 @@ def size(count: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Formats "1 worker", "2 workers"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def columns(rows: Sequence[Sequence[str]], left: Container[int]) -> str:
+    """Formats a table; the columns whose numbers are in ``left`` are flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{width}}" if number in left else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 def percent(part: float, total: float) -> str:

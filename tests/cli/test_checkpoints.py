@@ -205,21 +205,6 @@ def test_a_temporary_read_error_is_not_damage(
     assert resumed(run) == "RunAgain"
 
 
-def test_a_format_of_another_version_is_not_damage(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = pointer.read(run / "checkpoints/9.json")
-    with monkeypatch.context() as patched:
-        patched.setattr(pointer, "_FORMAT", 99)
-        (run / "checkpoints/9.json").write_bytes(found.to_json())
-    code, rows, last = last_line(run, capsys)
-    assert code == 1
-    assert rows["checkpoints/9"].startswith("UNKNOWN: ")
-    assert "another version of jaxtrain" in rows["checkpoints/9"]
-    assert last.startswith("--resume latest would fail: ")
-    assert resumed(run) == "InputError"
-
-
 def test_an_active_run_is_named(
     run: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,6 @@
 """``jaxtrain encode`` and ``decode``: a video to a file of latents, and back."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -64,21 +63,6 @@ def test_latents_equal_those_of_the_entire_video(place: Path) -> None:
     module = small_autoencoder.module(place / "weights.safetensors")
     expected = np.asarray(module.encode(video[None].astype(np.float32) / 255))[0]
     np.testing.assert_allclose(latents, expected, atol=1e-5)
-
-
-def test_the_file_describes_its_video(place: Path) -> None:
-    metadata = header(place / "z.safetensors")
-    model = json.loads(metadata.pop("jaxtrain_model"))
-    assert model["class"] == "video_ae"
-    assert metadata == {
-        "fps": "12",
-        "frames": "10",
-        "height": "20",
-        "width": "36",
-        "padding_bottom": "4",
-        "padding_right": "4",
-        "pixel_aspect": "1",
-    }
 
 
 def test_a_variable_frame_rate_is_reported(

@@ -106,17 +106,6 @@ def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
         assert (gap["p_student"], gap["p_signs"]) == (expected_p.p_student, expected_p.p_signs)
 
 
-def test_a_still_video_has_no_flicker_ratio(place: Path, tmp_path: Path) -> None:
-    still = [np.full((20, 30, 3), 90, np.uint8)] * 12
-    sample_videos.write(tmp_path / "still" / "a.mp4", still)
-    report = tmp_path / "report.json"
-    arguments = [place / "0.safetensors", "--data", tmp_path / "still", *SIZE, "--json", report]
-    assert run(*arguments) == 0
-    found = json.loads(report.read_text())
-    assert "flicker_ratio" not in found["metrics"]
-    assert set(found["clips"][0]["values"][0]) == set(METRICS) - {"flicker_ratio"}
-
-
 def test_broken_and_short_videos_are_skipped_and_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,13 +144,6 @@ def test_prompts_up_to_the_context_window(
     assert ids == by_hand(model, prompt, tokens, DRAWN, 0)
 
 
-def test_prompts_of_many_lengths_share_compiled_functions() -> None:
-    found = {language_model.padded(count, 1000) for count in range(1, 1001)}
-    assert found == {64, 128, 256, 512, 1000}
-    assert all(language_model.padded(count, 1000) >= count for count in range(1, 1001))
-    assert language_model.padded(3, 24) == 24
-
-
 def written(model: language_model.CausalModel, *rows: list[int]) -> list[str]:
     """Returns the text that each token adds; that of several texts is joined by ``|``."""
     ids = iter([np.array(one, np.int32) for one in zip(*rows, strict=True)])
@@ -169,12 +162,6 @@ def test_characters_are_never_split(model: language_model.CausalModel) -> None:
     assert written(model, [*spelled(b"a\xf0"), model.begin]) == ["a", "", "\ufffd"]
     ids = model.tokenizer.encode("größer, once", add_special_tokens=False).ids
     assert "".join(written(model, ids)) == "größer, once"
-
-
-def test_a_text_ends_with_its_document(model: language_model.CausalModel) -> None:
-    a, b, c = model.tokenizer.encode("abc", add_special_tokens=False).ids
-    assert written(model, [a, model.begin, b, c, a]) == ["a", ""]
-    assert written(model, [a, model.begin, b, a], [b, c, model.begin, a]) == ["a|b", "|c", "|"]
 
 
 def test_a_literal_special_token_is_text(model: language_model.CausalModel) -> None:

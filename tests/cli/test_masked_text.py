@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxtrain import main
 from jaxtrain.data import text
-from jaxtrain.data.text import documents, specials, tokenizer
+from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import fill_mask
 from jaxtrain.interop import huggingface, weights
@@ -53,23 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def masked(folder: Path) -> fill_mask.MaskedModel:
     return fill_mask.MaskedModel(folder)
-
-
-def test_a_folder_loads_as_it_was_written(folder: Path) -> None:
-    found = weights.load(folder)
-    expected = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
-    assert found.model == expected
-    params = params_of(expected)
-    assert found.params.keys() == params.keys()
-    for name, array in params.items():
-        np.testing.assert_array_equal(found.params[name], array)
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-    }
 
 
 def test_import_and_export_change_nothing(
@@ -263,22 +246,6 @@ def test_pseudo_perplexity_matches_its_definition(masked: fill_mask.MaskedModel)
     assert (literal.tokens, literal.unknown) == (2, 3)  # parts of the text, not a mask
     with pytest.raises(InputError, match=r"all 2 tokens of the text are unknown"):
         masked.score(["?!"], rows=4, max_tokens=None, each=lambda *_: None)
-
-
-def test_only_the_beginning_of_a_long_text_is_read(
-    masked: fill_mask.MaskedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "_CHUNK_BYTES", 50)
-    path = tmp_path / "long.txt"
-    path.write_text(TEXT * 20)
-    (read,) = documents.texts(path, None, masked.count, 9 + 2 * masked.longest)
-    assert len(read) < 500
-    assert documents.texts(path, None) == [TEXT * 20]
-    scores = [
-        masked.score([text], rows=9, max_tokens=9, each=lambda *_: None)
-        for text in (read, TEXT * 20)
-    ]
-    assert scores[0] == scores[1]
 
 
 def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> None:

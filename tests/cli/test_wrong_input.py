@@ -164,17 +164,6 @@ def test_consequences_of_a_wrong_override_are_not_reported(
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_all_reasons_why_a_video_model_cannot_be_trained_are_reported(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lpips = ["--model.perceptual.weights", "lpips.pth", "--model.perceptual.backbone", "alex.pth"]
-    assert main.main(["--config", "demo", *EIGHT_DEVICES, *lpips, "--data.batch_size", "8"]) == 2
-    printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == 2
-    for part, line in zip(("lpips.pth", "alex.pth"), printed, strict=True):
-        assert part in line
-
-
 def test_an_unknown_best_metric_is_reported_with_the_known_ones(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,9 +72,3 @@ def test_a_fraction_is_below_one() -> None:
 def test_widths_of_the_decoder_are_bounded(widths: Any) -> None:
     with pytest.raises(InputError, match=r"model.decoder_widths="):
         dataclasses.replace(MODELS["video_ae"], decoder_widths=widths)
-
-
-@pytest.mark.parametrize("name", ["frames", "replay"])
-def test_sizes_of_the_adversary_are_bounded(name: str) -> None:
-    with pytest.raises(InputError, match=f"model.adversary.{name}=1000000000: use at most"):
-        video_ae.Adversary(**{name: 10**9})

@@ -108,13 +108,6 @@ def test_a_whole_number_with_a_suffix(text: str, number: int | None) -> None:
     assert field_values.whole_number(text) == number
 
 
-@pytest.mark.parametrize(("text", "number"), [("2.5M", 2_500_000), ("1B", 10**9), ("70", 70)])
-def test_whole_number_fields_accept_suffixes(text: str, number: int) -> None:
-    run = config.load("demo_mlm", ["--data.max_examples", text, f"--loop.steps={text}"])
-    assert (run.data.max_examples, run.loop.steps) == (number, number)
-    assert config.load("demo_mlm", ["--data.path", text]).data.path == text
-
-
 def test_a_suffix_must_give_a_whole_number() -> None:
     with pytest.raises(InputError, match=r"--data.max_examples takes a whole number.*'0.0001k'"):
         config.load("demo_mlm", ["--data.max_examples", "0.0001k"])
@@ -144,15 +137,6 @@ def test_an_error_is_assigned_to_its_override() -> None:
     assert applied == Outer(other=7)
     assert [fields_of(message) for message in found] == [("othr", "other"), ("inner.size",)]
     assert pickle.loads(pickle.dumps(found[1])).about == ("inner.size",)
-
-
-def test_an_error_is_reported_once_if_the_config_has_the_wrong_value_too() -> None:
-    run = config.named("demo")  # which has model.init=thumbnail, as the first override does
-    words = ["--model.init", "thumbnail", "--model.latent_channels", "2"]
-    applied, found = overrides.apply_fitting(run, words)
-    assert applied is None
-    (message,) = found
-    assert message.startswith("model.init=thumbnail carries 3 x model.patch_size^2 = 3 channels")
 
 
 def test_a_section_may_need_other_fields_of_the_same_command() -> None:

@@ -182,21 +182,6 @@ def test_the_batch_arithmetic_is_one_sentence() -> None:
     assert message("--data.batch_size", "3").endswith("use 16 or 32")
 
 
-def test_the_two_nearest_valid_batch_sizes_are_suggested() -> None:
-    for batch in range(1, 60):
-        try:
-            changed("--data.batch_size", str(batch), "--mesh.fsdp", "4", "--optim.accumulate", "3")
-            assert batch % 12 == 0
-        except InputError as error:
-            assert batch % 12 != 0
-            below, above = map(int, str(error).rpartition("use ")[2].split(" or "))
-            assert above - below == 12
-            assert above > batch
-            assert below % 12 == 0
-            assert below > 0
-            assert below < batch or below == 12
-
-
 def test_values_from_a_file_are_checked_like_flags() -> None:
     def check(**optim: Any) -> None:
         config.validate(dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, **optim)))
@@ -416,28 +401,6 @@ def test_help_of_a_section_lists_only_its_fields(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [
-        ("optm", "did you mean optim?"),
-        ("max_grad_nrm", "max_grad_norm"),
-        ("xyz", "use run, model,"),
-    ],
-)
-def test_help_of_an_unknown_section_names_close_ones(name: str, suggestion: str) -> None:
-    with pytest.raises(InputError, match=f"--help {name}: unknown section; ") as caught:
-        help.fields(RUN, [name])
-    assert suggestion in str(caught.value)
-
-
-def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = help.overview(RUN).splitlines()
-    assert [line.split()[0] for line in lines] == [one.name for one in help.sections(RUN)]
-    assert all(len(line) <= 80 for line in lines)
-    assert any("optim.muon" in line and "(off)" in line for line in lines)
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         [],
@@ -452,14 +415,6 @@ def test_a_run_is_rebuilt_from_its_arguments(changes: list[str]) -> None:
     arguments = config.as_typed(run)
     assert arguments[:2] == ("--config", "demo")
     assert config.unchecked("demo", arguments[2:]) == run
-
-
-def test_a_run_that_arguments_cannot_express_has_none() -> None:
-    demo = config.named("demo")
-    renamed = dataclasses.replace(demo, name="mine")
-    assert config.as_typed(renamed) == ("--config", "demo", "--name", "mine")
-    other = dataclasses.replace(demo, model=Model())
-    assert config.as_typed(other) == ()
 
 
 def test_a_users_config_is_passed_by_its_path(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_hosts_exchange_data(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     found = only_warning(collectives.links(devices, FourProcesses(), "n1"))
     assert found.seen == (
-        "hosts that exchange data slowly, against 0.00419 GB/s between others (measured): n2 and "
-        "n3 at 0.000419 GB/s; n3 and n1 at 0.000419 GB/s; host n3 is slow"
+        "hosts that exchange data slowly, against 4.194 MB/s between others (measured): n2 and "
+        "n3 at 419.4 kB/s; n3 and n1 at 419.4 kB/s; host n3 is slow"
     )
     assert found.cure.startswith("every step waits for them: check the cable")

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 from data.video import sample_videos
 from doctor.examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
@@ -21,7 +20,7 @@ from jaxtrain.data.source import Sources
 from jaxtrain.doctor import data
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +126,6 @@ def test_a_run_that_resumes_needs_no_initial_weights(tmp_path: Path) -> None:
     assert list(resumes()) == []
 
 
-def test_weights_that_do_not_fit_are_found(tmp_path: Path) -> None:
-    """A run would find it too, but only after opening its data."""
-    path = tmp_path / "other.safetensors"
-    safetensors.numpy.save_file({"odd": np.zeros(3, np.float32)}, path)
-    run = tiny("--mesh.fsdp", "8", "--model.init_from", str(path))
-    with pytest.raises(InputError, match=r"other\.safetensors"):
-        found_by(run, tmp_path, "inputs")
-
-
 def test_videos_with_distant_keyframes_should_be_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,13 +137,6 @@ def test_videos_with_distant_keyframes_should_be_prepared(
     assert f"prepare clips {tmp_path}/films OUT --height" in faster
     assert faster in all_ok([data.judged(Rate(6.2, 2, 3.1), 4, faster)])
     assert faster in only_problem([data.judged(Rate(None, 2, 3.1), 4, faster)]).cure
-
-
-def test_a_config_without_data_is_a_warning(tmp_path: Path) -> None:
-    checks = data.checks(subject(tmp_path, config.load("h100_8")))
-    found = only_warning(one for check in checks.values() for one in check())
-    assert "h100_8 has no data of its own" in found.seen
-    assert "--data.path" in found.cure
 
 
 def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

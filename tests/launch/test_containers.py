@@ -1,7 +1,6 @@
 """The container files fit the configs."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,25 +57,3 @@ def test_the_image_runs_as_an_unprivileged_user(checkout: Path) -> None:
     assert names.index("USER") > max(at for at, name in enumerate(names) if name in ("RUN", "COPY"))
     assert names[names.index("USER") + 1 :] == ["ENTRYPOINT", "CMD"]
     assert not [arguments for name, arguments in found if "--chown" in arguments]
-
-
-def test_any_user_has_a_home_and_a_folder_to_run_in(checkout: Path, tmp_path: Path) -> None:
-    """Even a user that does not exist in the image (--user, runAsUser)."""
-    found = instructions(checkout)
-    (home,) = [
-        one.removeprefix("HOME=")
-        for name, arguments in found
-        if name == "ENV"
-        for one in arguments.split()
-        if one.startswith("HOME=")
-    ]
-    (folders,) = [
-        re.findall(r"install -d -m 1777 (.*)", arguments)[0]
-        for name, arguments in found
-        if name == "RUN" and "install -d" in arguments
-    ]
-    *_, (_, place) = [one for one in found if one[0] == "WORKDIR"]
-    assert folders.split() == [home, place]
-    made = [str(tmp_path / name.strip("/")) for name in folders.split()]
-    subprocess.run(["install", "-d", "-m", "1777", *made], check=True)
-    assert all(Path(name).stat().st_mode & 0o7777 == 0o1777 for name in made)

@@ -211,17 +211,6 @@ def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
     assert second == [*RUN, "--resume", "400", "--resume", "latest"]
 
 
-def test_wrong_use_is_one_line(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { :; }")
-    for arguments, more, message in (
-        (("--config", "demo"), {}, "--output-dir is missing"),
-        (RUN, {"RESTARTS": "some"}, "RESTARTS is 'some'"),
-    ):
-        code, _, err = stubs.run("pod.sh", *arguments, **more)
-        assert (code, err.count("\n")) == (2, 1)
-        assert message in err
-
-
 def test_a_signal_ends_the_delay_of_a_pod(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (tmp_path / "run").mkdir()

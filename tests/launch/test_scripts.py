@@ -83,17 +83,6 @@ def test_a_node_of_a_platform_runs_one_process_and_restarts_it(tmp_path: Path) -
     assert "JAX_NUM_PROCESSES" not in environment
 
 
-def test_wrong_use_of_platform_sh_is_a_one_line_error(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { :; }")
-    for arguments, more, message in (
-        (("--config", "demo"), {}, "--output-dir is missing"),
-        (RUN, {"WORLD_SIZE": "auto"}, "WORLD_SIZE is 'auto'"),
-    ):
-        code, _, err = stubs.run("platform.sh", *arguments, **more)
-        assert (code, err.count("\n")) == (2, 1)
-        assert message in err
-
-
 def test_the_image_copies_existing_files_and_installs_the_cuda12_extra() -> None:
     text = (LAUNCH / "Dockerfile").read_text()
     ignored = (LAUNCH / "Dockerfile.dockerignore").read_text().splitlines()

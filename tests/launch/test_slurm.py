@@ -93,16 +93,6 @@ def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) ->
     assert "scontrol requeue 1" in stubs.slurm()
 
 
-def test_a_requeued_job_resumes_from_the_newest(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { exit 75; }")
-    resume = ("--resume", "400")
-    assert submitted(stubs, *RUN, *resume)[0] == 0
-    assert submitted(stubs, *RUN, *resume, SLURM_RESTART_COUNT="1")[0] == 0
-    first, second = (call[5:] for call in stubs.calls(0))
-    assert first == [*RUN, *resume]
-    assert second == [*RUN, *resume, "--resume", "latest"]
-
-
 def test_python_may_run_in_a_container_without_srun(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
     contained = tmp_path / "contained"

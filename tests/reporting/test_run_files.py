@@ -38,14 +38,6 @@ def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_without_records(tmp_path: Path) -> None:
-    written_run.write(tmp_path, metrics=[])
-    run = run_files.read(tmp_path, "a")
-    assert [line.split()[0] for line in run.problems] == ["history.jsonl", "metrics.jsonl"]
-    (tmp_path / "metrics.jsonl").unlink()
-    assert run_files.read(tmp_path, "a").problems == run.problems
-
-
 def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     one = {"path": "a.mp4", "reason": "truncated", "found": "training", "position": 3}

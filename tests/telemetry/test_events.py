@@ -49,22 +49,6 @@ def test_console_line_of_the_video_model() -> None:
     )
 
 
-def test_console_line_of_a_text_model_on_a_cpu() -> None:
-    values = {
-        "train/loss": 9.21034,
-        "train/accuracy": 0.4123,
-        "train/steps_per_second": 0.0421,
-        "train/samples_per_second": 4.2,
-        "train/tokens_per_second": 2140.0,
-        "train/data_wait_fraction": 0.0,
-    }
-    assert str(console_line(1, 20, values, None)) == (
-        "step 1/20 | loss 9.2103 | accuracy 41.2% | 0.042 steps/s | 4.2 examples/s | "
-        "2.1k tokens/s | data wait 0%"
-    )
-    assert "loss nan" in str(console_line(1, 20, {"train/loss": math.nan}, None))
-
-
 def test_a_step_line_fits_the_terminal() -> None:
     """The rates that follow from others are omitted first, and the data wait after them."""
     line = console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)
@@ -294,19 +278,6 @@ def test_samples_of_abandoned_steps_are_removed(
     )
     log.emit(Rewound(20, 160, validated=False))  # the validation after step 20 will be repeated
     assert sorted(path.name for path in folder.iterdir()) == ["notes.md", "text_10.txt", "x_10.png"]
-    log.close()
-
-
-def test_a_validation_that_will_be_repeated_is_removed(tmp_path: Path) -> None:
-    log = event_log.attached(tmp_path, 0, 1)
-    for step in (4, 8):
-        log.emit(Metrics(step, {"train/loss": 1.0}))
-        log.emit(Metrics(step, {"val/loss": 2.0}))
-    for validated, kept in ((True, [4, 4, 8, 8]), (False, [4, 4, 8])):
-        log.emit(Rewound(8, 64, validated=validated))
-        found = list(json_lines.read(tmp_path / "metrics.jsonl"))
-        assert [record["step"] for record in found] == kept
-    assert "train/loss" in found[-1]
     log.close()
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pynvml
 import pytest
 from doctor.recorded_packages import H100, KERNEL
@@ -39,15 +38,6 @@ def no_nvml() -> Nvml:
 def test_matmul_peaks(kind: str, teraflops: float | None) -> None:
     expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
     assert hardware.peak_bf16_flops(kind) == expected
-
-
-def test_memory_bandwidth_peaks() -> None:
-    assert hardware.memory_bytes_per_second("NVIDIA H100 PCIe") == 2.0e12
-    assert hardware.memory_bytes_per_second("NVIDIA H100 80GB HBM3") == 3.35e12
-    assert hardware.memory_bytes_per_second("NVIDIA A100-SXM4-80GB") == 2.039e12
-    assert hardware.memory_bytes_per_second("NVIDIA A100 80GB PCIe") == 1.935e12
-    assert hardware.memory_bytes_per_second("NVIDIA A100-PCIE-40GB") == 1.555e12
-    assert hardware.memory_bytes_per_second("cpu") is None
 
 
 A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
@@ -147,43 +137,12 @@ def added_by_a_worker(file: Path, own: int) -> int:
     return held - before
 
 
-class Process:
-    """A fake psutil process; ``pss`` may be an error to raise."""
-
-    def __init__(self, pss: int | psutil.Error | None, *descendants: "Process") -> None:
-        self._pss, self._descendants = pss, descendants
-
-    def children(self, *, recursive: bool) -> list["Process"]:
-        assert recursive
-        return list(self._descendants)
-
-    def memory_full_info(self) -> Any:
-        if isinstance(self._pss, psutil.Error):
-            raise self._pss
-        return SimpleNamespace() if self._pss is None else SimpleNamespace(pss=self._pss)
-
-
 @pytest.mark.parametrize(("shared", "own"), [(100, 40)])
 def test_workers_count_and_shared_pages_count_once(tmp_path: Path, shared: int, own: int) -> None:
     file = tmp_path / "shared"
     file.write_bytes(b"x" * shared * MIB)
     added = added_by_a_worker(file, own * MIB)
     assert own * MIB < added < (own + 30) * MIB  # an interpreter takes about ten
-
-
-@pytest.mark.parametrize("unknown", [None, psutil.AccessDenied(2)])
-def test_unreadable_memory_gives_none(unknown: psutil.Error | None) -> None:
-    process: Any = Process(100, Process(unknown))
-    assert hardware.host_memory(process) is None
-    gone: Any = Process(psutil.NoSuchProcess(1))
-    assert hardware.host_memory(gone) is None
-
-
-def test_shared_memory_is_read_from_the_file_system(tmp_path: Path) -> None:
-    found = hardware.shared_memory(tmp_path)
-    assert found is not None
-    assert 0 < found.used < found.size
-    assert hardware.shared_memory(tmp_path / "nowhere") is None
 
 
 ON_CPU = [SimpleNamespace(platform="cpu", local_hardware_id=None)]
@@ -259,27 +218,6 @@ def test_a_missing_driver_is_reported_on_gpus_but_not_on_the_cpu(watch: Any) -> 
     on_cpu = watch(ON_CPU, no_nvml())
     assert on_cpu.metrics.window() == {}
     assert not on_cpu.said
-
-
-def test_host_memory_is_the_maximum_of_the_window(
-    watch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "_HOST_EVERY_S", 0.0)
-    monkeypatch.setattr(hardware, "_HOST_FRACTION", 1.0)
-    sizes = iter([2 * GIB, 5 * GIB, 3 * GIB])
-    last = []
-
-    def read() -> int | None:
-        last.append(next(sizes, None))
-        return last[-1]
-
-    watched = watch(ON_CPU, no_nvml(), read_host=read)
-    deadline = time.monotonic() + 20
-    while None not in last:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert watched.metrics.window() == {"train/host_memory_gib": 5.0}
-    assert watched.metrics.window() == {"train/host_memory_gib": 3.0}
 
 
 def test_a_full_shared_memory_is_reported_once_with_sizes_and_fixes(watch: Any) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from telemetry import full_disk
 
 from jaxtrain import IMPORTED_AT, config
 from jaxtrain.config.run_length import Position
@@ -190,24 +189,6 @@ def test_a_process_ended_by_a_signal_writes_its_phase(story: Story) -> None:
     assert story.heartbeat.code == 130
     assert story.phases_written() == [("compile", 7.0, 0)]
     assert story.records()[-1]["code"] == 130
-
-
-def test_a_full_disk_does_not_end_the_run(
-    story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with full_disk.full(monkeypatch, history.NAME):
-        written = story.begin()
-        for name in ("data", "restore"):
-            with story.phases.within(name):
-                story.spend(1.0)
-        written.started(10)
-        story.spend(1.0)
-        story.phases.cut()
-    assert capsys.readouterr().out.count("warning: cannot write history.jsonl") == 1
-    written.ended(0, "done")
-    events = [(record["event"], record.get("name")) for record in story.records()]
-    phases = [("phase", "data"), ("phase", "restore"), ("phase", "start")]
-    assert events == [("start", None), *phases, ("end", None)]
 
 
 @pytest.mark.parametrize("arguments", [("--config", "demo_mlm"), ()])

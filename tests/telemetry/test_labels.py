@@ -39,22 +39,6 @@ def test_an_image_is_inside_its_labels_pixel_by_pixel() -> None:
         assert rows[:3].max() == rows[-3:].max() == around[-1, 0]
 
 
-def test_small_images_are_enlarged_by_a_whole_factor() -> None:
-    clip = noise(2, 32, 32, 3)
-    made = images.drawn(clip, ROWS)
-    assert len(made) == 2
-    large = clip.repeat(8, axis=1).repeat(8, axis=2)
-    assert made.shape[1] >= 256
-    top, left = made.shape[1] - 256, made.shape[2] - 256
-    assert any(
-        (made[:, y : y + 256, x : x + 256] == large).all()
-        for y in range(top)
-        for x in range(left)
-        if (made[0, y, x] == large[0, 0, 0]).all()
-    )
-    assert images.drawn(noise(64, 4000, 3), ROWS).shape[1] < 4400
-
-
 def test_an_image_without_labels_is_unchanged() -> None:
     image = noise(6, 9, 3)
     assert images.drawn(image, Labels()) is image
