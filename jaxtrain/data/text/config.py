@@ -6,6 +6,7 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,6 +169,10 @@ class Causal(Text):
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
     """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
+    fit_documents: bool = False
+    """Let each sequence begin with a document, and fill it with the documents that fit best. A
+    document that is longer than a sequence is divided, and each piece begins as a document does. If
+    off, sequences are windows of all documents in a row."""
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
@@ -202,23 +207,33 @@ class Causal(Text):
             say: prints a line on the console.
         """
         length, recipe = model.sequence_length, prepared.recipe
-        folder, facts = self.laid_out(prepared, Rule(length, None), say)
+        rule = Rule(length, None, self.fit_documents)
+        folder, facts = self.laid_out(prepared, rule, say)
+        source_of: Callable[..., windows.WindowSource] = windows.WindowSource
+        if rule.fit:
+            source_of = functools.partial(windows.FittedSource, begin=recipe.marks[-1])
 
         def make(streams: Streams, fingerprint: str) -> windows.WindowSource:
-            return windows.WindowSource(
+            return source_of(
                 streams=streams,
                 token_bytes=str(folder / TOKEN_BYTES),
                 sequence_length=length,
-                fingerprint=fingerprint,
+                fingerprint=cache.digest(fingerprint, "fit") if rule.fit else fingerprint,
             )
 
         parts = _parts(prepared, folder, facts, length, make)
+        fitted = ""
+        if rule.fit:
+            positions = _total(facts, "train", "examples") * length
+            fitted = (
+                f", padding {100 * _total(facts, 'train', 'padding') / positions:.2f}% (measured)"
+            )
         bytes_per_token = _total(facts, "train", "bytes") / _total(facts, "train", "tokens")
         return self.opened(
             prepared,
             parts,
-            f"{_facts(prepared, facts, length)}; {bytes_per_token:.2f} bytes per token (measured), "
-            f"vocabulary {recipe.ids:,}",
+            f"{_facts(prepared, facts, length)}{fitted}; {bytes_per_token:.2f} bytes per token "
+            f"(measured), vocabulary {recipe.ids:,}",
         )
 
 

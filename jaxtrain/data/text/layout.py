@@ -12,9 +12,11 @@ A folder of the cache has, for each source and split,
 * ``SOURCE.SPLIT.shards``: see :data:`jaxtrain.data.text.streams.SHARD`.
 * ``SOURCE.SPLIT.runs``: uint64 [runs, 2], where the stream continues after each hole: the position
   in the stream, and that in the tokens of the shard.
-* ``SOURCE.SPLIT.spans``: uint64 [examples, 2], start and end in the stream of each packed sequence.
+* ``SOURCE.SPLIT.spans``: uint64 [examples, 2], start and end of each packed sequence in the stream,
+  or of each row of documents in the pieces.
+* ``SOURCE.SPLIT.pieces``: uint64 [pieces, 3], see :class:`jaxtrain.data.text.packing.Fitted`.
 
-For windows, it also has ``token_bytes``: how many bytes of text each id stands for, int32.
+For causal models, it also has ``token_bytes``: how many bytes of text each id stands for, int32.
 """
 
 import contextlib
@@ -78,11 +80,17 @@ class Rule:
 
     Attributes:
         sequence_length: of an example.
-        sep: id of [SEP], for packed sequences; None is for windows.
+        sep: id of [SEP], for packed sequences; None is for causal models.
+        fit: whether an example has complete documents; otherwise it is a window.
     """
 
     sequence_length: int
     sep: int | None
+    fit: bool = False
+
+    def key(self) -> tuple[int | str | None, ...]:
+        """Returns JSON values that change with the examples."""
+        return (self.sequence_length, self.sep, *(["fit"] if self.fit else []))
 
 
 def lay_out(
@@ -106,8 +114,8 @@ def lay_out(
     Returns:
         The folder, and counts for each source and split: ``documents``, ``tokens``, ``bytes``,
         ``characters`` and how many of these are ``unknown``, ``examples``, and of packed ones
-        ``padding`` (positions) and ``cut`` (examples that end inside a sentence); and ``sha256``,
-        a digest of the text.
+        ``padding`` (positions) and ``cut`` (examples that end inside a sentence, or pieces that
+        continue a document); and ``sha256``, a digest of the text.
 
     Raises:
         InputError: a source has a single document, or there is no text for a split.
@@ -150,7 +158,7 @@ def lay_out(
             (work / TOKEN_BYTES).write_bytes(byte_level.lengths(tokenizer).tobytes())
         return {"sources": sources}
 
-    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], dataclasses.astuple(rule))
+    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], rule.key())
     folder = root / f"layout-{key[:24]}"
     return folder, cache.make_folder(folder, build, say, bucket=bucket)["sources"]
 
@@ -219,9 +227,10 @@ class _Writer(contextlib.ExitStack):
         self._rule = rule
         self.skipped = self._written = 0
         self._counts, self._content = Counter[str](), hashlib.sha256()
-        self._shards, self._runs, self._spans = (
+        self._pieces_written = 0
+        self._shards, self._runs, self._spans, self._pieces = (
             self.enter_context(open(f"{prefix}.{name}", "wb"))  # noqa: SIM115 - closed by the stack
-            for name in ("shards", "runs", "spans")
+            for name in ("shards", "runs", "spans", "pieces")
         )
 
     def add(self, made: Made, begin: int, end: int, omitted: np.ndarray) -> None:
@@ -245,7 +254,16 @@ class _Writer(contextlib.ExitStack):
         lengths = stops[:, TOKENS] - starts[:, TOKENS]
         positions = np.cumsum(lengths, dtype=np.uint64) - lengths
         length = int(lengths.sum())
-        if self._rule.sep is None:
+        if self._rule.fit:
+            counted = np.diff(table[:, TOKENS].astype(np.int64))[keep]
+            fitted = packing.fit(counted, self._rule.sequence_length)
+            self._pieces.write(fitted.pieces.astype(np.uint64).tobytes())
+            rows = fitted.rows + self._pieces_written
+            self._spans.write(rows.astype(np.uint64).tobytes())
+            self._pieces_written += len(fitted.pieces)
+            self._counts.update(padding=fitted.padding, cut=int(fitted.pieces[:, 2].sum()))
+            examples = len(rows)
+        elif self._rule.sep is None:
             examples = windows.count(length, self._rule.sequence_length)
         else:
             tokens, ends = made.tokens(), made.ends()

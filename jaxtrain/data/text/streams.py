@@ -51,13 +51,23 @@ class Streams:
         return shard, index - before, int(table["tokens"][shard])
 
     def span(self, index: int) -> tuple[int, int]:
-        """Returns where a packed example begins and ends in its shard's stream.
+        """Returns where a packed example begins and ends: in its shard's stream, or in the pieces.
 
         Raises:
             DiskAway, BadExample: see :meth:`place`.
         """
         start, stop = _file(f"{self.prefix}.spans", "uint64").read(2 * index, 2 * index + 2)
         return int(start), int(stop)
+
+    def pieces(self, index: int) -> list[list[int]]:
+        """Returns the pieces of an example: see :class:`jaxtrain.data.text.packing.Fitted`.
+
+        Raises:
+            DiskAway, BadExample: see :meth:`place`.
+        """
+        first, last = self.span(index)
+        numbers = _file(f"{self.prefix}.pieces", "uint64").read(3 * first, 3 * last)
+        return [list(map(int, piece)) for piece in numbers.reshape(-1, 3)]
 
     def read(self, shard: int, start: int, stop: int) -> np.ndarray:
         """Returns the ids from ``start`` to ``stop`` of a shard's stream.

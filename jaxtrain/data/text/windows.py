@@ -4,6 +4,9 @@ Example i of a stream predicts its tokens ``[i*S + 1, i*S + S]``, each from the 
 ``[i*S, i*S + S - 1]``. Consecutive windows overlap by one token, so each token but the stream's
 first (a <|bos|>) is predicted exactly once. The last window of a stream may be short.
 
+:class:`FittedSource` gives complete documents instead, as :func:`jaxtrain.data.text.packing.fit`
+has fitted them.
+
 Shapes: S is the sequence length, V the number of ids of the tokenizer.
 """
 
@@ -52,10 +55,7 @@ class WindowSource:
             DiskAway, BadExample: it cannot be read, now or at all.
         """
         del rng
-        size = self.sequence_length
-        shard, number, length = self.streams.place(index)
-        start = number * size
-        window = self.streams.read(shard, start, min(start + size + 1, length)).astype(np.int32)
+        size, window = self.sequence_length, self._tokens(index).astype(np.int32)
         tokens_S, bytes_S = np.zeros(size, np.int32), np.zeros(size, np.int32)
         targets_S = np.full(size, IGNORED, np.int32)
         targets = window[1:]
@@ -63,6 +63,31 @@ class WindowSource:
         targets_S[: len(targets)] = targets
         bytes_S[: len(targets)] = _bytes_of(self.token_bytes)[targets]
         return {"tokens": tokens_S, "targets": targets_S, "target_bytes": bytes_S}
+
+    def _tokens(self, index: int) -> np.ndarray:
+        """Returns at most S + 1 tokens, of which all but the first are predicted."""
+        shard, number, length = self.streams.place(index)
+        start = number * self.sequence_length
+        return self.streams.read(shard, start, min(start + self.sequence_length + 1, length))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FittedSource(WindowSource):
+    """One split as rows of complete documents.
+
+    Attributes:
+        begin: id that begins a piece that continues a document.
+    """
+
+    begin: int
+
+    def _tokens(self, index: int) -> np.ndarray:
+        shard, _, _ = self.streams.place(index)
+        parts = []
+        for start, stop, continues in self.streams.pieces(index):
+            ids = self.streams.read(shard, start, stop)
+            parts.append(np.insert(ids, 0, self.begin) if continues else ids)
+        return np.concatenate(parts)
 
 
 @functools.lru_cache(4)

@@ -127,9 +127,10 @@ def test_the_fingerprint_changes_with_the_windows(
         opened(folder, cache, dataclasses.replace(MODEL, sequence_length=40)),
         opened(folder, cache, dataclasses.replace(MODEL, vocab_size=280)),
         opened(folder, cache, train_split=0.2),
+        opened(folder, cache, fit_documents=True),
     ]
     prints = {source for s in [one, *others] for source in (s.train.fingerprint, s.val.fingerprint)}
-    assert len(prints) == 8
+    assert len(prints) == 10
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:

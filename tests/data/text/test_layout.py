@@ -75,6 +75,46 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
     return texts
 
 
+@pytest.mark.parametrize("length", [9, 100])
+def test_fitted_rows_have_complete_documents_of_their_side(tmp_path: Path, length: int) -> None:
+    """Also with holes in the streams; a row depends only on its number."""
+    parts = made(tmp_path, "in", TEXTS, 2000)
+    rule, held_out = Rule(length, None, True), TEXTS[::7]
+    corpora = [corpus(parts, "train"), corpus(made(tmp_path, "val", held_out), "val")]
+    folder, facts = layout.lay_out(corpora, rule, RECIPE, tmp_path, silent)
+    assert folder != layout.lay_out(corpora, Rule(length, None), RECIPE, tmp_path, silent)[0]
+    want = {"train": set(TEXTS) - set(held_out), "val": set(held_out)}
+    for number, split in enumerate(layout.SPLITS):
+        totals = facts[number][split]
+        source = windows.FittedSource(
+            streams=Streams(
+                str(tmp_path), str(folder / f"{number}.{split}"), "uint16", totals["examples"]
+            ),
+            token_bytes=str(folder / layout.TOKEN_BYTES),
+            sequence_length=length,
+            fingerprint="",
+            begin=0,
+        )
+        texts, predicted = set(), 0
+        for index in reversed(range(len(source))):
+            example = source.example(index)
+            used = int((example["targets"] >= 0).sum())
+            ids = [int(example["tokens"][0]), *example["targets"][:used].tolist()]
+            assert ids[0] == 0
+            assert (example["targets"][used:] == windows.IGNORED).all()
+            predicted += int(example["target_bytes"].sum())
+            starts = [at for at, token in enumerate(ids) if token == 0]
+            texts |= {
+                TRAINED.decode(ids[a + 1 : b]) for a, b in itertools.pairwise([*starts, None])
+            }
+        assert predicted == totals["bytes"] == sum(len(text.encode()) for text in want[split])
+        if length == 100:  # longer than each document
+            assert texts == want[split]
+            assert totals["cut"] == 0
+        else:
+            assert totals["cut"] > 0
+
+
 @pytest.mark.parametrize("group_bytes", [2**27, 2000])
 def test_each_document_is_on_the_side_that_its_digest_says(
     tmp_path: Path, group_bytes: int
