@@ -398,12 +398,12 @@ def _result(ray: Any, reference: Any) -> Any:
     return result
 
 
-def _begun(begin: Begin[Any, Any], stamp: str, own: str, cpus: int) -> Callable[[Any], Any]:
+def _begun(begin: Begin[Any, Any], stamp: str, installed: str, cpus: int) -> Callable[[Any], Any]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
-    if stamp != own:
+    if stamp != installed:
         raise InputError(
-            f"the Ray node {socket.gethostname()} has {own}, but this command has {stamp}: install "
-            "the same versions, because they determine the results"
+            f"the Ray node {socket.gethostname()} has {installed}, but this command has {stamp}: "
+            "install the same versions, because they determine the results"
         )
     return begin(Worker(0, cpus))
 

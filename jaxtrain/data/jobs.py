@@ -598,9 +598,9 @@ class _Place(abc.ABC):
 
     def stray(self, items: Iterable[Item]) -> list[str]:
         """Returns the outputs of other items than these, if they exist."""
-        own, size_of, outputs = {_record_name(item.digest) for item in items}, self.sizes(), []
+        current, size_of, outputs = {_record_name(item.digest) for item in items}, self.sizes(), []
         for name in self.names_of_records():
-            record = None if name in own else _parsed(self.read(name))
+            record = None if name in current else _parsed(self.read(name))
             if record is not None and "error" not in record:
                 files = (f"{record['output']}/{file}".rstrip("/") for file in record["files"])
                 if any(size_of(file) is not None for file in files):

@@ -59,7 +59,7 @@ _SHARE_OF_SHARED_MEMORY = 0.8
 def cores(
     processes: int = 1,
     groups: Path = _CGROUPS,
-    own: Path = _OWN_CGROUPS,
+    cgroups: Path = _OWN_CGROUPS,
     machine: int | None = None,
 ) -> int:
     """Returns the number of CPU cores that this process may use.
@@ -72,13 +72,13 @@ def cores(
     Args:
         processes: processes of the run on this host.
         groups: where the kernel's cgroups (version 2) are mounted.
-        own: the kernel's file that names the cgroups of this process.
+        cgroups: the kernel's file that names the cgroups of this process.
         machine: number of cores of the machine; None asks the system.
     """
     all_cores = machine or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
     limits: list[float] = [all_cores]
-    for folder in _cgroup_folders(groups, own):
+    for folder in _cgroup_folders(groups, cgroups):
         quota, _, period = _text(folder / "cpu.max").partition(" ")  # "max 100000" is unlimited
         if quota.isdecimal() and period.strip().isdecimal() and int(period):
             limits.append(int(quota) / int(period))
@@ -88,7 +88,7 @@ def cores(
 
 
 def memory(
-    groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS, machine: Path = _MEMORY
+    groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS, machine: Path = _MEMORY
 ) -> tuple[float, bool]:
     """Returns the bytes of host memory that this process can still get.
 
@@ -98,7 +98,7 @@ def memory(
 
     Args:
         groups: where the kernel's cgroups (version 2) are mounted.
-        own: the kernel's file that names the cgroups of this process.
+        cgroups: the kernel's file that names the cgroups of this process.
         machine: the kernel's file about the machine's memory.
 
     Returns:
@@ -108,22 +108,22 @@ def memory(
     free = int(available[1]) * 1024.0 if available else math.inf
     limits = [
         left
-        for folder in _cgroup_folders(groups, own)
+        for folder in _cgroup_folders(groups, cgroups)
         if (left := _memory_left(folder)) is not None
     ]
     return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
 
 
-def throttled_s(groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float:
+def throttled_s(groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS) -> float:
     """Returns for how many seconds the CPU limits of its cgroups have stopped this process.
 
     The kernel sums the time over the cores that the process would have used. It is 0 without limit.
 
     Args:
         groups: where the kernel's cgroups (version 2) are mounted.
-        own: the kernel's file that names the cgroups of this process.
+        cgroups: the kernel's file that names the cgroups of this process.
     """
-    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, own))
+    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, cgroups))
     counts = (re.search(r"^throttled_usec (\d+)$", text, re.MULTILINE) for text in texts)
     return max((int(count[1]) * 1e-6 for count in counts if count), default=0.0)
 
@@ -148,9 +148,9 @@ def _length(span: str) -> int:
     return int(last or first) - int(first) + 1
 
 
-def _cgroup_folders(groups: Path, own: Path) -> Iterator[Path]:
+def _cgroup_folders(groups: Path, cgroups: Path) -> Iterator[Path]:
     """Yields this process's cgroup, and those that contain it."""
-    path = re.search(r"^0::(.*)$", _text(own), re.MULTILINE)
+    path = re.search(r"^0::(.*)$", _text(cgroups), re.MULTILINE)
     if path is None:
         return
     # In a container, the path may be that of the host, which is not visible: its own limit is then
@@ -248,7 +248,7 @@ def choose(
     if data.workers is not None:
         return WorkerCount(data.workers, f"data.workers {data.workers}")
     system, files = _most_by_files(0 if on_cpu else devices)
-    own = cores(processes)
+    available = cores(processes)
     batch = shared_batch_bytes(data, model, rows)
     batches = (
         math.inf
@@ -257,11 +257,13 @@ def choose(
     )
     free, limited = memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
-    cores_allow = functools.partial(chosen, data, own, rows=rows, devices=devices, on_cpu=on_cpu)
+    cores_allow = functools.partial(
+        chosen, data, available, rows=rows, devices=devices, on_cpu=on_cpu
+    )
     all_fit = functools.partial(cores_allow, most=system)
     shared_fits = functools.partial(all_fit, batches=batches)
     most, in_shared, number = all_fit(), shared_fits(), shared_fits(memory=left, batch=batch)
-    why = f"this process may use {own} CPU {'core' if own == 1 else 'cores'}"
+    why = f"this process may use {available} CPU {'core' if available == 1 else 'cores'}"
     if most < cores_allow():
         why += f", and {_of_files(files)}, which is enough for {_workers(system)}"
     if in_shared < most:

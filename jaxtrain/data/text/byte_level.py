@@ -133,22 +133,22 @@ class Encoder:
             return self._encode(texts)
         cut = [_SURE_CUT.split(text) for text in texts]
         known = self._known
-        unknown = list({one: None for stretches in cut for one in stretches if one not in known})
+        unknown = list({part: None for stretches in cut for part in stretches if part not in known})
         known.update(zip(unknown, self._encode(unknown), strict=True))
         ids = [
             list(itertools.chain.from_iterable(map(known.__getitem__, stretches)))
             for stretches in cut
         ]
-        for one in unknown:
-            if len(one) > _LONGEST_KNOWN:
-                del known[one]
+        for part in unknown:
+            if len(part) > _LONGEST_KNOWN:
+                del known[part]
         if len(known) > _MOST_KNOWN:
             known.clear()
         return ids
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [one.ids for one in encoded]
+        return [encoding.ids for encoding in encoded]
 
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
@@ -168,7 +168,7 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
         "omit it to train one (--data.tokenizer_kind byte_bpe)"
     )
     kind = f"{name}: a {type(plain.model).__name__} tokenizer that"
-    absent = [hex(byte) for byte, one in enumerate(CHARACTERS) if plain.token_to_id(one) is None]
+    absent = [hex(byte) for byte, c in enumerate(CHARACTERS) if plain.token_to_id(c) is None]
     if absent:
         raise InputError(
             f"{kind} has no token for {len(absent)} of 256 bytes, for example {absent[0]}; {cure}"
@@ -186,14 +186,14 @@ def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
     A token may begin or end inside a character.
     """
     byte_of = {character: byte for byte, character in enumerate(CHARACTERS)}
-    found: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
+    bytes_of: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
     for entry, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
         # As the library decodes: an entry with any other character stands for itself.
         known = all(character in byte_of for character in entry)
-        found[token_id] = bytes(map(byte_of.__getitem__, entry)) if known else entry.encode()
+        bytes_of[token_id] = bytes(map(byte_of.__getitem__, entry)) if known else entry.encode()
     for token_id, token in tokenizer.get_added_tokens_decoder().items():
-        found[token_id] = None if token.special else token.content.encode()
-    return found
+        bytes_of[token_id] = None if token.special else token.content.encode()
+    return bytes_of
 
 
 def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:

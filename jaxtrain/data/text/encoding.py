@@ -71,7 +71,7 @@ class Encoder:
 
     def _by_sentence(self, texts: list[str]) -> list[Encoded]:
         cut = [sentences(text) for text in texts]
-        encoded = iter(self._encode([one for of_document in cut for one in of_document]))
+        encoded = iter(self._encode([sentence for of_document in cut for sentence in of_document]))
         documents = []
         for of_document in cut:
             ids, ends, unknown = array.array("I"), list[int](), 0

@@ -138,7 +138,7 @@ def _chosen(
     visible = [file for file in files if not any(p.startswith(".") for p in file.split("/"))]
     described = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
     listed = {str(entry.get("config_name")): entry for entry in described if "data_files" in entry}
-    own = [file for file in visible if file.lower().endswith(_SUFFIXES)]
+    texts = [file for file in visible if file.lower().endswith(_SUFFIXES)]
     if listed:
         first = next((key for key, entry in listed.items() if entry.get("default")), "default")
         key = config or (first if first in listed else "")
@@ -157,13 +157,13 @@ def _chosen(
                 f"hf:{name}:{config}:SPLIT"
             )
         wanted = [f"{folder}/{pattern}".strip("/") for pattern in patterns[split]]
-        return [file for file in own if any(_matches(file, pattern) for pattern in wanted)]
+        return [file for file in texts if any(_matches(file, pattern) for pattern in wanted)]
     if config:
-        own = [file for file in own if file.startswith(f"{config}/")]
-    if not own:
+        texts = [file for file in texts if file.startswith(f"{config}/")]
+    if not texts:
         return []
-    sides = splits.by_name(own) or ["train"] * len(own)
-    chosen = [file for file, side in zip(own, sides, strict=True) if side == _WORDS.get(split)]
+    sides = splits.by_name(texts) or ["train"] * len(texts)
+    chosen = [file for file, side in zip(texts, sides, strict=True) if side == _WORDS.get(split)]
     if not chosen:
         has = [word for word, side in _WORDS.items() if side in sides]
         raise InputError(
@@ -215,9 +215,11 @@ def _converted(
                 f"{splits.listed(configs)}"
             )
         config = "default" if "default" in configs else configs[0] if configs else ""
-    own = [file for file in sizes if re.fullmatch(rf"{re.escape(config)}/[^/]+/.*\.parquet", file)]
-    chosen = [file for file in own if file.split("/")[1] == split]
-    part = [file for file in own if file.split("/")[1] == f"partial-{split}"]
+    of_config = [
+        file for file in sizes if re.fullmatch(rf"{re.escape(config)}/[^/]+/.*\.parquet", file)
+    ]
+    chosen = [file for file in of_config if file.split("/")[1] == split]
+    part = [file for file in of_config if file.split("/")[1] == f"partial-{split}"]
     if part:
         raise InputError(
             f"{text}: the dataset has no {', '.join(_SUFFIXES)} files, and the Hub has converted "
@@ -226,7 +228,7 @@ def _converted(
             "and convert it"
         )
     if not chosen:
-        has = sorted({file.split("/")[1] for file in own})
+        has = sorted({file.split("/")[1] for file in of_config})
         raise InputError(
             f"{text}: no split {split}"
             + (f", only {', '.join(has)}" if has else f"; configurations: {', '.join(configs)}")

@@ -54,8 +54,8 @@ def mask(
     chosen = np.sort(rng.choice(candidates, count, replace=False, shuffle=False))
     draw = rng.random(count)
     random_ids = rng.integers(0, vocab_size - len(special), count)
-    for one in special:  # ascending: the ordinary ids, numbered without gaps
-        random_ids += random_ids >= one
+    for special_id in special:  # ascending: the ordinary ids, numbered without gaps
+        random_ids += random_ids >= special_id
 
     original = tokens_S[chosen]
     hidden = np.full(count, specials.mask, np.int32)

@@ -171,21 +171,21 @@ class Text(bounds.Section):
         """Lists problems that depend on the file system, without opening or fetching any file."""
         del model
         missing = self.path is None and not self.demo
-        found: list[str] = [Problem(_NO_DATA, "data.path")] if missing else []
+        listed: list[str] = [Problem(_NO_DATA, "data.path")] if missing else []
         named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
         named += [("--data.more_paths", more) for more in self.more_paths]
         for flag, path in named:
             if path is not None and not hub_datasets.is_named(path) and documents.is_absent(path):
-                found.append(Problem(documents.absent(flag, path), flag.removeprefix("--")))
+                listed.append(Problem(documents.absent(flag, path), flag.removeprefix("--")))
         if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
-            found.append(
+            listed.append(
                 Problem(
                     f"--data.tokenizer {self.tokenizer}: no such file; pass a tokenizer.json, or "
                     "omit it to train one",
                     "data.tokenizer",
                 )
             )
-        return found
+        return listed
 
     def check_length(self, model: Any) -> None:
         """Raises InputError if ``model.sequence_length`` is too short for these examples."""

@@ -68,13 +68,13 @@ def find(tokenizer: Any, name: str) -> Specials:
     Raises:
         InputError: special tokens are missing; the message lists them and the fix.
     """
-    found = []
-    for one, also in zip(NAMES, _ALSO, strict=True):
-        token_id = tokenizer.token_to_id(one)
-        found.append(tokenizer.token_to_id(also) if token_id is None else token_id)
+    ids = []
+    for bert, also in zip(NAMES, _ALSO, strict=True):
+        token_id = tokenizer.token_to_id(bert)
+        ids.append(tokenizer.token_to_id(also) if token_id is None else token_id)
     lacking = [
-        f"{one} ({also})"
-        for one, also, token_id in zip(NAMES, _ALSO, found, strict=True)
+        f"{bert} ({also})"
+        for bert, also, token_id in zip(NAMES, _ALSO, ids, strict=True)
         if token_id is None
     ]
     if lacking:
@@ -83,8 +83,8 @@ def find(tokenizer: Any, name: str) -> Specials:
             "(tokenizers: Tokenizer.add_special_tokens), or omit --data.tokenizer to train one"
         )
     special = marked(tokenizer)
-    pad, unk, cls, sep, mask = found
-    others = tuple(sorted(special - set(found)))
+    pad, unk, cls, sep, mask = ids
+    others = tuple(sorted(special - set(ids)))
     return Specials(pad, unk, cls, sep, mask, others)
 
 
@@ -113,8 +113,8 @@ def begin(tokenizer: Any, name: str) -> int:
         InputError: there is none; the message gives the fix.
     """
     special = marked(tokenizer)
-    for one in _BEGINS:
-        token_id = tokenizer.token_to_id(one)
+    for begin_name in _BEGINS:
+        token_id = tokenizer.token_to_id(begin_name)
         if token_id in special:
             return int(token_id)
     raise InputError(

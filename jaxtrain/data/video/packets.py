@@ -428,7 +428,7 @@ def _rate(packets: _Packets, *, ordered: bool) -> float:
     measured = (len(stamps) - 1) / span_s
     slack = 1.5 * float(stream.time_base) / span_s + _RATE_SLACK
     usual = (declared, Fraction(round(measured)), *_STANDARD_RATES)
-    near = [one for one in usual if one and abs(one / measured - 1) <= slack]
+    near = [rate for rate in usual if rate and abs(rate / measured - 1) <= slack]
     return float(near[0]) if near else measured
 
 

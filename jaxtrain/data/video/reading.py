@@ -63,9 +63,9 @@ class Video:
             aspect = stream.sample_aspect_ratio or Fraction(1)
             base = stream.time_base
             starts = {
-                one.index: one.start_time * one.time_base
-                for one in (stream, *container.streams.audio)
-                if one.start_time is not None and one.time_base is not None
+                track.index: track.start_time * track.time_base
+                for track in (stream, *container.streams.audio)
+                if track.start_time is not None and track.time_base is not None
             }
         self.rate = Fraction(info.fps).limit_denominator(1001) or _DEFAULT_RATE
         # Before 0 is what an edit list hides, such as the first samples of AAC.

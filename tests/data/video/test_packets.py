@@ -77,6 +77,14 @@ def test_metadata_may_be_in_any_encoding(tmp_path: Path) -> None:
     assert packets.scan(str(path)).frames == 20
 
 
+@pytest.mark.parametrize(
+    ("missing", "promised", "broken"),
+    [(2, 10, False), (3, 10, True), (3, 151, False), (4, 150, True)],
+)
+def test_the_rule_for_missing_frames(missing: int, promised: int, broken: bool) -> None:
+    assert packets.too_few(missing, promised) is broken
+
+
 def test_the_larger_of_two_streams_is_used(tmp_path: Path) -> None:
     path = tmp_path / "two.mp4"
     sizes = [(32, 48), (64, 96)]
