@@ -50,7 +50,6 @@ class Server:
         self.files: dict[str, Answer | list[Answer]] = {}
         self.asked: list[str] = []
         self.ranges: list[str | None] = []
-        self.proxy_logins: list[str | None] = []
         self.base = ""
 
     def take(self, path: str) -> Answer:
@@ -72,7 +71,6 @@ def serving() -> Iterator[Server]:
         def do_GET(self) -> None:
             server.asked.append(self.path)
             server.ranges.append(self.headers.get("Range"))
-            server.proxy_logins.append(self.headers.get("Proxy-Authorization"))
             path, _, query = self.path.partition("?")
             answer = server.take(path)
             if answer.query is not None and query != answer.query:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import types
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,15 @@ def test_the_larger_of_two_streams_is_used(tmp_path: Path) -> None:
             container.mux(stream.encode())
     scan = packets.scan(str(path))
     assert (scan.stream, scan.width, scan.height) == (1, 96, 64)
+
+
+@pytest.mark.parametrize(
+    ("codec", "data", "shown"),
+    [("vp8", b"\x10", True), ("vp8", b"\x01", False), ("h264", b"1", True)],
+)
+def test_hidden_packets_of_vp8_show_no_frame(codec: str, data: bytes, shown: bool) -> None:
+    stream: Any = types.SimpleNamespace(codec_context=types.SimpleNamespace(name=codec))
+    assert packets.shows_frame(av.Packet(data), stream) is shown
 
 
 def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
