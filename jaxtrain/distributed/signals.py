@@ -137,8 +137,10 @@ class StopSignals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._again is not None:
-            self._again.cancel()
+        if (again := self._again) is not None:
+            self._held = True  # a stop that is raised again now interrupts nothing
+            again.cancel()
+            again.join()  # its SIGTERM must not arrive after the handlers are gone
         for number, handler in self._before.items():
             # None: a handler that was not installed from Python cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

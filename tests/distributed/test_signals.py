@@ -77,7 +77,10 @@ def test_a_dropped_stop_waits_if_there_are_steps_to_save() -> None:
     with StopSignals() as signals:
         gc.collect()
         signals.hold()
-        time.sleep(0.2)
+        deadline = time.monotonic() + 20
+        while signals._again is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert signals.requested == "SIGINT"
 
 
