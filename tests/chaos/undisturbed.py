@@ -10,8 +10,8 @@ from pathlib import Path
 from chaos.launched import CHECKOUT, Launched
 from program import TINY_MLM, write_corpus
 
-# Four validations after a quarter of the run: a masked LM that learns only the frequencies in five of
-# them, as this one does, ends its run.
+# Four validations after a quarter of the run: a masked LM that learns only the frequencies in five
+# of them, as this one does, ends its run.
 STEPS, EVAL_EVERY, SAVE_EVERY = 60, 13, 6
 # Longest time without a completed step before a run ends itself as hung. Process 1 compiles again
 # at each start, and process 0 waits for it in its first step.
