@@ -11,6 +11,7 @@ import pytest
 
 from jaxtrain import config, main
 from jaxtrain.config import field_values, files, help, overrides
+from jaxtrain.models import gpt
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 BERT = ("bert_base_h200_8", "bert_large_h200_8")
@@ -37,8 +38,11 @@ LAYOUT = {
     "gpt_32gb_high": ((7, 4, 28), (1, 1, "optimizer"), 2),
     "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), 2),
     "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), 2),
+    "gpt_2026_h100_1": ((32, 8, 256), (1, 1, "optimizer"), 2),
+    "gpt_2026_h100_8": ((16, 4, 512), (1, 8, "params"), 2),
     "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), 4),
 }
+GPT_OF_2026 = (("gpt_2026_h100_1", 12, 2520), ("gpt_2026_h100_8", 24, 5568))
 # Steps, peak learning rate, warmup; log, eval, save, keep; eval clips, hang timeout.
 VIDEO_LENGTHS = {
     "h100_1": ((100_000, 1e-4, 2000), (50, 1000, 2000, 100), (10, 1800)),
@@ -104,6 +108,29 @@ def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
     assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
     assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
+
+
+@pytest.mark.parametrize(("name", "depth", "steps"), GPT_OF_2026)
+def test_gpt_configs_of_2026(
+    runs: dict[str, config.Run], name: str, depth: int, steps: int
+) -> None:
+    """The values are nanochat's at 92d63d4."""
+    run = runs[name]
+    model, optim, muon = run.model, run.optim, run.optim.muon
+    assert model == gpt.Config.of_2026(vocab_size=32_768, sequence_length=2048, depth=depth)
+    assert run.data.fit_documents
+    batch = run.data.batch_size * model.sequence_length / 2**19
+    assert (batch, run.loop.steps) == (1 if depth == 12 else 2, steps)
+    assert (optim.schedule, optim.warmup_steps) == ("trapezoid", 40)
+    assert (optim.warmdown_fraction, optim.warmdown_to) == (0.65, 0.05)
+    assert (optim.eps, optim.max_grad_norm) == (1e-10, None)
+    assert optim.weight_decay == pytest.approx(0.28 if depth == 12 else 0.05974, rel=1e-3)
+    rates = (muon.peak_lr, muon.embedding_lr, muon.unembedding_lr, muon.scalar_lr)
+    assert rates == pytest.approx([batch**0.5 * rate for rate in (0.02, 0.3, 0.008, 0.5)])
+    momentum = (muon.first_momentum, muon.momentum, muon.momentum_steps, muon.last_momentum)
+    assert momentum == (0.85, 0.97, 400, 0.9)
+    assert (muon.equilibrate, muon.polar_express, muon.cautious_decay) == (True, True, True)
+    assert muon.variance_b2 == 0.9
 
 
 def test_each_docstring_names_its_guide_and_what_a_specialist_would_change(
