@@ -18,8 +18,6 @@ class ClusterHere(engines.Ray):
         items: those that were given to the worker.
     """
 
-    where = "the cluster"  # type: ignore[assignment]
-
     def __init__(self, kills: Callable[[Any], bool] = lambda item: False) -> None:
         super().__init__("here", gpus=0)
         self.__dict__.update(_kills=kills, items=[])

@@ -284,7 +284,7 @@ def test_a_cluster_encodes_and_decodes_the_same(
         assert run("encode", source, videos, out / "z", "--dtype", "float16", *how) == 1
         printed = capsys.readouterr()
         assert "2 encoded, 1 failed of 3 files on" in printed.out
-        assert ("on the cluster;" in printed.out) == (name == "cluster")
+        assert ("on the Ray cluster here;" in printed.out) == (name == "cluster")
         assert "b.mkv has a variable frame rate: only the average" in printed.out
         assert run("decode", source, tmp_path / "alone/z", out / "v", *how) == 0
         made[name] = {
