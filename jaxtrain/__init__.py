@@ -58,13 +58,13 @@ def _check_types(**given: tuple[Any, Any]) -> None:
     """
     from jaxtrain.config import field_values
 
-    wrong = [
+    problems = [
         f"{name} takes {field_values.takes(annotation)}, not {value!r}"
         for name, (value, annotation) in given.items()
         if not field_values.matches(field_values.plain(value), annotation)
     ]
-    if wrong:
-        raise InputError(*wrong)
+    if problems:
+        raise InputError(*problems)
 
 
 def train(

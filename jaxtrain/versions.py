@@ -28,13 +28,13 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Returns package -> version, including Python's."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            by_package[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # for example, run from a checkout
-            found[package] = "not installed"
-    return found
+            by_package[package] = "not installed"
+    return by_package
 
 
 def line() -> str:
@@ -59,11 +59,13 @@ def install(extra: str) -> str:
         needed = importlib.metadata.requires("jaxtrain") or []
     except importlib.metadata.PackageNotFoundError:
         needed = []
-    found = [match for match in map(_OF_EXTRA.match, needed) if match and match["extra"] == extra]
-    if (_CHECKOUT / "pyproject.toml").is_file() or not found:
+    of_extra = [
+        match for match in map(_OF_EXTRA.match, needed) if match and match["extra"] == extra
+    ]
+    if (_CHECKOUT / "pyproject.toml").is_file() or not of_extra:
         here = "." if Path.cwd() == _CHECKOUT else shortest_path(str(_CHECKOUT))
         return pip("install", "-e", f"{here}[{extra}]")
-    return pip("install", *(match["package"] for match in found))
+    return pip("install", *(match["package"] for match in of_extra))
 
 
 def pip(command: str, *arguments: str) -> str:
@@ -81,7 +83,7 @@ def pip(command: str, *arguments: str) -> str:
 
 def python() -> str:
     """Returns the shortest name by which a shell finds this Python, quoted."""
-    found = shutil.which("python")
-    if found and os.path.abspath(found) == sys.executable:
+    on_path = shutil.which("python")
+    if on_path and os.path.abspath(on_path) == sys.executable:
         return "python"
     return shlex.quote(shortest_path(sys.executable))

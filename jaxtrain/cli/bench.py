@@ -120,7 +120,7 @@ def _ceilings(flags: commands.Ceilings) -> int:
 
     process_group.check_accelerator(os.environ)
     first = jax.local_devices()[0]
-    found = {
+    rows = {
         f"ceilings/{name}": value for name, value in dataclasses.asdict(ceilings.measure()).items()
     }
     device = {
@@ -131,7 +131,7 @@ def _ceilings(flags: commands.Ceilings) -> int:
         "driver": hardware.driver().version,
     }
     findings = {
-        "rows": found,
+        "rows": rows,
         "notes": {},
         "failed": [],
         "operations": [],

@@ -152,15 +152,15 @@ def _findings(saved: resume.Run, damaged: Mapping[str, str]) -> Iterator[Finding
             if not path.exists():  # a run that is active has deleted it
                 continue
             try:
-                found = pointer.read(path)
+                record = pointer.read(path)
             except (Damaged, InputError):
-                found = None
+                record = None
             yield Finding(
                 path=f"{kind}/{step}",
                 step=step,
-                saved=None if found is None else found.saved.replace("T", " ").removesuffix("Z"),
-                examples_seen=None if found is None else found.meta.get("examples_seen"),
-                bytes=0 if found is None else found.size(),
+                saved=None if record is None else record.saved.replace("T", " ").removesuffix("Z"),
+                examples_seen=None if record is None else record.meta.get("examples_seen"),
+                bytes=0 if record is None else record.size(),
                 verdict=verdict,
                 why=_reason(path) or why,
             )

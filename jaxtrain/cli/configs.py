@@ -45,10 +45,10 @@ def _show(name: str, changes: Sequence[str]) -> None:
 def _diff(before: str, after: str) -> None:
     left, right = config.load(before), config.load(after)
     everything = config.differences(config.to_dict(left), config.to_dict(right))
-    found = [line for line in everything if not line.startswith("name: ")]
-    for line in found:
+    differing = [line for line in everything if not line.startswith("name: ")]
+    for line in differing:
         terminal.out(line)
-    if not found:
+    if not differing:
         terminal.out(f"{before} and {after} are the same")
 
 

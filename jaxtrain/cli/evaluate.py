@@ -104,11 +104,11 @@ def main(flags: commands.Evaluate) -> int:
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
-    found = compare.compare(measured, meter.names)
+    comparison = compare.compare(measured, meter.names)
     rfvd = meter.rfvd()
     terminal.out(
         _text(
-            found,
+            comparison,
             [model.source for model in meter.models],
             size | {"compared": meter.compared},
             flags.precision,
@@ -125,7 +125,7 @@ def main(flags: commands.Evaluate) -> int:
             **size,
             "precision": flags.precision,
             "versions": versions.line(),
-            "metrics": _as_json(found),
+            "metrics": _as_json(comparison),
             **({"rfvd": rfvd} if rfvd else {}),
             **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
@@ -212,29 +212,29 @@ def _resolved(flags: commands.Evaluate) -> tuple[dict[str, int], Protocol | None
 
 
 def _text(
-    found: "Comparison",
+    comparison: "Comparison",
     sources: Sequence[str],
     size: Mapping[str, int],
     precision: str,
     rfvd: Sequence[float],
 ) -> str:
     lines = [
-        f"measured on {formats.counted(found.videos, 'video')} "
-        f"({formats.counted(found.clips, 'clip')} of {size['frames']} frames, {size['compared']} "
-        f"of them compared, {size['height']}x{size['width']}, {precision})",
+        f"measured on {formats.counted(comparison.videos, 'video')} "
+        f"({formats.counted(comparison.clips, 'clip')} of {size['frames']} frames, "
+        f"{size['compared']} of them compared, {size['height']}x{size['width']}, {precision})",
         *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
         "",
     ]
     rows: list[tuple[str, ...]] = [("", "", "mean", "std", "95% interval", "videos")]
-    for name, estimates in found.estimates.items():
+    for name, estimates in comparison.estimates.items():
         for letter, one in zip(_LETTERS, estimates, strict=False):
             rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
     for letter, value in zip(_LETTERS, rfvd, strict=False):
-        rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(found.videos)))
+        rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(comparison.videos)))
     lines.append(formats.columns(rows, {0, 1}))
     if len(sources) > 1:
         rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
-        for name, differences in found.differences.items():
+        for name, differences in comparison.differences.items():
             for (i, j), gap in differences.items():
                 pair = f"{_LETTERS[j]} - {_LETTERS[i]}"
                 p_values = (_p(gap.p_student), _p(gap.p_signs))
@@ -283,7 +283,7 @@ def _p(value: float | None) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def _as_json(found: "Comparison") -> dict[str, Any]:
+def _as_json(comparison: "Comparison") -> dict[str, Any]:
     def of_gap(gap: Difference) -> dict[str, Any]:
         whole = dataclasses.asdict(gap)
         return {**whole.pop("estimate"), **whole}
@@ -293,8 +293,8 @@ def _as_json(found: "Comparison") -> dict[str, Any]:
             "estimates": [dataclasses.asdict(one) for one in estimates],
             "differences": {
                 f"{_LETTERS[j]} - {_LETTERS[i]}": of_gap(gap)
-                for (i, j), gap in found.differences[name].items()
+                for (i, j), gap in comparison.differences[name].items()
             },
         }
-        for name, estimates in found.estimates.items()
+        for name, estimates in comparison.estimates.items()
     }

@@ -54,11 +54,11 @@ def _plan(flags: commands.Plan) -> int:
     terminal.out(f"compiling the step {where} ...")
     plan = planner.plan()
     terminal.out(f"\n{report.text(plan)}")
-    found = plan.as_json()
-    _write(found, flags.json)
+    content = plan.as_json()
+    _write(content, flags.json)
     if flags.fit or plan.fits is False:
-        found["fit"] = _search(planner, plan, flags)
-        _write(found, flags.json)
+        content["fit"] = _search(planner, plan, flags)
+        _write(content, flags.json)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
     return DOES_NOT_FIT if plan.fits is False else 0
@@ -97,6 +97,6 @@ def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any
     return {"tried": [dataclasses.asdict(each) for each in tried], "complete": complete}
 
 
-def _write(found: dict[str, Any], path: Path | None) -> None:
+def _write(content: dict[str, Any], path: Path | None) -> None:
     if path is not None:
-        atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
+        atomic.write_whole(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -183,10 +183,10 @@ def evaluate(
         raise InputError(f"--data {flags.data} cannot be read: {error.strerror}") from error
     try:
         with _progress("windows" if kind is CausalModel else "tokens") as each:
-            found = model.score(texts, rows=rows, max_tokens=flags.max_tokens, each=each)
+            score = model.score(texts, rows=rows, max_tokens=flags.max_tokens, each=each)
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
-    terminal.out(_report(found, model, flags))
+    terminal.out(_report(score, model, flags))
     if flags.json:
         content = {
             "source": model.source,
@@ -194,8 +194,8 @@ def evaluate(
             "max_tokens": flags.max_tokens,
             "precision": flags.precision,
             "versions": versions.line(),
-            **dataclasses.asdict(found),
-            **_derived(found),
+            **dataclasses.asdict(score),
+            **_derived(score),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
@@ -239,32 +239,32 @@ def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
         yield each
 
 
-def _derived(found: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:
-    if isinstance(found, fill_mask.MaskedScore):
-        return {"pseudo_perplexity": found.pseudo_perplexity}
-    return {"perplexity": found.perplexity}
+def _derived(score: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:
+    if isinstance(score, fill_mask.MaskedScore):
+        return {"pseudo_perplexity": score.pseudo_perplexity}
+    return {"perplexity": score.perplexity}
 
 
 def _report(
-    found: fill_mask.MaskedScore | language_model.TextScore,
+    score: fill_mask.MaskedScore | language_model.TextScore,
     model: MaskedModel | CausalModel,
     flags: commands.Evaluate,
 ) -> str:
     cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
-    head = f"measured on {flags.data}: {found.tokens:,} tokens{cut}, "
-    if isinstance(found, fill_mask.MaskedScore):
+    head = f"measured on {flags.data}: {score.tokens:,} tokens{cut}, "
+    if isinstance(score, fill_mask.MaskedScore):
         head += (
             f"each masked in turn, in a window of up to {model.longest} tokens "
-            f"({flags.precision}); excludes {found.unknown:,} unknown tokens"
+            f"({flags.precision}); excludes {score.unknown:,} unknown tokens"
         )
-        rows = [("pseudo-perplexity", found.pseudo_perplexity)]
+        rows = [("pseudo-perplexity", score.pseudo_perplexity)]
     else:
         head += (
-            f"{found.bytes:,} bytes, each token predicted from the {model.longest // 2} to "
+            f"{score.bytes:,} bytes, each token predicted from the {model.longest // 2} to "
             f"{model.longest} tokens before it, if there are as many ({flags.precision})"
         )
-        rows = [("bits per byte", found.bits_per_byte), ("perplexity per token", found.perplexity)]
-    rows += [("loss (nats)", found.loss), ("accuracy", found.accuracy)]
+        rows = [("bits per byte", score.bits_per_byte), ("perplexity per token", score.perplexity)]
+    rows += [("loss (nats)", score.loss), ("accuracy", score.accuracy)]
     width = max(len(name) for name, _ in rows)
     table = (f"{name:{width}}  {value:.4f}" for name, value in rows)
     return "\n".join((head, model.source, "", *table))

@@ -207,19 +207,20 @@ def _encode_one(
     flags: commands.Encode,
 ) -> None:
     counter = Counter(video.frames)
-    found = latent_files.encode(model, video, flags.target, storage, counter.one)
-    if note := _note(video, found):
+    encoded = latent_files.encode(model, video, flags.target, storage, counter.one)
+    if note := _note(video, encoded):
         terminal.out(note)
-    shape = "x".join(map(str, found.shape))
+    shape = "x".join(map(str, encoded.shape))
     terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
 
 
-def _note(video: Video, found: latent_files.Encoded) -> str:
-    if found.off_s <= 0.5 / video.rate:
+def _note(video: Video, encoded: latent_files.Encoded) -> str:
+    if encoded.off_s <= 0.5 / video.rate:
         return ""
     return (
         f"{video.path} has a variable frame rate: only the average of {float(video.rate):.5g} "
-        f"frames per second is kept, so jaxtrain decode shifts frames by up to {found.off_s:.2g} s"
+        "frames per second is kept, so jaxtrain decode shifts frames by up to "
+        f"{encoded.off_s:.2g} s"
     )
 
 
@@ -252,9 +253,9 @@ def _encode_file(
     check: Callable[[], None],
 ) -> dict[str, Any]:
     video = Video(source)
-    found = latent_files.encode(model, video, target, storage, check)
-    about = {"frames": found.frames, "shape": list(found.shape), "off_s": found.off_s}
-    note = _note(video, found)
+    encoded = latent_files.encode(model, video, target, storage, check)
+    about = {"frames": encoded.frames, "shape": list(encoded.shape), "off_s": encoded.off_s}
+    note = _note(video, encoded)
     return about | ({"note": note} if note else {})
 
 
@@ -293,13 +294,13 @@ def decode(flags: commands.Decode) -> int:
     model = autoencoder(flags, "decode")
     progress = Counter(latents.frames)
     with command_line.cleaning_up():
-        found = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
-    if found.padded_from:
+        decoded = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
+    if decoded.padded_from:
         terminal.out(
-            f"padded {found.padded_from} to {found.size} by repeating the edges: "
+            f"padded {decoded.padded_from} to {decoded.size} by repeating the edges: "
             "H.264 requires even sizes"
         )
-    terminal.out(f"wrote {progress.line()} of {found.size} to {flags.target}")
+    terminal.out(f"wrote {progress.line()} of {decoded.size} to {flags.target}")
     return 0
 
 
@@ -321,8 +322,8 @@ def _decode_folder(flags: commands.Decode) -> int:
 def _decode_file(
     crf: int, model: "Autoencoder", source: Path, target: Path, check: Callable[[], None]
 ) -> dict[str, Any]:
-    found = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
-    return {"frames": found.frames, "size": found.size}
+    decoded = latent_files.decode(model, latent_files.LatentFile(source), target, crf, check)
+    return {"frames": decoded.frames, "size": decoded.size}
 
 
 def reconstruct(flags: commands.Reconstruct) -> int:

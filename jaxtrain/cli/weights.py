@@ -95,46 +95,46 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         source: the model.
         target: the file or folder; an existing folder for ``--push``.
     """
-    found = weights.load(source)
-    name = from_file.name_of(found.model)
+    loaded = weights.load(source)
+    name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
     if flags.push is not None and flags.format is None:
-        folder = found.model.in_transformers
-    if not _can_write(found.model, folder=folder):
+        folder = loaded.model.in_transformers
+    if not _can_write(loaded.model, folder=folder):
         able = [
             name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)
         ]
         form = "a transformers folder" if folder else "a weights file"
         raise InputError(
-            f"{found.source}: the model {name} cannot be exported to {form}; export can write "
+            f"{loaded.source}: the model {name} cannot be exported to {form}; export can write "
             f"{', '.join(sorted(able))}"
         )
-    if not folder and (note := found.model.export_note()):
+    if not folder and (note := loaded.model.export_note()):
         terminal.warn(f"warning: {note}")
     if folder:
         tokenizer.check_travels(source)
-        path = tokenizer.beside(Path(found.source))
+        path = tokenizer.beside(Path(loaded.source))
         words = tokenizer.of_source(path)
-        count = huggingface.write(target, found.model, found.params, words, path)
+        count = huggingface.write(target, loaded.model, loaded.params, words, path)
     elif flags.push is not None:
-        count = weights.save(target / huggingface.ARRAYS, found.model, found.params)
+        count = weights.save(target / huggingface.ARRAYS, loaded.model, loaded.params)
     else:
-        count = weights.save(target, found.model, found.params)
-    if flags.reference is not None and (folder or found.model.task != "reconstruct"):
+        count = weights.save(target, loaded.model, loaded.params)
+    if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
         raise InputError(
             f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
         )
     checks = export_check.check(
         target if folder or flags.push is None else target / huggingface.ARRAYS,
-        found.model,
-        found.params,
+        loaded.model,
+        loaded.params,
         flags.reference,
     )
     if folder or flags.push is not None:
         written = model_card.write(
             target,
-            found.model,
-            Path(found.source),
+            loaded.model,
+            Path(loaded.source),
             repository=flags.push,
             license_name=flags.license,
             parameters=count,
@@ -142,14 +142,14 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         )
         if not written:
             terminal.warn(f"note: {target / huggingface.CARD} is kept: delete it for a new one")
-    own = sum(array.size for array in found.params.values())
+    own = sum(array.size for array in loaded.params.values())
     more = ""
     if count > own:
         more = f" ({count - own:+,} that the exported format adds)"
     elif count < own:  # such as a discriminator's
         more = f" ({own - count:,} more are only for training and were not exported)"
     shown = min(own, count)
-    terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
+    terminal.out(f"{loaded.source}: {shown:,} parameters of {name}{more}")
     for sentence in checks:
         terminal.out(sentence)
     return name
@@ -203,17 +203,17 @@ def _import_folder(flags: commands.Import) -> int:
         )
     if flags.target.exists() and flags.target.samefile(flags.source):
         raise InputError(f"OUT {flags.target} is the same folder as IN: choose another one")
-    found = weights.load(flags.source)
+    loaded = weights.load(flags.source)
     path = tokenizer.beside(flags.source)
     words = tokenizer.of_source(path)
     huggingface.check_target(flags.target)
-    huggingface.write(flags.target, found.model, found.params, words, path)
-    size = found.model.to_settings()
+    huggingface.write(flags.target, loaded.model, loaded.params, words, path)
+    size = loaded.model.to_settings()
     terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
         f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
         f"{size['vocab_size']:,} tokens, {size['max_position_embeddings']} positions; "
-        f"{state.parameter_count(found.params):,} parameters\nwrote {flags.target}"
+        f"{state.parameter_count(loaded.params):,} parameters\nwrote {flags.target}"
     )
     return 0
 

@@ -146,16 +146,16 @@ def problem(annotation: Any, value: Any, usual: Mapping[type, Bounds] | None = N
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        found = [problem(choice, value, usual) for choice in arguments if choice is not type(None)]
-        cure = None if None in found else found[0]
+        cures = [problem(choice, value, usual) for choice in arguments if choice is not type(None)]
+        cure = None if None in cures else cures[0]
         return f"{cure}, or None" if cure and type(None) in arguments else cure
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             arguments = arguments[:1] * (len(value) if isinstance(value, tuple) else 1)
         if not isinstance(value, tuple) or len(value) != len(arguments):
             return f"use {len(arguments)} values"
-        found = [problem(kind, one, usual) for kind, one in zip(arguments, value, strict=True)]
-        return next(filter(None, found), None)
+        cures = [problem(kind, one, usual) for kind, one in zip(arguments, value, strict=True)]
+        return next(filter(None, cures), None)
     kind, limits = annotation, (usual or {}).get(annotation)
     if origin is Annotated and isinstance(arguments[1], Bounds):
         kind, limits = arguments[0], arguments[1].within((usual or {}).get(arguments[0], Bounds()))

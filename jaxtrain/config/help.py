@@ -61,13 +61,13 @@ def _nested(instance: Any, prefix: str = "") -> Iterator[Section]:
 
 def overview(run: Any) -> str:
     """Lists the sections of a config, one line each."""
-    found = sections(run)
-    width = max(len(one.name) for one in found)
+    all_sections = sections(run)
+    width = max(len(one.name) for one in all_sections)
     columns = _columns()
     lines = [
         f"{one.name:{width}}  "
         + textwrap.shorten(_summary(one), max(columns - width - 5, 20), placeholder=" ...")
-        for one in found
+        for one in all_sections
     ]
     return "\n".join(f"  {line}" for line in lines)
 
@@ -93,9 +93,9 @@ def fields(run: Any, names: Sequence[str]) -> str:
 
 
 def _described(run: Any, name: str) -> Iterator[str]:
-    found = sections(run)
-    inside = [one for one in found if one.name == name or one.name.startswith(f"{name}.")]
-    for one in found if name == ALL else inside:
+    all_sections = sections(run)
+    inside = [one for one in all_sections if one.name == name or one.name.startswith(f"{name}.")]
+    for one in all_sections if name == ALL else inside:
         if one.value is not None or one.name == name:
             yield _block(one, _own_fields(one))
         else:
@@ -104,13 +104,13 @@ def _described(run: Any, name: str) -> Iterator[str]:
         return
     single = [
         (one, field)
-        for one in found
+        for one in all_sections
         for field in _own_fields(one)
         if name in (field.name, f"{one.name}.{field.name}")
     ]
     if not single:
-        known = [one.name for one in found]
-        flat = [field.name for one in found for field in _own_fields(one)]
+        known = [one.name for one in all_sections]
+        flat = [field.name for one in all_sections for field in _own_fields(one)]
         near = field_values.close_to(name, [*known, *flat])
         hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)} or {ALL}"
         raise InputError(f"--help {name}: unknown section; {hint}")
@@ -289,7 +289,7 @@ def _placeholder(annotation: Any) -> str:
 @functools.cache
 def docstrings(section: type[Any]) -> dict[str, str]:
     """The docstring below each field of a dataclass, those of its base classes included."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for kind in reversed(section.__mro__):
         if not dataclasses.is_dataclass(kind):
             continue
@@ -299,5 +299,5 @@ def docstrings(section: type[Any]) -> dict[str, str]:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 match below:
                     case ast.Expr(value=ast.Constant(value=str(text))):
-                        found[one.target.id] = text
-    return found
+                        texts[one.target.id] = text
+    return texts

@@ -341,12 +341,12 @@ def as_typed(run: Run) -> tuple[str, ...]:
     if run.name not in _LOADED and run.name in files.names():
         with contextlib.suppress(InputError):
             named(run.name)
-    found = [
+    candidates = [
         (word, _changes(base, run))
         for word, base in _LOADED.items()
         if type(base.model) is type(run.model) and type(base.data) is type(run.data)
     ]
-    for word, changes in sorted(found, key=lambda one: len(one[1])):
+    for word, changes in sorted(candidates, key=lambda one: len(one[1])):
         with contextlib.suppress(InputError):
             if overrides.apply(_LOADED[word], changes) == run:
                 config = shortest_path(word) if os.path.isabs(word) else word
@@ -371,8 +371,8 @@ def validate(run: Run) -> None:
     Raises:
         InputError: has all messages of :func:`problems`.
     """
-    if found := problems(run):
-        raise InputError(*found)
+    if messages := problems(run):
+        raise InputError(*messages)
 
 
 def problems(run: Run) -> list[str]:
@@ -513,13 +513,13 @@ def _short_name(section: type[Any]) -> str:
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens the result of :func:`to_dict`: ``{"optim.peak_lr": 0.003, ...}``, in order."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{key}."))
+            values.update(flat(value, f"{prefix}{key}."))
         else:
-            found[prefix + key] = value
-    return found
+            values[prefix + key] = value
+    return values
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -52,13 +52,13 @@ def bucket_access(url: str | None) -> Iterator[Finding]:
     try:
         began = time.monotonic()
         written = folder.put_if(name, content, None)
-        found = folder.get(name)
+        stored = folder.get(name)
         rate = 2 * _PROBE_BYTES / 2**20 / (time.monotonic() - began)
         again = folder.put_if(name, content, None)
     finally:
         with contextlib.suppress(InputError, RunAgain):
             folder.delete([name])
-    if found is None or found.data != content:
+    if stored is None or stored.data != content:
         yield problem(f"{url}: an object that was written is missing or differs", _DO_NOT_TRUST)
     elif written is None or again is not None:
         yield problem(

@@ -51,18 +51,18 @@ def _initial_weights(subject: Subject) -> str:
     source: str | Path = model.init_from
     if hub.is_named(source):
         named = hub.parse(str(source), "model.init_from")
-        found = hub.find(named, lambda line: None)
-        if missing := found.missing(named.repository):
+        on_hub = hub.find(named, lambda line: None)
+        if missing := on_hub.missing(named.repository):
             checked = "settings and arrays"
-            if huggingface.SETTINGS in found.sizes:
-                settings = found.only(huggingface.SETTINGS)
+            if huggingface.SETTINGS in on_hub.sizes:
+                settings = on_hub.only(huggingface.SETTINGS)
                 weights.check_settings(hub.download(named, settings, lambda line: None), model)
                 checked = "arrays"
             return (
-                f"{named.text} is on the Hub ({found.described(missing)}); the run downloads it "
+                f"{named.text} is on the Hub ({on_hub.described(missing)}); the run downloads it "
                 f"and checks its {checked}"
             )
-        source = hub.download(named, found, lambda line: None)
+        source = hub.download(named, on_hub, lambda line: None)
     source = expanded(source)
     _, notes = weights.params_for(source, model, subject.built.definition.params)
     return "; ".join([f"model.init_from {source} fits the model", *notes])

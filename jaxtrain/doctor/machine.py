@@ -165,8 +165,8 @@ def installed(name: str) -> importlib.metadata.Distribution | None:
 
 def plugins(find: Find = installed) -> dict[int, importlib.metadata.Distribution]:
     """Returns jax's installed plugins by their major CUDA version."""
-    found = {cuda: find(f"jax-cuda{cuda}-plugin") for cuda in LEAST_DRIVER}
-    return {cuda: package for cuda, package in found.items() if package is not None}
+    packages_by_cuda = {cuda: find(f"jax-cuda{cuda}-plugin") for cuda in LEAST_DRIVER}
+    return {cuda: package for cuda, package in packages_by_cuda.items() if package is not None}
 
 
 def packages(find: Find = installed) -> Iterator[Finding]:
@@ -194,14 +194,14 @@ def packages(find: Find = installed) -> Iterator[Finding]:
         yield ok(f"{name} without NVIDIA's wheels: it uses CUDA, cuDNN, and NCCL of this system")
         return
     required.append(Requirement(f"jaxlib=={plugin.version}"))  # jax refuses another one
-    found = {
+    versions_of = {
         package.name: getattr(find(package.name), "version", "missing") for package in required
     }
     wrong = [
-        f"{package.name}{package.specifier} ({found[package.name]})"
+        f"{package.name}{package.specifier} ({versions_of[package.name]})"
         for package in required
-        if found[package.name] == "missing"
-        or not package.specifier.contains(found[package.name], prereleases=True)
+        if versions_of[package.name] == "missing"
+        or not package.specifier.contains(versions_of[package.name], prereleases=True)
     ]
     if wrong:
         seen = f"{name} requires other packages than those installed: {', '.join(wrong)}"
@@ -209,7 +209,7 @@ def packages(find: Find = installed) -> Iterator[Finding]:
         return
     shown = [
         f"{package} {version}"
-        for package, version in found.items()
+        for package, version in versions_of.items()
         if any(part in package for part in ("runtime", "cudnn", "nccl"))
     ]
     yield ok(f"{', '.join(shown)}: as {name} requires")

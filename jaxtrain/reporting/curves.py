@@ -35,7 +35,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
     added = {name: metric for run in runs for name, metric in run.metrics.items()}
     known = metrics.table(added)
     thinned = False
-    found = []
+    drawn = []
     constants: list[str] = []
     for name in sorted(names, key=lambda name: metrics.position(name, known)):
         metric = metrics.describe(name, known)
@@ -59,7 +59,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
             single = len({value for line in lines for value in line["value"]}) == 1
             from_zero = metric.unit in ("fraction", "1/s", "GiB") or name == "learning_rate"
             unit = "" if metric.unit in ("fraction", "1/s") else metric.unit
-            found.append(
+            drawn.append(
                 {
                     "name": name,
                     "title": f"{metric.title}, {unit}" if unit else metric.title,
@@ -76,7 +76,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
             f"Curves of more than {MOST_POINTS:,} points are thinned to the lowest and highest "
             "point of each interval; metrics.jsonl has all points."
         )
-    return found, notes
+    return drawn, notes
 
 
 def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -158,11 +158,11 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 
-def nonfinite(run: RecordedRun, found: Mapping[str, facts.Result]) -> list[str]:
+def nonfinite(run: RecordedRun, by_name: Mapping[str, facts.Result]) -> list[str]:
     """Returns a sentence for each metric with NaN/Inf records, where its curve has gaps."""
     return [
         f"{run.label}: {name} is NaN/Inf in {one.nonfinite} records, first at step "
         f"{one.nonfinite_step:,}; the curve has gaps there."
-        for name, one in found.items()
+        for name, one in by_name.items()
         if one.nonfinite
     ]

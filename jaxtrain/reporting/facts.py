@@ -140,10 +140,10 @@ def _result(run: RecordedRun, name: str) -> Result:
     )
 
 
-def leading(run: RecordedRun, found: Mapping[str, Result]) -> list[str]:
+def leading(run: RecordedRun, by_name: Mapping[str, Result]) -> list[str]:
     """Returns the one or two metrics for the header: the best checkpoint's criterion and a loss."""
     chosen = [run.config.get("checkpoint", {}).get("best_metric"), "val/loss", "train/loss"]
-    return list(dict.fromkeys(name for name in chosen if name in found))[:2]
+    return list(dict.fromkeys(name for name in chosen if name in by_name))[:2]
 
 
 def series(run: RecordedRun, name: str) -> list[float]:

@@ -39,8 +39,8 @@ class TrainResult:
 
         Keys are ``step``, ``time`` (seconds since 1970), and names such as ``train/loss``.
         """
-        found = run_files.read(self.directory, self.directory.name, own=True).records
-        return [dict(record) for record in found]
+        records = run_files.read(self.directory, self.directory.name, own=True).records
+        return [dict(record) for record in records]
 
     @property
     def samples(self) -> list[Path]:

@@ -127,11 +127,11 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
 def labels(directories: Sequence[Path]) -> list[str]:
     """Returns a short, unique name for each run."""
     for length in (1, 2, 3):
-        found = ["/".join(directory.resolve().parts[-length:]) for directory in directories]
+        names = ["/".join(directory.resolve().parts[-length:]) for directory in directories]
         # By default the folder is named after the time, and its parent after the config.
-        timestamps = any(name[:2].isdigit() and "T" in name for name in found if length == 1)
-        if len(set(found)) == len(found) and not timestamps:
-            return found
+        timestamps = any(name[:2].isdigit() and "T" in name for name in names if length == 1)
+        if len(set(names)) == len(names) and not timestamps:
+            return names
     return [str(directory) for directory in directories]
 
 
@@ -151,11 +151,11 @@ def _config(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _lines(path: Path, problems: list[str]) -> list[json_lines.Record]:
     """Reads the records of a file; reports how many lines are damaged, such as a torn last one."""
-    found, damaged = [], 0
+    records, damaged = [], 0
     try:
         for line in path.read_bytes().splitlines(keepends=True):
             try:
-                found.append(json_lines.parse(line if line.endswith(b"\n") else b""))
+                records.append(json_lines.parse(line if line.endswith(b"\n") else b""))
             except ValueError:
                 damaged += 1
     except FileNotFoundError:
@@ -165,4 +165,4 @@ def _lines(path: Path, problems: list[str]) -> list[json_lines.Record]:
     if damaged:
         lines = "line is" if damaged == 1 else "lines are"
         problems.append(f"{path.name}: {damaged} {lines} damaged; skipped.")
-    return found
+    return records

@@ -111,13 +111,13 @@ def attempts(history: Sequence[Mapping[str, Any]]) -> list[Attempt]:
 
 def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
     """Computes where the time went; None if no start was recorded."""
-    found = attempts(history)
-    if not found:
+    starts = attempts(history)
+    if not starts:
         return None
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     repeated = 0.0
     kept_up_to = _kept_up_to(history)
-    for attempt in found:
+    for attempt in starts:
         inside = 0.0
         first = next((one for one in attempt.events if one["event"] == "phase"), None)
         if first is not None:  # before the first phase: imports, connecting
@@ -141,7 +141,7 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
             seconds[STEPS] += (took - waited) * (1 - fraction)
         seconds[OTHER] += max(0.0, attempt.last - attempt.began - inside)
     idle_s = 0.0
-    for one, following in itertools.pairwise(found):
+    for one, following in itertools.pairwise(starts):
         gap = max(0.0, following.began - one.last)
         if one.end is None or one.end.get("code") == RUN_AGAIN:
             seconds[DOWN] += gap
@@ -152,13 +152,13 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
 
 def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Returns the lowest step that the run went back to after each event."""
-    found: dict[int, float] = {}
+    lowest_after: dict[int, float] = {}
     lowest = math.inf
     for event in reversed(history):
-        found[id(event)] = lowest
+        lowest_after[id(event)] = lowest
         if event["event"] == "start" or event.get("name") == "rollback":
             lowest = min(lowest, int(event["step"]))
-    return found
+    return lowest_after
 
 
 def _steps(event: Mapping[str, Any], kept: float) -> tuple[float, float]:

@@ -76,8 +76,8 @@ def peak_bf16_flops(device_kind: str) -> float | None:
 
 def _rates(device_kind: str) -> tuple[float | None, float | None]:
     parts = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    found = ((flops, moved) for names, flops, moved in _RATES if parts.issuperset(names))
-    return next(found, (None, None))
+    rates = ((flops, moved) for names, flops, moved in _RATES if parts.issuperset(names))
+    return next(rates, (None, None))
 
 
 # ---- NVML, the library that nvidia-smi uses
@@ -170,7 +170,7 @@ def visible(names: str | None, uuids: Sequence[str]) -> list[int]:
     """
     if names is None:
         return list(range(len(uuids)))
-    found: list[int] = []
+    indices: list[int] = []
     for name in map(str.strip, names.split(",")):
         named = [
             index
@@ -179,8 +179,8 @@ def visible(names: str | None, uuids: Sequence[str]) -> list[int]:
         ]
         if len(named) != 1:  # like CUDA, which stops at the first invalid name
             break
-        found += named
-    return found
+        indices += named
+    return indices
 
 
 def driver(nvml: Any = pynvml, proc: Path = _PROC) -> Driver:
@@ -279,7 +279,7 @@ class Gpus:
                 except pynvml.NVMLError as error:
                     if error.value not in _UNSUPPORTED:
                         raise
-        return {name: found for name, found in values.items() if found}
+        return {name: readings for name, readings in values.items() if readings}
 
     def close(self) -> None:
         """Closes NVML."""
@@ -437,11 +437,11 @@ class SystemMetrics:
                 self._say(_warning(shared))
         began = time.monotonic()
         if began >= self._read_host_at:
-            held = self._read_host()
+            host_bytes = self._read_host()
             ended = time.monotonic()
             self._read_host_at = ended + max(_HOST_EVERY_S, (ended - began) / _HOST_FRACTION)
-            if held is not None:
-                self._add({"train/host_memory_gib": [held / GIB]})
+            if host_bytes is not None:
+                self._add({"train/host_memory_gib": [host_bytes / GIB]})
 
     def _add(self, samples: Mapping[str, Sequence[float]]) -> None:
         with self._lock:

@@ -69,15 +69,15 @@ class Window:
         if steps == 0 or elapsed_s <= 0:
             return {}
         rate = steps / elapsed_s
-        found = {
+        metrics = {
             "train/steps_per_second": rate,
             "train/samples_per_second": rate * self._batch_size,
             "train/data_wait_fraction": min(1.0, waited_s / elapsed_s),
         }
         if self._tokens_per_example is not None:
             tokens = rate * self._batch_size * self._tokens_per_example
-            found["train/tokens_per_second"] = tokens
+            metrics["train/tokens_per_second"] = tokens
         if self._peak_flops is not None:
             needed = rate * self._batch_size * self._flops_per_example
-            found["train/mfu"] = needed / self._peak_flops
-        return found
+            metrics["train/mfu"] = needed / self._peak_flops
+        return metrics

@@ -80,8 +80,8 @@ def problems(track: Iterable[str], *, installed: bool = True) -> Iterator[str]:
 
 def _installed(name: str) -> bool:
     """Whether a package is installed. W&B writes a folder ``wandb``, which is not the package."""
-    found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def still_sending() -> bool:
@@ -328,8 +328,8 @@ class _Rows:
     def _samples_of(self, step: int, values: dict[str, float]) -> dict[str, Path]:
         if not any(name.startswith("val/") for name in values):
             return {}
-        found = sorted(self._samples.glob(f"*_{step}.*"))
-        return {p.stem.rpartition("_")[0]: p for p in found if samples.step_of(p) == step}
+        paths = sorted(self._samples.glob(f"*_{step}.*"))
+        return {p.stem.rpartition("_")[0]: p for p in paths if samples.step_of(p) == step}
 
 
 def _info(directory: Path, sent: Sent) -> Info:

@@ -32,16 +32,16 @@ class MLflow:
             logging.getLogger(library).setLevel(logging.WARNING)
         self._client = mlflow.MlflowClient()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
-        found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{info.id}'")
-        self.last = info.sent if found else -1
-        if found:
-            self._id = found[0].info.run_id
+        runs = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{info.id}'")
+        self.last = info.sent if runs else -1
+        if runs:
+            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
             tags = {_TAG: info.id}
             run = self._client.create_run(experiment, tags=tags, run_name=info.name)
             self._id = run.info.run_id
-        self._write_config(config.flat(info.config), found[0].data.params if found else {})
+        self._write_config(config.flat(info.config), runs[0].data.params if runs else {})
         self.where = f"run {info.name} ({self._id}) at {mlflow.get_tracking_uri()}"
 
     def record(self, row: Row) -> None:
@@ -64,8 +64,8 @@ class MLflow:
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment else self._client.create_experiment(name)
 
     def _write_config(self, config: dict[str, object], known: dict[str, str]) -> None:
         """Writes the parameters. MLflow never changes one: a new value becomes a tag."""
