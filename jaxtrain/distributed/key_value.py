@@ -130,15 +130,6 @@ class KeyValueStore:
         pairs = self._service.key_value_dir_get(prefix)
         return {key.removeprefix(prefix): value[1:] for key, value in pairs}
 
-    def wait_for(self, topic: str, process: int, timeout_s: float) -> str:
-        """Waits for the text of another process.
-
-        Raises:
-            NoAnswer: the process published nothing in this time.
-        """
-        with announced(lambda: f"process {process} of {self.count} ({_name(topic)})"):
-            return self._wait_for(topic, process, timeout_s)
-
     def collect(self, topic: str, timeout_s: float) -> list[str]:
         """Waits for the texts of all processes and returns them in process order.
 
@@ -182,7 +173,8 @@ class KeyValueStore:
                 outcome = ("!" if isinstance(error, InputError) else "?") + str(error)
             self.publish(topic, outcome)
         else:
-            outcome = self.wait_for(topic, 0, timeout_s)
+            with announced(lambda: f"process 0 of {self.count} ({_name(topic)})"):
+                outcome = self._wait_for(topic, 0, timeout_s)
         if outcome.startswith("!"):
             raise InputError(outcome[1:])
         if outcome.startswith("?"):
