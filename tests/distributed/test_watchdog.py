@@ -90,6 +90,19 @@ def test_a_hang_ends_the_process_even_if_printing_hangs(tmp_path: Path) -> None:
     assert ended.returncode == RUN_AGAIN, ended.stderr
 
 
+def test_stacks_go_to_stderr_without_a_run_directory(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        with Watchdog(0.5, heartbeat) as watchdog:
+            stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "stuck_here" in ended.stderr
+    assert "no step ended within 0.5 s in process 0; stacks of all threads above" in ended.stderr
+
+
 def test_a_missing_run_directory_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     ended = run(tmp_path / "gone", "with watchdog, watchdog.pause('save', 0.1): stuck_here()")
     assert ended.returncode == RUN_AGAIN, ended.stderr
