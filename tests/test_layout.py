@@ -1,6 +1,7 @@
 """The structure of the package: the direction of imports, and names that choose code."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -46,6 +47,11 @@ LIGHT = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def modules(checkout: Path) -> dict[str, Path]:
     found = {}
     for path in sorted((checkout / "jaxtrain").rglob("*.py")):
@@ -56,7 +62,7 @@ def modules(checkout: Path) -> dict[str, Path]:
 
 def imports(path: Path, *, top_level: bool) -> set[str]:
     """Returns the names that a file imports, anywhere or only at its top level."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     nodes = tree.body if top_level else ast.walk(tree)
     names: set[str] = set()
     for node in nodes:
@@ -100,7 +106,7 @@ def direct_imports(files: dict[str, Path], *, top_level: bool) -> dict[str, set[
     """Returns module -> modules of jaxtrain that it imports, anywhere or only at its top level."""
     found: dict[str, set[str]] = {}
     for name, path in files.items():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         whole = {
             # A module of a package, or else a name that the package itself defines.
             dotted if (dotted := f"{node.module}.{alias.name}") in files else str(node.module)
@@ -184,7 +190,7 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
     for path in package.rglob("*.py"):
         if package / "models" in path.parents:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in (
                 "isinstance",
                 "issubclass",
@@ -270,7 +276,7 @@ def choices(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[str, str]
 def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
     package, used = checkout / "jaxtrain", set()
     for path in sorted(package.rglob("*.py")):
-        for function, call in choices(ast.parse(path.read_text())):
+        for function, call in choices(parsed(path)):
             place = f"{path.relative_to(package).as_posix()} {function}"
             used.add(place)
             assert place in CHOSEN, (
@@ -288,7 +294,7 @@ def test_every_string_statement_is_a_docstring(checkout: Path) -> None:
             lines = path.read_text().splitlines()
             lost += [
                 f"{path.relative_to(checkout)}:{node.lineno}"
-                for node in ast.walk(ast.parse(path.read_text()))
+                for node in ast.walk(parsed(path))
                 if isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
                 and isinstance(node.value.value, str)

@@ -17,7 +17,6 @@ from data.video import sample_videos as sample
 
 from jaxtrain import config, main
 from jaxtrain.cli import prepare_tokens
-from jaxtrain.data import jobs
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -156,34 +155,6 @@ def test_wrong_flags_of_an_engine(
     tokens = ("--config", "demo_mlm", "--data.path", tmp_path, *flags)
     assert _main("prepare", "tokens", *tokens) == 2
     assert said in capsys.readouterr().err
-
-
-def test_parts_cut_what_one_process_would(videos: Path, tmp_path: Path) -> None:
-    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
-    made: dict[str, dict[str, bytes]] = {}
-    for name, parts in (("alone", ("0/1",)), ("shared", ("0/2", "1/2"))):
-        out = tmp_path / name
-        for part in parts:
-            flags = ("--workers", 1, "--part", part)
-            assert _main("prepare", "clips", videos, out, *size, *flags) in (0, 1)  # one is broken
-        made[name] = {
-            path.relative_to(out).as_posix(): path.read_bytes()
-            for path in out.rglob("*")
-            if path.is_file() and jobs.WORK not in path.parts
-        }
-    assert made["shared"] == made["alone"]
-
-
-def test_tokens_are_made_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As large files and many small ones are: by several machines that share the cache."""
-    texts = small_text.write(tmp_path / "texts", 4)
-    data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
-    assert _main("prepare", "tokens", *data, "--part", "1/2", "--workers", 1) == 0
-    assert "part 1/2 is done" in capsys.readouterr().out
-    assert not list((tmp_path / "cache/text").glob("shard-*"))
-    assert _main("prepare", "tokens", *data, "--part", "0/2", "--workers", 1) == 0
-    assert "4 text files (0 bad)" in capsys.readouterr().out
-    assert len(list((tmp_path / "cache/text").glob("shard-*"))) == 1
 
 
 def test_too_many_broken_texts_are_refused(

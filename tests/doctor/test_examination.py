@@ -15,7 +15,6 @@ from program import TINY_MLM
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.examination import LIMIT_S
 from jaxtrain.doctor.finding import Finding
-from jaxtrain.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +97,3 @@ def test_files_of_a_killed_process_are_removed(place: Path) -> None:
 
     findings, _ = examined(place, "checkpoint", kill_when_it_has_written)
     assert "SIGKILL" in findings[-1].seen
-
-
-def test_a_wrong_config_is_wrong_use(place: Path) -> None:
-    with pytest.raises(InputError, match="peek_lr"):
-        list(examination.examine(request(place, "--optim.peek_lr", "1")))

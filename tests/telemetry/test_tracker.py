@@ -284,6 +284,7 @@ main.console()
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_a_tracker_that_does_not_work_ends_in_time(
     tmp_path: Path, fake: Path
 ) -> None:
