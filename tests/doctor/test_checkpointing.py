@@ -55,6 +55,22 @@ def test_a_byte_that_flips_between_writing_and_reading(
     assert not leftovers(tmp_path)
 
 
+def test_arrays_that_differ_after_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpointing.restore
+
+    def changed(path: Path, target: object) -> object:
+        state = real(path, target)
+        name = max(state.params, key=lambda one: state.params[one].size)
+        state.params[name] = state.params[name].at[0].add(1.0)
+        return state
+
+    monkeypatch.setattr(checkpointing, "restore", changed)
+    found = only_problem(checkpointing.written_and_read(subject(tmp_path)))
+    assert "differs from what was written: params." in found.seen
+    assert "do not save there" in found.cure
+    assert not leftovers(tmp_path)
+
+
 def test_a_disk_that_fills_up_during_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
