@@ -25,6 +25,7 @@ def folder(root: Path) -> Path:
     """One video of each kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_videos, "VIDEOS", 6)
+        patch.setattr(demo_videos, "FRAMES", 16)
         return demo_videos.prepare(root, lambda text: None)
 
 
@@ -40,7 +41,7 @@ def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
     config = video.Config(demo=True, batch_size=1, cache_dir=str(root), verify="index")
     sources = config.open(MODEL, seed=0, say=lambda text: None)
     assert (sources.files, sources.bad) == (6, ())
-    frames = 6 * demo_videos.FRAMES
+    frames = 6 * 16
     assert sources.summary == f"6 videos (6 good), {frames} frames, 5 train / 1 val"
     for source in (sources.train, sources.val):
         for index in range(len(source)):

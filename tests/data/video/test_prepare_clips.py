@@ -140,8 +140,9 @@ def test_odd_sized_videos(tmp_path: Path) -> None:
 
 
 def test_a_piece_ends_at_a_hard_cut(tmp_path: Path) -> None:
-    dark, bright = (np.full((64, 96, 3), value, np.uint8) for value in (30, 220))
-    source = sample.write(tmp_path / "a.mp4", [dark] * 10 + [bright] * 10)
+    values = [30 + 4 * (number % 2) for number in range(10)] + [220] * 10
+    images = [np.full((64, 96, 3), value, np.uint8) for value in values]
+    source = sample.write(tmp_path / "a.mp4", images, crf="4")
     assert _cut(source, tmp_path / "kept") == pieces.Cut((16,), 4)
     split = Settings(**{**vars(SMALL), "split_at_cuts": True})
     assert _cut(source, tmp_path / "split", split).pieces == (10, 10)
