@@ -38,3 +38,20 @@ def test_a_size_has_the_unit_that_fits(count: float, text: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert formats.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "text"),
+    [
+        (0.01, 0.01, "36 s"),
+        (0.5, 1.2, "30 to 72 min"),
+        (0.5, 3, "30 min to 3 h"),
+        (54.21, 136.4, "54.2 to 136 h"),
+    ],
+)
+def test_a_range_of_hours(least: float, most: float, text: str) -> None:
+    assert formats.hours(least, most) == text
+
+
+def test_numbers_of_a_table_are_flush_right() -> None:
+    assert formats.columns([("name", "size"), ("a", "7")], {0}) == "name  size\na        7"
