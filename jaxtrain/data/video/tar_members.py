@@ -65,7 +65,7 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
     try:
         status = os.stat(tar)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait forever
-            raise ValueError("it is not a regular file: remove it")
+            raise ValueError("it is not a regular file")
         version = [_FORMAT, status.st_size, status.st_mtime_ns]
         kept = cache_root / "tar" / f"{cache.digest(tar)}.json"
         listed = _read(kept, version)
@@ -79,14 +79,9 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
     # Invalid or oversized numbers, invalid sparse maps, and deeply nested headers.
     except (tarfile.TarError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"{tar} cannot be read as a tar: {error or 'it declares a header that is too large'}"
+            f"{tar} cannot be read as a tar: {error or 'it declares a header that is too large'}: "
+            "copy it again, or remove it"
         ) from error
-    for name, offset, size in listed[-1:]:
-        if offset + size > status.st_size:
-            raise InputError(
-                f"{tar} is truncated: its member {name} ends at byte {offset + size:,}, the file "
-                f"at {status.st_size:,}: copy it again, or remove it"
-            )
     return [(name, Span(tar, offset, size)) for name, offset, size in listed]
 
 

@@ -137,9 +137,11 @@ def test_errors_about_tars_give_the_reason(shards: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"a-0\.tar cannot be read as a tar \(No such file"):
         _find(tmp_path / "a-{0..1}.tar", tmp_path)
     content = (shards / "s-000.tar").read_bytes()
-    (tmp_path / "cut.tar").write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"cut\.tar (is truncated|cannot be read)"):
-        _find(tmp_path / "cut.tar", tmp_path)
+    last = content.rindex(b"0.json") - 1  # of the last video, or its padding
+    for length in (len(content) // 2, last, last - 600):
+        (tmp_path / "cut.tar").write_bytes(content[:length])
+        with pytest.raises(InputError, match=r"cut\.tar cannot be read as a tar: .*copy it"):
+            _find(tmp_path / "cut.tar", tmp_path)
     with tarfile.open(tmp_path / "empty.tar", "w") as tar:
         _add(tar, "a.txt", b"a")
     with pytest.raises(InputError, match=r"no video files found"):
