@@ -227,3 +227,17 @@ def test_cuts_are_removed_only_where_a_long_word_gives_unk() -> None:
     other = tokenizer.train([TEXT], 300)
     other.model.max_input_chars_per_word = 1000
     assert is_cut(other)
+
+
+def test_documents_begin_and_end_with_the_ids_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    words = tokenizer.train([TEXT], 300, "byte_bpe")
+    words.save(str(path))
+    for bos, eos, prompt, before in (
+        *((0, 1, (0,), (1, 0)), (0, 0, (0,), (0,))),
+        *((None, 1, (), (1,)), (0, [2, 3], (0,), (2, 0))),
+    ):
+        config = {"model_type": "llama", "bos_token_id": bos, "eos_token_id": eos}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        ends = frozenset(eos if isinstance(eos, list) else [eos])
+        assert specials.marks(words, path) == specials.Marks(prompt, before, ends)
