@@ -225,9 +225,8 @@ class Causal(Text):
         fitted = ""
         if rule.fit:
             positions = _total(facts, "train", "examples") * length
-            fitted = (
-                f", padding {100 * _total(facts, 'train', 'padding') / positions:.2f}% (measured)"
-            )
+            padding = 100 * _total(facts, "train", "padding") / positions
+            fitted = f"; padding {padding:.2f}% of the training sequences (measured)"
         bytes_per_token = _total(facts, "train", "bytes") / _total(facts, "train", "tokens")
         return self.opened(
             prepared,
