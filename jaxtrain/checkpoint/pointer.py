@@ -51,7 +51,7 @@ _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
 _NAME = re.compile(r"(0|[1-9][0-9]*)\.json")
-_DATA_NAME = re.compile(rf"{DATA}/(\d+)-[0-9a-f]{{12}}")
+_DATA_NAME = re.compile(rf"{DATA}/(\d+)-[0-9a-f]{{12,}}")
 # These mean that a file is lost. Any other error (a stale handle, EIO, no permission, too many open
 # files) may come from the disk, the mount or this process: the file may be readable again later.
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)

@@ -7,6 +7,8 @@ from typing import Any, Self
 from jaxtrain import config
 from jaxtrain.errors import InputError
 
+_MOST_EXAMPLES = 2**32 - 1  # the state on the devices counts them in uint32
+
 
 @dataclasses.dataclass(frozen=True)
 class Position:
@@ -61,8 +63,9 @@ def resolve_steps(
             interrupted run has as many steps as an uninterrupted one.
 
     Raises:
-        InputError: there would be no step, fewer than the warm-up, too few validations for early
-            stopping, or tokens are counted for a model without tokens.
+        InputError: there would be no step, more examples than the state can count, fewer steps
+            than the warm-up, too few validations for early stopping, or tokens are counted for a
+            model without tokens.
     """
     loop, batch = run.loop, run.data.batch_size
     if loop.steps is not None:
@@ -86,6 +89,12 @@ def resolve_steps(
             else f"the run has no steps: loop.tokens_per_param {loop.tokens_per_param} x "
             f"{parameters} parameters is less than a batch of {batch} x {tokens_per_example} "
             "tokens: raise --loop.tokens_per_param or lower --data.batch_size"
+        )
+    last = position.seen + (steps - position.done) * batch
+    if last > _MOST_EXAMPLES:
+        raise InputError(
+            f"{steps:,} steps of {batch:,} examples are more than the {_MOST_EXAMPLES:,} examples "
+            "that a run can count: lower the number of steps or --data.batch_size"
         )
     config.check_warmup(run.optim, steps)
     config.check_patience(run.loop, steps)

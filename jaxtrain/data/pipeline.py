@@ -159,7 +159,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         # The order of the parts is that of the rows.
         part_rows = rows.rows // self._parts
         self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
-        # Double buffering: one batch in the queue, one held by the thread, one in the step.
+        # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._feed, name="batches", daemon=True)

@@ -21,8 +21,9 @@ from jaxtrain.data.source import Source
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 
-# A run stops if this many examples in a row are broken. Configs tolerate far less than half of the
-# files being bad, so the probability of reaching this limit by chance is below 2**-32.
+# A run stops if an example and all its substitutes are broken, this many in all. Configs tolerate
+# far less than half of the files being bad, so the probability of reaching this limit by chance is
+# below 2**-32.
 MAX_SUBSTITUTES = 32
 
 # Fields of an example that the pipeline adds.

@@ -239,6 +239,7 @@ def validation_batch_size(run: config.Run, available: int | None = None) -> int:
         run: the config.
         available: number of examples for validation; None if it is unknown.
     """
-    examples = max(1, min(run.loop.eval_examples, available or run.loop.eval_examples))
+    examples = run.loop.eval_examples if available is None else available
+    examples = max(1, min(run.loop.eval_examples, examples))
     wanted = -(-examples // run.mesh.devices) * run.mesh.devices
     return min(run.data.batch_size // run.optim.accumulate, wanted)

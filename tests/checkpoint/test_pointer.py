@@ -165,5 +165,7 @@ def test_the_folder_of_a_damaged_pointer_is_still_known(path: Path) -> None:
     assert pointer.data_of(content[: len(content) // 2]) in ("", "data/12-0123456789ab")
     assert pointer.data_of(content.replace(b'"step": 12', b'"step": 7')) == "data/12-0123456789ab"
     assert pointer.data_of(content.replace(b"data/12-", b"../../12-")) == ""
+    longer = b"data/12-0123456789abc"  # the 65,536th save of one start
+    assert pointer.data_of(content.replace(b"data/12-0123456789ab", longer)) == longer.decode()
     with pytest.raises(Damaged):
         Pointer.parse(b"", 12)

@@ -213,6 +213,14 @@ def test_the_three_rules_for_steps() -> None:
     assert rule == "78 steps (5 epochs x 1000 examples / batch 64)"
 
 
+def test_a_run_has_at_most_as_many_examples_as_its_state_counts() -> None:
+    most = changed("--loop.steps", str((2**32 - 1) // 64))
+    assert steps(most) == 2**26 - 1
+    position = run_length.Position(done=1, seen=128)  # of another batch size
+    with pytest.raises(InputError, match="4,294,967,295 examples that a run can count"):
+        steps(most, position=position)
+
+
 def test_a_resume_with_another_batch_size_keeps_the_number_of_examples() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
     assert steps(epochs, position=run_length.Position(30, 30 * 64)) == 78
