@@ -15,8 +15,22 @@ on meshes of :func:`make_mesh`; other modules ask jax for devices to measure or 
 - ``"none"``: every device has the full state, and gradients are all-reduced.
 
 ZeRO-1, full gradients with sharded optimizer state, is not offered. ``parameter_views`` in
-``training/step.py`` applies the stage to a step: it casts parameters before they are gathered, and
-constrains the gradients to their shards.
+``training/step.py`` applies the stage to a step:
+
+=============  ===================================  ================================
+``shard``      parameters                           gradients
+=============  ===================================  ================================
+"params"       cast once per step, as shards;       reduce-scattered where a block
+               gathered where a block reads them,   read the parameter, once per
+               in the forward and the backward      microbatch
+               pass
+"optimizer"    cast as shards, then gathered, once  the same, from full gradients
+               per step
+"none"         cast once per step                   all-reduced
+=============  ===================================  ================================
+
+Both are communicated in the dtype of the computation. Gradients are accumulated in float32, and
+stored like the parameters.
 """
 
 import functools

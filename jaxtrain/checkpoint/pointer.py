@@ -13,7 +13,8 @@ In a run directory, and below the URL of a run in a bucket::
                                those that the model reads from files, as Orbax writes them
     data/<step>-<id>/NAME      files added by the data, such as tokenizer.json
 
-A pointer is complete or missing, and its files never change: a step that is saved again gets
+A checkpoint is *complete* if its pointer can be read and every file has its size, and *intact* if
+every checksum also matches. A pointer is whole or missing, and its files never change: a step that is saved again gets
 another ``<id>``. So a checkpoint appears, moves and disappears with one small file, and no folder
 is ever renamed. A folder in ``data/`` to which nothing points is deleted.
 

@@ -2,8 +2,9 @@
 
 :func:`newest_intact` looks at the pointers of a run, the newest first, and verifies each: an intact
 one is taken, a damaged one is passed over, and one that cannot be read at the moment ends the
-search with an error, since it may be intact. The rules for a run, which :func:`choose` applies in
-process 0 once the directory is locked:
+search with an error, since it may be intact. The rules for a run, which :func:`choose` (1 to 4, 7),
+:func:`check_directory` (5) and :func:`check_same_run` (6) apply in process 0 once the directory is
+locked:
 
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
@@ -16,7 +17,7 @@ process 0 once the directory is locked:
    another run's. Nothing moves.
 5. Refused if the run directory has checkpoints and the chosen one is of another run; also without
    ``--resume``.
-6. Refused if the data, the seed or the meaning of the parameters differ (:func:`check_same_run`).
+6. Refused if the data, the seed or the meaning of the parameters differ.
 7. A run with a copy in a bucket looks in both places. What one lacks or has damaged, the other may
    have. If another machine has continued the run in the bucket, what is on this disk does not
    count, and is moved to ``superseded/``. No clocks are compared: the disk has a list of what it

@@ -84,7 +84,8 @@ class Muon(bounds.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Optimizer and learning rate. A step is one optimizer step; schedules count steps."""
+    """Optimizer and learning rate: AdamW, or with optim.muon Muon for matrices and AdamW for the
+    rest. A step is one optimizer step; schedules count steps."""
 
     peak_lr: bounds.Positive
     """Learning rate at the end of the warm-up."""

@@ -1,7 +1,8 @@
 """Defines the contract between a data set and the pipeline.
 
 A source is one split of one data set: it counts its examples and loads each of them by its index.
-Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.data.pipeline`.
+Order, epochs and substitutes belong to :mod:`jaxtrain.data.sampler`, batches and workers to
+:mod:`jaxtrain.data.pipeline`.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class Source(Protocol):
         """Returns example ``index`` as arrays without a batch dimension.
 
         Every random choice must come from ``rng``, a pure function of the example's position in
-        the order.
+        the order, or, in a validation, of its index.
 
         Raises:
             BadExample: the example cannot be read.

@@ -1,9 +1,16 @@
 """The contract of a model: the base classes of its config and of its module.
 
 A model is a module in :mod:`jaxtrain.models` with a ``Config``: a frozen, keyword-only dataclass
-that derives from :class:`ModelConfig`, and whose ``build`` returns a :class:`Model`. What a base
-class implements is optional. The rest of the package calls only these methods, and never checks a
-model's class.
+that derives from :class:`ModelConfig`, and whose ``build`` returns a :class:`Model`. The rest of
+the package calls only the methods of these two classes, and never checks a model's class.
+
+- Required: ``build``, ``batch_spec`` and ``tiny`` of the config; ``loss`` and ``evaluate`` of the
+  module.
+- With ``task``, what its commands call. "generate": ``cache`` and ``decode_step``; "fill":
+  ``logits_at``; "reconstruct": ``encode`` and ``decode``.
+- With ``weight_tables``, ``export`` and ``import``; with ``model_type``, also of transformers
+  folders, by ``to_settings`` and ``from_settings``.
+- All else has a default.
 
 
 The batch and the data

@@ -1,6 +1,6 @@
-"""Decides when to save which checkpoint, and the metadata stored with it.
+"""Saves the state of a run: survives failed saves, keeps track of the best validation.
 
-The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
+The loop decides when. The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
 and the examples seen.
 """
 
