@@ -1,7 +1,7 @@
 """Saves the state of a run: survives failed saves, keeps track of the best validation.
 
-The loop decides when. The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
-and the examples seen.
+The loop decides when. The metadata identifies the run: the fingerprint of the data, the config, the
+versions, the step, and the examples seen.
 """
 
 import dataclasses
