@@ -22,7 +22,7 @@ from jaxtrain.training.diagnosis import profiler
 
 def test_the_flags_are_fixed() -> None:
     """New settings are config fields, not flags."""
-    run = ("--config", "--output-dir", "--resume", "--simulate-devices", "--profile")
+    run = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
     assert {flag.typed for flag in flags.of(RunFlags)} == {*run, "--track"}
     assert set(train.all_flags()) == {*run, "--track", "--version", "--help", "-h"}
     assert set(run_flags.ONE_RUN_ONLY) < set(run_flags.FLAGS)
@@ -30,7 +30,7 @@ def test_the_flags_are_fixed() -> None:
 
 @pytest.mark.parametrize("command", ["bench", "doctor", "plan"])
 def test_the_arguments_of_a_run_can_be_pasted(command: str) -> None:
-    typed: list[str] = []
+    typed = ["--debug"]
     for flag in flags.of(RunFlags):
         typed += [] if flag.kind is bool else [flag.typed, "1"]
     parsed = command_line.parse(command, [*typed, "--seed", "3"])

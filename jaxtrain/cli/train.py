@@ -5,6 +5,7 @@ Like :mod:`jaxtrain.main`, it imports nothing heavy until it knows what to do.
 
 import dataclasses
 import itertools
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -58,6 +59,8 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     wrong += misfits
     if run is None:
         raise InputError(*wrong)
+    if typed.debug:
+        os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.telemetry import tracker
     from jaxtrain.training import preflight, session
 

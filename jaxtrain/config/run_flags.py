@@ -24,6 +24,8 @@ class RunFlags:
     """resume from the latest checkpoint, from a step, or from another run"""
     simulate_devices: Annotated[int | None, "N"] = None
     """run on N virtual CPU devices, to try a mesh without GPUs"""
+    debug: bool = False
+    """check for NaNs, disable buffer donation, log collectives"""
     profile: Annotated[str | None, "START:STOP"] = None
     """write a profiler trace of these steps"""
     track: Annotated[tuple[str, ...], "NAME"] = ()
@@ -38,5 +40,5 @@ FLAGS = {
     if field.metadata != UNTYPED
 }
 """As typed -> field."""
-ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile")
+ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
 """Flags that commands for later runs do not repeat."""

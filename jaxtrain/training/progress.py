@@ -65,6 +65,8 @@ class Progress:
         batches: measures how long the loop has waited for data.
         mesh: over all devices.
         bad_in_a_row: bad steps in a row at ``position``.
+        waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
+            at once; otherwise its throughput window would end with the following step.
         faster: advice on making the data cheaper to read; may be empty.
         find_nan: finds where the NaN/Inf of the first bad step began.
 
@@ -84,11 +86,12 @@ class Progress:
         mesh: jax.sharding.Mesh,
         *,
         bad_in_a_row: int = 0,
+        waits: bool = False,
         faster: str = "",
         find_nan: FindNan | None = None,
     ) -> None:
         self._run = run
-        self._faster, self._find_nan = faster, find_nan
+        self._waits, self._faster, self._find_nan = waits, faster, find_nan
         self._log = log
         self._phases = phases
         self._total = total
@@ -151,6 +154,8 @@ class Progress:
         self._pending = _Pending(found, self._seen, ids.tolist(), batch if searches else None)
         self._batches.computing(found)
         self._seen += self._run.data.batch_size
+        if self._waits:
+            self.flush()
         # Nothing may be dispatched after the step that triggers a rollback: the position after the
         # rollback would depend on how far ahead the host was.
         settings = self._run.optim

@@ -104,7 +104,9 @@ def _start(
         try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
             run, _ = as_found(run)
-            process_group.check_same_program(run, {"--resume": flags.resume})
+            process_group.check_same_program(
+                run, {"--resume": flags.resume, "--debug": flags.debug}
+            )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
         except BaseException as error:

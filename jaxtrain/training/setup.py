@@ -36,7 +36,7 @@ from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import model_check, preflight, run_directory, run_summary
 from jaxtrain.training.canaries import Canaries
 from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
-from jaxtrain.training.diagnosis.nan_origin import FindNan
+from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.progress import Progress
@@ -551,6 +551,7 @@ def open_step(
         batches,
         directory.mesh,
         bad_in_a_row=int(state.guard["bad_in_a_row"]),
+        waits=flags.debug,
         faster=data.sources.faster,
         find_nan=nan_search(built, directory.path, say),
     )
@@ -667,7 +668,7 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         log: of the run.
     """
     began = time.perf_counter()
-    traced = setup.trace_step(profiled=flags.profile is not None)
+    traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
     with setup.lowering():
         compiled = traced.lower().compile()
     log.say(f"compiled in {time.perf_counter() - began:.1f} s")
@@ -680,7 +681,7 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
-    return compiled
+    return checked(compiled) if flags.debug else compiled
 
 
 def replayed(

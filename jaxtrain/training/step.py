@@ -237,6 +237,7 @@ def jit_train_step(
     target: State,
     mesh: jax.sharding.Mesh,
     *,
+    donate: bool = True,
     deterministic: bool = False,
     profiled: bool = False,
 ) -> Any:
@@ -246,6 +247,7 @@ def jit_train_step(
         step: from :func:`build_train_step`.
         target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
         mesh: over all devices.
+        donate: reuse the old state's memory for the new one; off only for debugging.
         deterministic: bitwise reproducible on GPUs.
         profiled: see :func:`jaxtrain.xla.options.options`.
     """
@@ -254,7 +256,7 @@ def jit_train_step(
         step,
         in_shardings=(state_shardings, batch_sharding(mesh)),
         out_shardings=(state_shardings, replicated(mesh)),
-        donate_argnums=0,
+        donate_argnums=(0,) if donate else (),
         compiler_options=options.options(
             _platform(mesh), deterministic=deterministic, profiled=profiled
         ),

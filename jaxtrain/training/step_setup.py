@@ -72,10 +72,10 @@ class StepSetup:
         make = jit_init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
         return cast(State, make())
 
-    def compile_step(self, *, profiled: bool = False) -> jax.stages.Compiled:
+    def compile_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Compiled:
         """Compiles the training step for the devices of the mesh."""
         with self.lowering():
-            return self.trace_step(profiled=profiled).lower().compile()
+            return self.trace_step(donate=donate, profiled=profiled).lower().compile()
 
     def lowering(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which a traced step is lowered and compiled.
@@ -107,10 +107,11 @@ class StepSetup:
             gpus_per_node=gpus_per_node,
         )
 
-    def trace_step(self, *, profiled: bool = False) -> jax.stages.Traced:
+    def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
         """Traces the training step, without lowering it to a platform.
 
         Args:
+            donate: reuse the memory of the state.
             profiled: see :func:`jaxtrain.xla.options.options`.
         """
         step = build_train_step(
@@ -132,6 +133,7 @@ class StepSetup:
             step,
             self.target,
             self.rule.mesh,
+            donate=donate,
             deterministic=self.run.deterministic,
             profiled=profiled,
         )

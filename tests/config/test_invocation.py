@@ -102,7 +102,7 @@ def test_a_printed_command_quotes_its_arguments(tmp_path: Path) -> None:
         assert words[words.index("--config") :][:4] == typed
 
 
-@pytest.mark.parametrize("flag", ["--profile", "--resume"])
+@pytest.mark.parametrize("flag", ["--debug", "--resume"])
 def test_a_flag_is_not_suggested_for_itself(flag: str) -> None:
     with pytest.raises(InputError) as caught:
         overrides.apply(config.named("demo"), [flag, "x"])

@@ -28,7 +28,7 @@ def checked(every: list[dict[str, dict[str, str]]]) -> list[str]:
 
 def facts(**changes: object) -> dict[str, dict[str, str]]:
     run = config.load("demo_mlm", [text for pair in changes.items() for text in _override(*pair)])
-    return consistency.facts(run, {"--resume": "4"})
+    return consistency.facts(run, {"--debug": False})
 
 
 def _override(name: str, value: object) -> tuple[str, str]:
@@ -60,9 +60,11 @@ def test_fields_that_may_differ_per_host_are_not_compared() -> None:
 
 def test_flags_packages_and_code_are_compared() -> None:
     run = config.load("demo_mlm", [])
-    own = consistency.facts(run, {"--resume": "4"})
-    other = consistency.facts(run, {"--resume": "5"})
-    assert "--resume is 4 in process 0 and 5 in process 1" in consistency.compare([own, other])
+    own = consistency.facts(run, {"--debug": False})
+    debug = consistency.facts(run, {"--debug": True})
+    assert "--debug is False in process 0 and True in process 1" in consistency.compare(
+        [own, debug]
+    )
     package = own | {"package": own["package"] | {"jax": "0.0.1"}}
     found = consistency.compare([own, package])
     assert f"jax is {own['package']['jax']} in process 0 and 0.0.1 in process 1" in found

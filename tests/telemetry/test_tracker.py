@@ -127,7 +127,7 @@ class Run:
         self.log = EventLog(Printed(self.lines))
         sinks = file_sinks(directory, 0, 1, ("mlflow",), self.log.say)
         self.log.attach(sinks, directory)
-        self.log.emit(Started(0, 0, 9, None, {"name": "demo", "optim": {"b1": 0.5}}, ["--quiet"]))
+        self.log.emit(Started(0, 0, 9, None, {"name": "demo", "optim": {"b1": 0.5}}, ["--debug"]))
         self.log.emit(StepCompiled(0, COST, 1.0, 1))
 
     def end(self, code: int = 0) -> None:
@@ -193,7 +193,7 @@ def test_a_run_is_sent_with_its_config_and_samples(tmp_path: Path, fake: Path) -
     params = dict(stored(fake, "param"))
     assert params["optim.b1"] == "0.5"
     assert params["versions.python"]
-    assert params["run.arguments"] == "--quiet"
+    assert params["run.arguments"] == "--debug"
     assert stored(fake, "end") == [["FINISHED"]]
     assert "mlflow: run demo/run (1) at fake" in messages(tmp_path / "run")
     assert not run.lines, "nothing is wrong"

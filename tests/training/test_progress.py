@@ -76,7 +76,9 @@ class Story:
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
-    def begin(self, *, faster: str = "", find_nan: Any = None, **optim: Any) -> Progress:
+    def begin(
+        self, *, waits: bool = False, faster: str = "", find_nan: Any = None, **optim: Any
+    ) -> Progress:
         """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(
             self.run,
@@ -91,6 +93,7 @@ class Story:
             run_length.Position(),
             self.batches,
             toy.mesh_of(1, 8),
+            waits=waits,
             faster=faster,
             find_nan=find_nan,
         )
@@ -296,6 +299,23 @@ def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
     assert rates == [1.0, 1.0, 1.0, 1.0]
     heard = story.watchdog.heard
     assert heard[:9] == [1, 2, 3, 4, "evaluation", "evaluation over", 5, 6, "evaluation"]
+
+
+def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
+    """With --debug, a step is complete when it is pushed."""
+    story.begin(waits=True)
+    for number in range(1, TOTAL + 1):
+        story.spend(1.0)
+        found: Any = {
+            "bad_in_a_row": np.uint32(0),
+            "grad_norm": np.float32(2.0),
+            "learning_rate": np.float32(0.001),
+            "loss": np.float32(number),
+        }
+        story.progress.push(found, np.arange(8), cast(Any, None), {})
+    assert story.progress.finished()
+    rates = [record["train/steps_per_second"] for record in story.records().values()]
+    assert rates == [1.0, 1.0, 1.0, 1.0]
 
 
 def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: Any) -> None:

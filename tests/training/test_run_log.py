@@ -30,7 +30,7 @@ class Left(Heartbeat):
 
 def begin(
     directory: Path,
-    arguments: tuple[str, ...] = ("--seed",),
+    arguments: tuple[str, ...] = ("--debug",),
 ) -> tuple[RunLog, StopSignals, Left]:
     signals = StopSignals()
     heartbeat = Left(KeyValueStore(), signals)
@@ -126,7 +126,7 @@ def test_the_reason_is_logged_if_the_history_fails(
 
 @pytest.mark.parametrize(
     ("arguments", "advice"),
-    [(("--seed",), "raise --data.workers"), ((), "raise data.workers")],
+    [(("--debug",), "raise --data.workers"), ((), "raise data.workers")],
 )
 def test_notes_of_a_run_from_python_name_its_arguments(
     tmp_path: Path, arguments: tuple[str, ...], advice: str

@@ -19,16 +19,7 @@ from jaxtrain.training import run_summary
 
 RUN = config.named("demo")
 PYTHON = "python -m jaxtrain.main"
-TYPED = [
-    "--config",
-    "demo",
-    "--loop.steps=8",
-    "--data.blur_sigma",
-    "0.1",
-    "1.0",
-    "--profile",
-    "1:2",
-]
+TYPED = ["--config", "demo", "--loop.steps=8", "--data.blur_sigma", "0.1", "1.0", "--debug"]
 DIRECTORY = Path("/runs/my run")
 
 
@@ -130,16 +121,7 @@ def test_each_command_has_each_flag_once() -> None:
 
 
 def test_plan_accepts_the_command_that_finds_overrides_that_fit() -> None:
-    typed = [
-        "--config",
-        "my/own.py",
-        "--simulate-devices",
-        "8",
-        "--profile",
-        "1:2",
-        "--output-dir",
-        "x",
-    ]
+    typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
     found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
     assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
     flags = command_line.parse("plan", found.split()[2:])

@@ -1,13 +1,15 @@
 """Names what computes NaN/Inf in a step.
 
-With ``loop.find_nan``, :class:`FindNan` finds the line of the model at which the first NaN of a bad
-step is computed. For that, the loss and the gradients of the step are computed a second time, by a
+With ``--debug``, :func:`checked` looks at the metrics and parameters after each step. With
+``loop.find_nan``, :class:`FindNan` finds the line of the model at which the first NaN of a bad step
+is computed. For that, the loss and the gradients of the step are computed a second time, by a
 program that checks the result of each operation (:mod:`jax.experimental.checkify`) and is compiled
 only then. It cannot know whether a later operation masks a NaN, which is legal. An Inf is not
 searched for, because attention masks are -Inf: the losses and gradients that are Inf are named.
 """
 
 import contextlib
+import functools
 import os
 import re
 import sysconfig
@@ -24,12 +26,12 @@ import optax
 from jax.experimental import checkify
 
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import RunAgain, first_line
+from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import replicated
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import Arrays, State
-from jaxtrain.training.step import Batch, LossSums, means
+from jaxtrain.training.step import Batch, LossSums, Metrics, TrainStep, means
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = tuple(f"{Path(str(one.__file__)).parent}{os.sep}" for one in (jax, flax, optax))
@@ -254,3 +256,35 @@ def _listed(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def checked(step: TrainStep) -> TrainStep:
+    """Wraps a step so that it checks its metrics and the new parameters for NaN/Inf.
+
+    It waits for each step. (``jax_debug_nans`` does not check ahead-of-time compiled functions.)
+
+    The wrapped step raises InputError with the names of the arrays that contain NaN/Inf.
+    """
+
+    @jax.jit
+    def finite(following: State, metrics: Metrics) -> dict[str, jax.Array]:
+        arrays = {f"train/{name}": value for name, value in metrics.items()} | following.params
+        return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
+
+    @functools.wraps(step)  # the profiler unwraps it to read the compiled step
+    def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        # Read before the step, which may donate the state and does not count a bad step.
+        first, number = int(state.examples_seen), int(state.step) + 1
+        following, metrics = step(state, batch)
+        good = jax.device_get(finite(following, metrics))
+        bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
+        if bad:
+            raise InputError(
+                f"step {number} (examples from {first} on) computes NaN/Inf in "
+                f"{', '.join(bad[:5])}"
+                + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+                + ": lower --optim.peak_lr, or check these examples"
+            )
+        return following, metrics
+
+    return checked_step

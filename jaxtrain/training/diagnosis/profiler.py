@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import inspect
 import re
 import shlex
 import time
@@ -184,7 +185,7 @@ class Profile:
                 )
 
     def _summarize(self, files: list[Path], took_s: float) -> None:
-        program = self._step.as_text()  # type: ignore[attr-defined]
+        program = inspect.unwrap(self._step).as_text()  # type: ignore[attr-defined]
         times = instruction_times(files, program)
         runs = self._traced * len(jax.local_devices())
         operations = top_operations(times, program, runs=runs, count=_LISTED)

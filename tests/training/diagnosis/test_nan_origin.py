@@ -18,7 +18,7 @@ from program import TINY_MLM, environment, two_processes, write_corpus
 from training import toy
 
 from jaxtrain import config
-from jaxtrain.errors import RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
@@ -424,3 +424,14 @@ def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
     origin = bad[0]["origin"]
     assert origin.startswith("the first NaN is computed at planted.py:12 (div), unless")
     assert f"); {origin}: skipped; see bad_steps.jsonl" in ended.stdout
+
+
+def test_a_checked_step_reports_the_arrays_with_nan_or_inf() -> None:
+    stepper = toy.stepper(toy.Config(), fsdp=8)
+    stepper.compiled = nan_origin.checked(stepper.compiled)  # type: ignore[assignment]
+    batch = toy.random_batch(stepper.spec)
+    stepper(batch)
+    stepper(batch)
+    batch["x"][3] = np.nan
+    with pytest.raises(InputError, match=r"step 3 \(examples from 32 on\).*train/loss"):
+        stepper(batch)
