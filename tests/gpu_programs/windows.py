@@ -12,7 +12,7 @@ from jaxtrain.ops import attention, per_device
 
 @pytest.mark.parametrize(("window", "length"), [(None, 0), (512, 513), (2047, 0)])
 def test_fused_attention_has_the_window(window: int | None, length: int) -> None:
-    """cuDNN counts the query itself, too; 0 is no window."""
+    """cuDNN counts the query itself, too; 0 is for all tokens."""
     mesh = jax.sharding.Mesh(h100s(1), ("data",))
     placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     array = jax.ShapeDtypeStruct((2, 2048, 6, 128), jnp.bfloat16, sharding=placed)
