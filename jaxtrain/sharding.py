@@ -14,7 +14,7 @@ on meshes of :func:`make_mesh`; other modules ask jax for devices to measure or 
   in the dtype of the computation.
 - ``"none"``: every device has the full state, and gradients are all-reduced.
 
-ZeRO-1, full gradients with sharded optimizer state, is not offered. ``parameter_views`` in
+ZeRO-1, full gradients with sharded optimizer state, is not offered. ``stage_ops`` in
 ``training/step.py`` applies the stage to a step:
 
 =============  ===================================  ================================
@@ -273,27 +273,27 @@ class GatheredParam(nnx.Param, layers.Gathered):
     def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
         """Returns the gathered array; NNX calls this for each read."""
         value = super().get_value(**kwargs)
-        stored = self.get_metadata().get("stored")
-        if stored is not None and any(stored.spec):
-            value = checkpoint_name(_gather(value, stored), layers.GATHERED)
+        sharding = self.get_metadata().get("shard_sharding")
+        if sharding is not None and any(sharding.spec):
+            value = checkpoint_name(_gather(value, sharding), layers.GATHERED)
         return value if index is ... else value[index]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gather(shard: jax.Array, stored: NamedSharding) -> jax.Array:
-    whole = NamedSharding(stored.mesh, PartitionSpec())
-    return jax.lax.with_sharding_constraint(shard, whole)
+def _gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
+    full = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.lax.with_sharding_constraint(shard, full)
 
 
-def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array, None]:
-    return _gather(shard, stored), None
+def _gather_forward(shard: jax.Array, sharding: NamedSharding) -> tuple[jax.Array, None]:
+    return _gather(shard, sharding), None
 
 
-def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(sharding: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
     # First replicated: a sum over devices that is then sliced becomes a reduce-scatter. With the
     # shards' layout alone, the compiler may communicate a scatter's operands (an embedding's rows).
-    whole = jax.lax.with_sharding_constraint(grad, NamedSharding(stored.mesh, PartitionSpec()))
-    return (jax.lax.with_sharding_constraint(whole, stored),)
+    full = jax.lax.with_sharding_constraint(grad, NamedSharding(sharding.mesh, PartitionSpec()))
+    return (jax.lax.with_sharding_constraint(full, sharding),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)

@@ -103,18 +103,18 @@ class ModelDefinition:
         """Returns the parameters, or anything by their names, without the frozen ones."""
         return {name: array for name, array in params.items() if name not in self.frozen}
 
-    def stored(self, rule: ShardingRule) -> dict[str, NamedSharding]:
+    def param_shardings(self, rule: ShardingRule) -> dict[str, NamedSharding]:
         """Returns the sharding of each parameter.
 
         Frozen ones are replicated: they have no optimizer state, and nothing is gathered.
         """
-        whole = replicated(rule.mesh)
+        full = replicated(rule.mesh)
         return {
-            name: whole if name in self.frozen else rule(array)
+            name: full if name in self.frozen else rule(array)
             for name, array in self.params.items()
         }
 
-    def stored_extras(self, rule: ShardingRule) -> dict[str, NamedSharding]:
+    def extra_shardings(self, rule: ShardingRule) -> dict[str, NamedSharding]:
         """Returns the sharding of each array of non-parameter state."""
         return {
             _dotted(path): (rule.of_rows if isinstance(leaf, PerExample) else rule)(leaf)
@@ -125,23 +125,24 @@ class ModelDefinition:
         self,
         params: Mapping[str, jax.Array],
         extras: Mapping[str, jax.Array],
-        stored: Mapping[str, NamedSharding] | None = None,
+        gathered_from: Mapping[str, NamedSharding] | None = None,
     ) -> Any:
         """Returns the callable module with these arrays.
 
         Args:
             params: dotted path -> array.
             extras: likewise.
-            stored: dotted path -> sharding of a parameter, which is then gathered where the model
-                reads it. None uses the arrays as they are.
+            gathered_from: dotted path -> sharding of a parameter, which is then gathered where the
+                model reads it. None uses the arrays as they are.
         """
         leaves: list[tuple[Any, nnx.Variable[Any]]] = []
         for path in self._param_paths:
             name = _dotted(path)
-            if stored is None:
+            if gathered_from is None:
                 leaves.append((path, nnx.Param(params[name])))
             else:
-                leaves.append((path, GatheredParam(params[name], stored=stored[name])))
+                param = GatheredParam(params[name], shard_sharding=gathered_from[name])
+                leaves.append((path, param))
         for path, leaf in self._extra_leaves.items():
             leaves.append((path, leaf.replace(extras[_dotted(path)])))
         return nnx.merge(self._graph, nnx.from_flat_state(leaves))
@@ -212,8 +213,8 @@ def abstract_state(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
     )
-    where = shardings_of(shapes, definition, rule)
-    return cast(State, jax.tree.map(_placed, shapes, where))
+    shardings = shardings_of(shapes, definition, rule)
+    return cast(State, jax.tree.map(_with_sharding, shapes, shardings))
 
 
 def shardings_of(state: State, definition: ModelDefinition, rule: ShardingRule) -> Any:
@@ -221,8 +222,8 @@ def shardings_of(state: State, definition: ModelDefinition, rule: ShardingRule) 
     return dataclasses.replace(
         jax.tree.map(rule, state),
         guard=dict.fromkeys(state.guard, replicated(rule.mesh)),
-        params=definition.stored(rule),
-        extras=definition.stored_extras(rule),
+        params=definition.param_shardings(rule),
+        extras=definition.extra_shardings(rule),
     )
 
 
@@ -271,9 +272,9 @@ def with_values(
             if name not in old or old[name].shape != array.shape:
                 shape = old[name].shape if name in old else "no such array"
                 raise ValueError(f"{name} has shape {array.shape}, but the model has {shape}")
-            whole = np.asarray(array, old[name].dtype)
+            full = np.asarray(array, old[name].dtype)
             arrays[name] = jax.make_array_from_callback(
-                whole.shape, old[name].sharding, whole.__getitem__
+                full.shape, old[name].sharding, full.__getitem__
             )
         return arrays
 
@@ -301,10 +302,10 @@ def checksums(constants: Mapping[str, np.ndarray]) -> dict[str, str]:
     """
     digests: dict[str, Any] = {}
     for name, array in sorted(constants.items()):
-        part = digests.setdefault(name.partition(".")[0], hashlib.sha256())
-        part.update(f"{name} {array.dtype} {array.shape}".encode())
-        part.update(np.ascontiguousarray(array).data)
-    return {part: one.hexdigest() for part, one in digests.items()}
+        digest = digests.setdefault(name.partition(".")[0], hashlib.sha256())
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return {part: digest.hexdigest() for part, digest in digests.items()}
 
 
 def bytes_per_device(target: Any) -> int:
@@ -320,8 +321,8 @@ def total_bytes(target: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
 
 
-def _placed(leaf: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _initial(

@@ -43,23 +43,25 @@ class LossSums(NamedTuple):
     metrics: Sums
 
 
-class ParameterViews(NamedTuple):
-    """Converts stored parameters for the computation, and gradients for the optimizer.
+class StageOps(NamedTuple):
+    """What a stage of sharding does to stored parameters and to gradients.
 
     Attributes:
-        cast: float32 shards -> the compute dtype, once per step.
-        module: cast parameters and extras -> callable module.
-        reduce_scatter: gradients of cast parameters -> float32, sharded like the parameters.
+        prepare_params: float32 shards -> the compute dtype, and gathered if the stage gathers
+            once per step.
+        module: prepared parameters and extras -> callable module.
+        finish_grads: gradients of prepared parameters -> float32, sharded like the parameters:
+            reduce-scattered, or all-reduced if nothing is sharded.
     """
 
-    cast: Callable[[Arrays], Arrays]
+    prepare_params: Callable[[Arrays], Arrays]
     module: Callable[[Arrays, Arrays], Any]
-    reduce_scatter: Callable[[Arrays], Arrays]
+    finish_grads: Callable[[Arrays], Arrays]
 
 
-def parameter_views(
+def stage_ops(
     definition: ModelDefinition, rule: ShardingRule, precision: config.Precision
-) -> ParameterViews:
+) -> StageOps:
     """Composes the sharding mode and the precision.
 
     Parameters are cast before the all-gather, which thus communicates in the compute dtype. With
@@ -67,13 +69,13 @@ def parameter_views(
     otherwise all are gathered once per step. Gradients are communicated in the compute dtype and
     constrained to the shards' layout, which makes the compiler emit a reduce-scatter.
     """
-    stored = definition.stored(rule)
+    shardings = definition.param_shardings(rule)
     dtype = jnp.dtype(precision)
 
     def cast_and_shard(params: Arrays) -> Arrays:
         # Without the constraint, the compiler casts after the all-gather.
         return {
-            name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
+            name: jax.lax.with_sharding_constraint(array.astype(dtype), shardings[name])
             for name, array in params.items()
         }
 
@@ -85,11 +87,11 @@ def parameter_views(
         }
 
     def module_of_shards(params: Arrays, extras: Arrays) -> Any:
-        return definition.module(params, extras, stored=stored)
+        return definition.module(params, extras, gathered_from=shardings)
 
     def reduce_scatter(grads: Arrays) -> Arrays:
         return {
-            name: jax.lax.with_sharding_constraint(grad, stored[name]).astype(jnp.float32)
+            name: jax.lax.with_sharding_constraint(grad, shardings[name]).astype(jnp.float32)
             for name, grad in grads.items()
         }
 
@@ -102,8 +104,8 @@ def parameter_views(
         )
 
     if rule.shard == "params":
-        return ParameterViews(cast_and_shard, module_of_shards, reduce_scatter)
-    return ParameterViews(cast_and_gather, definition.module, reduce_and_scatter)
+        return StageOps(cast_and_shard, module_of_shards, reduce_scatter)
+    return StageOps(cast_and_gather, definition.module, reduce_and_scatter)
 
 
 def build_train_step(
@@ -186,23 +188,23 @@ def build_gradients(
         A pure function: (params, extras, batch, examples seen) -> gradients of the summed loss,
         sums, and the following extras.
     """
-    view = parameter_views(definition, rule, precision)
+    stage = stage_ops(definition, rule, precision)
 
     def loss(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
-        module = view.module(params, extras)
+        module = stage.module(params, extras)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
-    of_positions = _gradients(loss, view, definition, rule.mesh, accumulate)
+    gradients_at = _gradients(loss, stage, definition, rule.mesh, accumulate)
 
     def gradients(
         params: Arrays, extras: Arrays, batch: Batch, seen: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
         rows = jax.tree.leaves(batch)[0].shape[0]
-        return of_positions(params, extras, batch, seen + jnp.arange(rows, dtype=jnp.uint32))
+        return gradients_at(params, extras, batch, seen + jnp.arange(rows, dtype=jnp.uint32))
 
     return gradients
 
@@ -224,10 +226,10 @@ def build_eval_step(
         precision: dtype of the computation.
         method: ``"evaluate"`` for sums of metrics, ``"samples"`` for sample images and texts.
     """
-    view = parameter_views(definition, rule, precision)
+    stage = stage_ops(definition, rule, precision)
 
     def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
-        return getattr(view.module(view.cast(params), extras), method)(batch)
+        return getattr(stage.module(stage.prepare_params(params), extras), method)(batch)
 
     return eval_step
 
@@ -286,7 +288,7 @@ def _platform(mesh: jax.sharding.Mesh) -> str:
 
 def _gradients(
     loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
-    view: ParameterViews,
+    stage: StageOps,
     definition: ModelDefinition,
     mesh: jax.sharding.Mesh,
     accumulate: int,
@@ -297,47 +299,49 @@ def _gradients(
     microbatches have different weights. Frozen parameters have no gradient.
     """
 
-    def one(
+    def microbatch_gradients(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        def of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+        def loss_of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
             return loss({**prepared, **trained}, extras, batch, positions_B)
 
         with per_device.tracing(mesh=mesh):
-            value_and_grad = jax.value_and_grad(of_trained, has_aux=True)
+            value_and_grad = jax.value_and_grad(loss_of_trained, has_aux=True)
             (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
-        return view.reduce_scatter(grads), sums, following
+        return stage.finish_grads(grads), sums, following
 
-    def whole(
+    def single_batch(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
         placed = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
-        return one(view.cast(params), extras, batch, placed)
+        return microbatch_gradients(stage.prepare_params(params), extras, batch, placed)
 
-    def scanned(
+    def accumulated(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        prepared = view.cast(params)
+        prepared = stage.prepare_params(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
-        positions = _microbatches(positions_B, accumulate, mesh)
+        positions_AB = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
-        _, sums, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
+        _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions_AB[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
             carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
         ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
             grads, sums, extras = carry
-            of_rows, microbatch = part
-            more, added, extras = one(prepared, extras, microbatch, of_rows)
-            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
+            microbatch_positions, microbatch = part
+            new_grads, new_sums, extras = microbatch_gradients(
+                prepared, extras, microbatch, microbatch_positions
+            )
+            return (*jax.tree.map(jnp.add, (grads, sums), (new_grads, new_sums)), extras), None
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
-        carry = (view.reduce_scatter(zero_grads), zeros, extras)
-        following, _ = jax.lax.scan(body, carry, (positions, parts))
+        carry = (stage.finish_grads(zero_grads), zeros, extras)
+        following, _ = jax.lax.scan(body, carry, (positions_AB, parts))
         return following
 
-    return whole if accumulate == 1 else scanned
+    return single_batch if accumulate == 1 else accumulated
 
 
 def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:

@@ -52,7 +52,7 @@ def test_buffered_windows_never_cross_devices(settings: config.Mesh) -> None:
     """Windows are wider and higher than the number of slots, and larger than is replicated."""
     mesh = make_mesh(settings)
     definition = ModelDefinition(lambda _: ReplayBuffer(32, (64, 64, 3), (1, 1, 1)))
-    stored = definition.stored_extras(ShardingRule(mesh, settings))
+    stored = definition.extra_shardings(ShardingRule(mesh, settings))
     assert {sharding.spec for sharding in stored.values()} == {PartitionSpec(("data", "fsdp"))}
 
     def step(kept: Any, images: jax.Array, context: jax.Array, draws: jax.Array) -> Any:
@@ -71,5 +71,5 @@ def test_buffered_windows_never_cross_devices(settings: config.Mesh) -> None:
 def test_a_buffer_that_the_devices_do_not_divide_is_replicated() -> None:
     settings = config.Mesh(data=1, fsdp=8, shard="optimizer")
     definition = ModelDefinition(lambda _: ReplayBuffer(33, (64, 64, 3), (1, 1, 1)))
-    stored = definition.stored_extras(ShardingRule(make_mesh(settings), settings))
+    stored = definition.extra_shardings(ShardingRule(make_mesh(settings), settings))
     assert {sharding.spec for sharding in stored.values()} == {PartitionSpec()}

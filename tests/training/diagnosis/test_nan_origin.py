@@ -170,7 +170,7 @@ class Examined:
             arrays = batch if name in batch else params
             arrays[name.replace("__", ".")] = change(arrays[name.replace("__", ".")])
         whole = replicated(self.mesh)
-        stored = self.definition.stored(self.rule)
+        stored = self.definition.param_shardings(self.rule)
         state = State(
             step=jnp.uint32(step),
             examples_seen=_placed(jnp.uint32(64), whole),
