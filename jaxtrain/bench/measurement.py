@@ -281,7 +281,7 @@ def _pipeline(session: _Session) -> Rows:
             first_batch_s = time.perf_counter() - began
             jax.block_until_ready(session.once(first))
             waits: list[float] = []
-            times = session.times(_watched(batches, waits), batches.ahead, batches.computing)
+            times = session.times(_watched(batches, waits), batches.ahead, batches.note_pending)
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}

@@ -111,7 +111,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
     Attributes:
         wait_s: seconds that the devices had nothing to compute because the next batch was not
-            ready (:meth:`computing`).
+            ready (:meth:`note_pending`).
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
@@ -165,11 +165,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._thread = threading.Thread(target=self._feed, name="batches", daemon=True)
         self._thread.start()
 
-    def computing(self, results: Any) -> None:
-        """Notes the results of the step that uses the last batch: arrays, perhaps not ready yet.
+    def note_pending(self, results: Any) -> None:
+        """Remembers the outputs of the step that uses the last batch, which may not be ready yet.
 
-        The loop asks for the next batch while the devices still compute this step. Only the time
-        after it is one in which they wait for data.
+        The devices become idle when they are ready. The loop asks for the next batch before that,
+        and only the time after it counts as waiting for data.
         """
         self._results = jax.tree.leaves(results)
 

@@ -108,16 +108,16 @@ def progress_of(
     criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
     if not resumed:
         return RunProgress(directory, criterion)
-    progress = RunProgress.read(directory, criterion, position, say)
-    while (best := progress.best) and not process_group.process_zero_decides(
+    run_progress = RunProgress.read(directory, criterion, position, say)
+    while (best := run_progress.best) and not process_group.process_zero_decides(
         lambda: "yes" if has_best(best.validated.done) else ""
     ):
-        progress.mark(best, kept=False)
+        run_progress.mark(best, kept=False)
     validates = run.loop.eval_every is not None and is_due(
         position.done, run.loop.eval_every, setup.total
     )
-    progress.evaluation_due = validates and not progress.has(position)
-    earlier = progress.last_by_another_criterion
+    run_progress.evaluation_due = validates and not run_progress.has(position)
+    earlier = run_progress.last_by_another_criterion
     if earlier is not None and earlier.value is not None and criterion.metric is not None:
         same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (
             criterion.metric,
@@ -128,7 +128,7 @@ def progress_of(
             f"{changed} differs from the checkpoint's: the best checkpoint so far "
             f"({earlier.criterion.metric}) and the patience no longer count"
         )
-    return progress
+    return run_progress
 
 
 def has_best(directory: Path, mirror: Mirror | None, step: int) -> bool:

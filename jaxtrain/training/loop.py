@@ -21,7 +21,7 @@ def train(setup: TrainSetup) -> None:
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
     if saver.run_progress.evaluation_due and _validate(setup, state):
-        with progress.interrupted("save"):
+        with progress.paused_for("save"):
             saver.save(progress.position(), state, regular=False, best=True)
     while not (
         stopping.decision or patience_over(run.loop, saver.run_progress) or progress.finished()
@@ -41,10 +41,10 @@ def train(setup: TrainSetup) -> None:
 
         validates = setup.evaluator and is_due(progress.done, run.loop.eval_every, total)
         saves = is_due(progress.done, run.checkpoint.every, total)
-        if (validates or saves) and progress.settled():
+        if (validates or saves) and progress.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
             if (saves or best) and not saver.run_progress.evaluation_due:
-                with progress.interrupted("save"):
+                with progress.paused_for("save"):
                     saver.save(progress.position(), state, regular=saves, best=best)
         with progress.on_devices():
             stops = stopping.decision or stopping.after_step()
@@ -55,7 +55,7 @@ def train(setup: TrainSetup) -> None:
     setup.log.phases.ending()
     jax.block_until_ready(state)  # no device uses the last batch any longer
     setup.batches.close()
-    with progress.interrupted("save"):
+    with progress.paused_for("save"):
         saver.finish(progress.position(), state)
 
 
@@ -66,9 +66,9 @@ def _validate(setup: TrainSetup, state: State) -> bool:
     """
     progress, saver = setup.progress, setup.saver
     assert setup.evaluator is not None, "only runs with validation reach this"
-    with progress.interrupted("compile"):
-        setup.evaluator.compile(setup.stopping)
-    with progress.interrupted("evaluation", allowance_s=0.0):  # for each batch
+    with progress.paused_for("compile"):
+        setup.evaluator.ensure_compiled(setup.stopping)
+    with progress.paused_for("evaluation", allowance_s=0.0):  # for each batch
         validation = setup.evaluator(state, setup.stopping, setup.still_alive)
         saver.run_progress.evaluation_due = validation is None
         if validation is None:
@@ -83,8 +83,8 @@ def _validate(setup: TrainSetup, state: State) -> bool:
 
 def _roll_back(setup: TrainSetup, state: State) -> State:
     """Restores the newest checkpoint; examples seen since then are not repeated."""
-    with setup.progress.interrupted("rollback"):
-        setup.saver.settle()
+    with setup.progress.paused_for("rollback"):
+        setup.saver.await_save()
         state, position = setup.rollback(state)
         setup.progress.rewind(position)
     return state

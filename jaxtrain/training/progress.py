@@ -38,13 +38,13 @@ class _Pending(NamedTuple):
     """A step whose metrics have not been fetched yet.
 
     Attributes:
-        found: its metrics, which the device may still be computing.
+        metrics: its metrics, which the device may still be computing.
         position: examples seen before it.
         ids: of this process's examples.
         batch: for ``loop.find_nan``; None without it.
     """
 
-    found: dict[str, jax.Array]
+    metrics: dict[str, jax.Array]
     position: int
     ids: list[int]
     batch: Batch | None
@@ -138,12 +138,12 @@ class Progress:
         return self._done >= self._total
 
     def push(
-        self, found: dict[str, jax.Array], ids: np.ndarray, state: State, batch: Batch
+        self, metrics: dict[str, jax.Array], ids: np.ndarray, state: State, batch: Batch
     ) -> None:
         """Takes the metrics of a new step; records those of the step before it.
 
         Args:
-            found: metrics of the new step.
+            metrics: of the new step.
             ids: of this process's examples in it.
             state: after it.
             batch: of it.
@@ -151,8 +151,8 @@ class Progress:
         searches = self._find_nan is not None
         self._state = state if searches else None  # that before a bad step is the one after it
         self._flush("ahead")
-        self._pending = _Pending(found, self._seen, ids.tolist(), batch if searches else None)
-        self._batches.computing(found)
+        self._pending = _Pending(metrics, self._seen, ids.tolist(), batch if searches else None)
+        self._batches.note_pending(metrics)
         self._seen += self._run.data.batch_size
         if self._waits:
             self.flush()
@@ -167,7 +167,7 @@ class Progress:
         settings = self._run.optim
         return settings.bad_updates == "rollback" and self.bad_in_a_row >= settings.bad_in_a_row
 
-    def settled(self) -> bool:
+    def last_step_was_good(self) -> bool:
         """Waits for the step pushed last; returns whether it was good."""
         self.flush()
         return self.bad_in_a_row == 0
@@ -185,10 +185,10 @@ class Progress:
             return
         pending, self._pending = self._pending, None
         with self._slow.times.inside(wait):
-            fetched = jax.device_get(pending.found)
-        found = {name: float(value) for name, value in fetched.items()}
-        self.bad_in_a_row = int(found.pop(BAD_IN_A_ROW))
-        values = {f"train/{name}": value for name, value in found.items()}
+            fetched = jax.device_get(pending.metrics)
+        metrics = {name: float(value) for name, value in fetched.items()}
+        self.bad_in_a_row = int(metrics.pop(BAD_IN_A_ROW))
+        values = {f"train/{name}": value for name, value in metrics.items()}
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
         self._slow.stepped(waited_s)
@@ -220,7 +220,7 @@ class Progress:
         return self._slow.times.inside("devices")
 
     @contextlib.contextmanager
-    def interrupted(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
+    def paused_for(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
         """Pauses the throughput window, for example for a validation or a save.
 
         It first records the pending step. The phase has a time limit of its own.
@@ -234,16 +234,16 @@ class Progress:
         with self._phases.within(name, allowance_s), self._window.paused(), times.inside("pause"):
             yield
 
-    def validated(self, done: int, found: Validation) -> None:
+    def validated(self, done: int, validation: Validation) -> None:
         """Records a validation after step ``done``."""
         # Samples first: a tracker looks for them when it sees the metrics.
-        for name, content in found.samples.items():
-            title = f"{name}   step {done:,}   {_measured(found.values)}".rstrip()
-            labels = Labels(title, *found.labels.get(name, ()))
+        for name, content in validation.samples.items():
+            title = f"{name}   step {done:,}   {_measured(validation.values)}".rstrip()
+            labels = Labels(title, *validation.labels.get(name, ()))
             self._log.emit(Sample(done, name, content, labels))
-        self._log.emit(Metrics(done, found.values))
-        self.results.add(found.values)
-        self._log.say(validation_line(done, self._total, found.values))
+        self._log.emit(Metrics(done, validation.values))
+        self.results.add(validation.values)
+        self._log.say(validation_line(done, self._total, validation.values))
 
     def close(self) -> None:
         """Stops the background measurements."""
@@ -304,7 +304,7 @@ class Progress:
         state, self._state = self._state, None
         assert state is not None, "kept with the batch"
         assert pending.batch is not None, "kept with the state"
-        with self.interrupted("find_nan"):
+        with self.paused_for("find_nan"):
             return find_nan(self._done, pending.position, state, pending.batch)
 
     def _report_bad_count(self) -> None:

@@ -103,27 +103,27 @@ def ending(
     return f"done: {done} of {total} steps"
 
 
-def nothing_to_do(run: config.Run, done: int, total: int, progress: RunProgress) -> str | None:
+def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgress) -> str | None:
     """Returns why there is nothing left to train; None if there is something.
 
     Args:
         run: the config.
         done: completed steps.
         total: steps of the complete run.
-        progress: of the run.
+        run_progress: of the run.
     """
-    if progress.unmet_gate in run.loop.gates:
+    if run_progress.unmet_gate in run.loop.gates:
         return (
-            f"nothing to do: gate {progress.unmet_gate} was not met after {done} steps; to "
+            f"nothing to do: gate {run_progress.unmet_gate} was not met after {done} steps; to "
             "continue nevertheless, remove it from --loop.gates"
         )
-    if done >= total and not progress.evaluation_due:
+    if done >= total and not run_progress.evaluation_due:
         (length,) = _twice_as_long(run.loop)
         return (
             f"nothing to do: {done} steps are done and the run has {total}; to train longer, "
             f"raise {length}"
         )
-    if patience_over(run.loop, progress):
+    if patience_over(run.loop, run_progress):
         return (
             f"nothing to do: early stopping ended this run after {done} steps; "
             f"to resume it, raise --loop.early_stop_patience (now {run.loop.early_stop_patience})"

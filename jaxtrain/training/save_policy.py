@@ -57,13 +57,13 @@ def describe(run: config.Run, fingerprint: str) -> RunMeta:
     return RunMeta(fingerprint, config.to_dict(run), versions.versions(), model_file=file)
 
 
-def patience_over(settings: config.Loop, progress: RunProgress) -> bool:
+def patience_over(settings: config.Loop, run_progress: RunProgress) -> bool:
     """Returns whether early stopping ends the run."""
-    patience, best = settings.early_stop_patience, progress.best
+    patience, best = settings.early_stop_patience, run_progress.best
     return patience is not None and best is not None and best.validations_since >= patience
 
 
-class Saver:
+class SavePolicy:
     """Saves checkpoints, keeps the best one, and counts validations without improvement.
 
     A save that fails, for example on a full disk, does not end the run: the next one may succeed.
@@ -125,10 +125,8 @@ class Saver:
             RunAgain: too many saves in a row have failed.
         """
         judged = self.run_progress.best if best else None
-        for part in (self.settle, lambda: self._start(position, state, judged, regular=regular)):
-            failure = part()
-            if failure and self._failures >= FAILURES_IN_A_ROW:
-                raise _save_failed(f"{self._failures} saves in a row have failed", failure)
+        self._check_failures(self.await_save())
+        self._check_failures(self._start(position, state, judged, regular=regular))
 
     def finish(self, position: Position, state: State) -> None:
         """Saves the last state and waits until it is complete; retries if that fails.
@@ -140,9 +138,9 @@ class Saver:
         # Not by step: after a rollback, another state may have the same step as the best one.
         if best is not None and best.validated.seen != position.seen:
             best = None
-        self.settle()
+        self.await_save()
         for tries_left in reversed(range(LAST_TRIES)):
-            failure = self._start(position, state, best) or self.settle()
+            failure = self._start(position, state, best) or self.await_save()
             if failure is None:
                 return
             if not tries_left:
@@ -168,7 +166,7 @@ class Saver:
         self._started = True
         return None
 
-    def settle(self) -> saver.SaveFailed | None:
+    def await_save(self) -> saver.SaveFailed | None:
         """Waits for the current save; returns its failure, which was reported."""
         if not self._started:
             return None
@@ -180,6 +178,10 @@ class Saver:
         self._failures = 0
         self._saved()
         return None
+
+    def _check_failures(self, failure: saver.SaveFailed | None) -> None:
+        if failure and self._failures >= FAILURES_IN_A_ROW:
+            raise _save_failed(f"{self._failures} saves in a row have failed", failure)
 
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
         self._failures += 1

@@ -45,7 +45,7 @@ from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.run_progress import RunProgress
 from jaxtrain.training.save_policy import (
     RunMeta,
-    Saver,
+    SavePolicy,
     check_best_metric,
     check_gates,
     describe,
@@ -97,7 +97,7 @@ class TrainSetup:
     evaluator: Evaluator | None
     canaries: Canaries
     progress: Progress
-    saver: Saver
+    saver: SavePolicy
     rollback: Rollback
     replay: replay.Replay | None
     stopping: Stopping
@@ -473,7 +473,7 @@ def open_state(
     state = first_state(
         built, data.init_from, directory.start_from, meta, log.say, shown=directory.shown_source
     )
-    progress = progress_of(
+    run_progress = progress_of(
         built,
         directory.path,
         directory.position,
@@ -482,7 +482,7 @@ def open_state(
         resumed=directory.resumes,
         has_best=functools.partial(has_best, directory.path, directory.mirror),
     )
-    return OpenedState(state, meta, progress)
+    return OpenedState(state, meta, run_progress)
 
 
 def _code_if_over(
@@ -493,16 +493,16 @@ def _code_if_over(
     still_alive: Callable[[], None],
 ) -> int | None:
     """Returns the exit code if nothing is left to train, which is reported; else None."""
-    run, done, progress = built.run, directory.position.done, first.run_progress
-    nothing = run_summary.nothing_to_do(run, done, built.total, progress)
+    run, done, run_progress = built.run, directory.position.done, first.run_progress
+    nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
     if not nothing:
         return None
     log.say(nothing)
     if directory.mirror is not None:  # an earlier start may have ended before its last upload
-        _start_copy(directory.mirror, built, directory, progress)
+        _start_copy(directory.mirror, built, directory, run_progress)
         directory.mirror.finish(still_alive)
-    code = HOPELESS if progress.unmet_gate in run.loop.gates else DONE
-    early, last = patience_over(run.loop, progress), max(built.total, done)
+    code = HOPELESS if run_progress.unmet_gate in run.loop.gates else DONE
+    early, last = patience_over(run.loop, run_progress), max(built.total, done)
     log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
     return code
 
@@ -558,7 +558,7 @@ def open_step(
     stack.callback(progress.close)
     span, folder = profiler.span(flags.profile), directory.path / "profile"
     step, before_step = stack.enter_context(
-        profiler.profiled(span, folder, step, say, progress.interrupted)
+        profiler.profiled(span, folder, step, say, progress.paused_for)
     )
     return TrainSetup(
         run=run,
@@ -604,7 +604,7 @@ def _open_saver(
     first: OpenedState,
     log: RunLog,
     stack: contextlib.ExitStack,
-) -> tuple[Checkpoints, Saver]:
+) -> tuple[Checkpoints, SavePolicy]:
     """Opens what writes checkpoints, and begins to copy them to the bucket, if there is one."""
     run, say, mirror = built.run, log.say, directory.mirror
     # The cache prints a warning once, not after each save.
@@ -626,7 +626,7 @@ def _open_saver(
     stack.callback(checkpoints.close)
     if mirror is not None:
         _start_copy(mirror, built, directory, first.run_progress)
-    saver = Saver(
+    saver = SavePolicy(
         run,
         checkpoints,
         first.meta,
@@ -639,11 +639,11 @@ def _open_saver(
 
 
 def _start_copy(
-    mirror: Mirror, built: StepSetup, directory: OpenedDirectory, progress: RunProgress
+    mirror: Mirror, built: StepSetup, directory: OpenedDirectory, run_progress: RunProgress
 ) -> None:
     settings = built.run.checkpoint
     resumed = directory.position.done if directory.resumes else None
-    mirror.start(settings.keep, settings.every, progress.agreed, resumed)
+    mirror.start(settings.keep, settings.every, run_progress.agreed, resumed)
 
 
 def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
@@ -688,18 +688,20 @@ def replayed(
     step: TrainStep,
     setup: StepSetup,
     checkpoints: Checkpoints,
-    progress: RunProgress,
+    run_progress: RunProgress,
     done: int,
-    saver: Saver,
+    saver: SavePolicy,
     log: RunLog,
     mirror: Mirror | None,
 ) -> replay.Replay | None:
     """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
     if setup.run.loop.replay_every is None:
-        progress.agreed = None
+        run_progress.agreed = None
         return None
     devices = replay.described(setup.rule.mesh)
-    return replay.Replay(step, devices, checkpoints, progress, done, saver.settle, log.say, mirror)
+    return replay.Replay(
+        step, devices, checkpoints, run_progress, done, saver.await_save, log.say, mirror
+    )
 
 
 def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:

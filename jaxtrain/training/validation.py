@@ -96,7 +96,7 @@ class Evaluator:
         derived = self._derived(dict.fromkeys(sums, 0.0))
         return {f"val/{name}" for name in (*sums, *derived)} | spreads
 
-    def compile(self, stop: Stop) -> None:
+    def ensure_compiled(self, stop: Stop) -> None:
         """Compiles on the first call; returns early if this process received a stop signal."""
         if self._programs is None:
             self._programs = options.in_background(self._compile)
@@ -116,10 +116,10 @@ class Evaluator:
         Returns:
             The results; None, in every process alike, if the run stops.
         """
-        self.compile(stop)
+        self.ensure_compiled(stop)
         if stop.agreed():
             return None
-        assert self._programs is not None, "compile() has made them"
+        assert self._programs is not None, "ensure_compiled() has made them"
         programs = self._programs.result()
         params = ema.with_averages(state.params, state.opt)
         sums: dict[str, np.ndarray] = {}

@@ -120,7 +120,7 @@ def test_the_devices_wait_for_data_only_after_they_have_computed(tmp_path: Path)
 
     def waited_s(computes_s: float) -> float:
         before, began = batches.wait_s, time.perf_counter()
-        batches.computing({"loss": Computing(computes_s)})
+        batches.note_pending({"loss": Computing(computes_s)})
         next(batches)
         assert batches.wait_s - before <= max(0.0, time.perf_counter() - began - computes_s)
         return batches.wait_s - before

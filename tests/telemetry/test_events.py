@@ -404,7 +404,7 @@ def test_a_sink_that_raises_is_dropped(tmp_path: Path, capsys: pytest.CaptureFix
 def test_every_phase_of_a_run_has_a_label(checkout: Path) -> None:
     """A phase without one would end the console's thread."""
     files = (checkout / "jaxtrain" / "training").glob("*.py")
-    opened = r'(?:within|interrupted)\(\s*"(\w+)"'
+    opened = r'(?:within|paused_for)\(\s*"(\w+)"'
     used = {name for path in files for name in re.findall(opened, path.read_text())}
     assert {"compile", "save", "upload"} <= used
     assert used <= console._LABELS.keys()

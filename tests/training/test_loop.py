@@ -15,7 +15,7 @@ def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -
     saves: list[tuple[str, bool]] = []
 
     @contextlib.contextmanager
-    def interrupted(name: str, **limit: Any) -> Iterator[None]:
+    def paused_for(name: str, **limit: Any) -> Iterator[None]:
         phases.append(name)
         yield
         phases.pop()
@@ -25,7 +25,7 @@ def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -
 
     setup = mock.MagicMock()
     setup.run = config.named("demo")
-    setup.progress.interrupted = interrupted
+    setup.progress.paused_for = paused_for
     setup.progress.finished.return_value = True
     setup.stopping.decision = 0
     setup.saver.run_progress = SimpleNamespace(evaluation_due=True, best=None)

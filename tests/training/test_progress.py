@@ -72,7 +72,7 @@ class Story:
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
         self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
         self.log = event_log.attached(directory)
-        self.batches: Any = SimpleNamespace(wait_s=0.0, workers=2, computing=lambda results: None)
+        self.batches: Any = SimpleNamespace(wait_s=0.0, workers=2, note_pending=lambda results: None)
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
@@ -184,7 +184,7 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
     assert story.progress.done == 3
-    assert story.progress.settled()
+    assert story.progress.last_step_was_good()
     assert list(story.records()) == [1]
     (line,) = (story.directory / "bad_steps.jsonl").read_text().splitlines()
     rows = story.run.data.batch_size
@@ -291,7 +291,7 @@ def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
     for number in range(1, TOTAL + 1):
         story.step()
         if number in (4, 6):  # at the beginning and in the middle of a window
-            with story.progress.interrupted("evaluation"):
+            with story.progress.paused_for("evaluation"):
                 assert max(story.records()) == 4  # the pending step is recorded first
                 story.spend(1000.0)
     story.progress.flush()

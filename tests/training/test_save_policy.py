@@ -90,14 +90,14 @@ def progress_of(run: config.Run, directory: Path = Path()) -> RunProgress:
 
 def made(
     run: config.Run, checkpoints: Checkpoints, said: list[str], saved: Any = lambda: None
-) -> save_policy.Saver:
+) -> save_policy.SavePolicy:
     meta = save_policy.describe(run, "fingerprint")
-    return save_policy.Saver(run, checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
+    return save_policy.SavePolicy(run, checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
 
 
 def failing(
     at_once: Container[int] = (), later: Container[int] = ()
-) -> tuple[save_policy.Saver, Checkpoints, list[str], RunProgress]:
+) -> tuple[save_policy.SavePolicy, Checkpoints, list[str], RunProgress]:
     """Returns a saver with failing saves, its checkpoints, the printed lines, and its progress."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     checkpoints, said = Checkpoints(at_once, later), list[str]()
@@ -105,7 +105,7 @@ def failing(
     return one, checkpoints, said, one.run_progress
 
 
-def saver_with(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
+def saver_with(**settings: Any) -> tuple[save_policy.SavePolicy, Checkpoints]:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
     checkpoints = Checkpoints()
     return made(run, checkpoints, []), checkpoints

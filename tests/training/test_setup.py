@@ -114,7 +114,7 @@ def save(made: Any, state: State, meta: Any, place: Path) -> Path:
     with contextlib.closing(checkpoints):
         constants = made.definition.constants
         progress = RunProgress(place, Criterion(None, None, ""))
-        kept = save_policy.Saver(made.run, checkpoints, meta, progress, constants=constants)
+        kept = save_policy.SavePolicy(made.run, checkpoints, meta, progress, constants=constants)
         kept.finish(Position(2, seen=8), state)
     return place / pointer.CHECKPOINTS / "2.json"
 

@@ -24,9 +24,8 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import AXES, replicated
 from jaxtrain.storage.disks import reason
-from jaxtrain.training import run_progress
 from jaxtrain.training.mirror import Mirror
-from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.run_progress import NAME, RunProgress
 from jaxtrain.training.state import State
 from jaxtrain.training.step import Batch, Metrics, TrainStep
 
@@ -108,10 +107,10 @@ class Replay:
         step: compiled.
         devices: a description of each device, in the order of the mesh.
         checkpoints: of the run.
-        progress: of the run; its ``agreed`` is the last step whose results were equal.
+        run_progress: of the run; its ``agreed`` is the last step whose results were equal.
         done: completed steps at the start. The state there counts as right, unless an earlier
             start was sure of fewer steps.
-        settle: waits until a save in the background is complete.
+        await_save: waits until a save in the background is complete.
         say: prints a line.
         mirror: of the run directory in a bucket, if any.
     """
@@ -121,16 +120,16 @@ class Replay:
         step: TrainStep,
         devices: Sequence[str],
         checkpoints: Checkpoints,
-        progress: RunProgress,
+        run_progress: RunProgress,
         done: int,
-        settle: Callable[[], object],
+        await_save: Callable[[], object],
         say: Callable[[str], None],
         mirror: Mirror | None = None,
     ) -> None:
         self._step, self._devices = step, devices
-        self._checkpoints, self._progress = checkpoints, progress
-        self._settle, self._say, self._mirror = settle, say, mirror
-        self._agreed = done if progress.agreed is None else min(done, progress.agreed)
+        self._checkpoints, self._run_progress = checkpoints, run_progress
+        self._await_save, self._say, self._mirror = await_save, say, mirror
+        self._agreed = done if run_progress.agreed is None else min(done, run_progress.agreed)
         self._record()
 
     def __call__(self, done: int, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -154,11 +153,11 @@ class Replay:
         self._record()
 
     def _record(self) -> None:
-        self._checkpoints.agreed = self._progress.agreed = self._agreed
+        self._checkpoints.agreed = self._run_progress.agreed = self._agreed
         try:
-            self._progress.write()
+            self._run_progress.write()
         except OSError as error:  # an earlier step stays recorded
-            self._say(f"warning: {run_progress.NAME} cannot be written ({reason(error)})")
+            self._say(f"warning: {NAME} cannot be written ({reason(error)})")
 
     def _reject(self, step: int, difference: Difference) -> NoReturn:
         count, again = len(difference.devices), ""
@@ -170,7 +169,7 @@ class Replay:
                 "diagnostics"
             )
         why = f"step {step} was computed twice with different results: {difference.what} on {where}"
-        self._settle()
+        self._await_save()
         moved = process_group.process_zero_decides(lambda: self._set_aside(why))
         raise RunAgain(f"{why}; the state is discarded{moved}{again}")
 

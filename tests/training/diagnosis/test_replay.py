@@ -129,12 +129,12 @@ CRITERION = Criterion(None, None, "")
 
 
 def replays(
-    run: Path, step: Any, done: int = 0, mirror: Any = None, settle: Any = lambda: None
+    run: Path, step: Any, done: int = 0, mirror: Any = None, await_save: Any = lambda: None
 ) -> tuple[Replay, Saved]:
     saved: Any = Saved(run)
     progress = RunProgress.read(run, CRITERION, Position(done, seen=done))
     names = ["device 0 on host a", "device 1 on host b"]
-    return Replay(step, names, saved, progress, done, settle, print, mirror), saved
+    return Replay(step, names, saved, progress, done, await_save, print, mirror), saved
 
 
 def recorded(run: Path, done: int = 1000) -> int | None:
@@ -154,7 +154,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
         tmp_path,
         Stepping([1, 2], [1, 3]),
         done=6,
-        settle=lambda: small_checkpoint.write(tmp_path, 7),
+        await_save=lambda: small_checkpoint.write(tmp_path, 7),
     )
     assert saved.agreed == 4
     with pytest.raises(RunAgain) as caught:
