@@ -57,77 +57,79 @@ Damage = dict[tuple[str, int], str]
 """Kind and step of a checkpoint -> its damage."""
 
 
-class Run:
+class RunCheckpoints:
     """Where the checkpoints of a run are looked for: on a disk, in a bucket, or both.
 
     Args:
         directory: of the run.
         say: receives a line for each checkpoint that is moved.
-        copy: the run in a bucket, if any.
-        on_disk: whether checkpoints on the disk count. Not if each process has a disk of its own,
-            with its part of each checkpoint.
+        bucket_run: the run in a bucket, if any.
+        disk_counts: whether checkpoints on the disk count. Not if each process has a disk of its
+            own, with its part of each checkpoint.
 
     Attributes:
-        directory, copy: see above.
-        behind: whether another machine has continued the run in the bucket.
-        shared: whether the disk is to have complete checkpoints.
+        directory, bucket_run: see above.
+        disk_is_behind: whether another machine has continued the run in the bucket.
+        disk_is_shared: whether the disk is to have complete checkpoints.
     """
 
     def __init__(
         self,
         directory: Path,
         say: Say = lambda line: None,
-        copy: RemoteRun | None = None,
+        bucket_run: RemoteRun | None = None,
         *,
-        on_disk: bool = True,
+        disk_counts: bool = True,
     ) -> None:
-        self.directory, self.copy = directory, copy
+        self.directory, self.bucket_run = directory, bucket_run
         self._say = say
         self._disk = CheckpointStore(Folder(directory), say)
         pointer.refuse_old(directory)
-        self.behind = copy is not None and self._is_behind(copy)
-        self.shared = on_disk
-        self._on_disk = on_disk and not self.behind
+        self.disk_is_behind = bucket_run is not None and self._is_behind(bucket_run)
+        self.disk_is_shared = disk_counts
+        self._disk_counts = disk_counts and not self.disk_is_behind
         self._verdicts: dict[str, str] = {}
         self._fetched: set[str] = set()  # folders in data/
-        self._stored: dict[str, list[int]] = {}  # kind -> steps in the bucket
+        self._bucket_steps: dict[str, list[int]] = {}  # kind -> steps in the bucket
 
     def steps(self, kind: str) -> list[int]:
         """Returns the steps of the pointers in a folder, ascending."""
-        steps = set(self._disk.steps(kind)) if self._on_disk else set()
-        if self.copy is not None:
-            steps.update(step for step in self._steps_stored(kind) if self._counts(kind, step))
+        steps = set(self._disk.steps(kind)) if self._disk_counts else set()
+        if self.bucket_run is not None:
+            steps.update(
+                step for step in self._steps_in_bucket(kind) if self._bucket_counts(kind, step)
+            )
         return sorted(steps)
 
     def path(self, kind: str, step: int) -> Path:
         """Returns the path of a pointer on disk."""
         return self.directory / pointer.name_of(kind, step)
 
-    def verify(self, kind: str, step: int) -> str:
+    def ensure_intact(self, kind: str, step: int) -> str:
         """Makes the disk have a checkpoint, intact; returns why that is impossible, else "".
 
         Raises:
             InputError, OSError, RunAgain: it is unknown at the moment.
         """
         damage, path = "there is no such checkpoint", self.path(kind, step).with_suffix("")
-        on_disk = self._on_disk and step in self._disk.steps(kind)
+        on_disk = self._disk_counts and step in self._disk.steps(kind)
         if on_disk:
             damage = self._verified(kind, step)
-        if damage and self.copy is not None and step in self._steps_stored(kind):
-            if not self._counts(kind, step):
+        if damage and self.bucket_run is not None and step in self._steps_in_bucket(kind):
+            if not self._bucket_counts(kind, step):
                 return damage
             if on_disk:
                 self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
-            damage = self.copy.fetch(kind, step, self.directory)
+            damage = self.bucket_run.fetch(kind, step, self.directory)
             if not damage:
-                data = self.copy.store.data(kind, step)
+                data = self.bucket_run.store.data(kind, step)
                 self._fetched.add(data)
                 self._verdicts[data] = ""
         return damage
 
     def set_aside(self, damaged: Damage) -> None:
         """Moves damaged checkpoints to ``damaged/``; warns if the disk does not let it."""
-        self._stored = {}
+        self._bucket_steps = {}
         for (kind, step), why in damaged.items():
             for store in self._stores():
                 try:
@@ -140,7 +142,7 @@ class Run:
                         f"moved to {DAMAGED}/ ({reason(error)})"
                     )
 
-    def settle(self) -> None:
+    def adopt_disk(self) -> None:
         """Makes the disk the place of the run, once a checkpoint is chosen.
 
         If the bucket is ahead, what is on the disk and not in the bucket is moved aside. Only then
@@ -149,14 +151,14 @@ class Run:
         Raises:
             OSError: the disk does not let it.
         """
-        if self.copy is None:
+        if self.bucket_run is None:
             return
-        if self.behind:
+        if self.disk_is_behind:
             for kind in KINDS:
                 for step in self._disk.steps(kind):
-                    if self._disk.data(kind, step) != self.copy.store.data(kind, step):
+                    if self._disk.data(kind, step) != self.bucket_run.store.data(kind, step):
                         self._disk.set_aside(kind, step, SUPERSEDED)
-        remote.note(self.directory, self.copy.bucket.url, self._fetched)
+        remote.note(self.directory, self.bucket_run.bucket.url, self._fetched)
 
     def unusable(self) -> str:
         """Returns the folders with checkpoints that were moved because they must not be used."""
@@ -165,33 +167,33 @@ class Run:
             folder for folder in folders if any(store.steps(folder) for store in self._stores())
         )
 
-    def _counts(self, kind: str, step: int) -> bool:
+    def _bucket_counts(self, kind: str, step: int) -> bool:
         """Whether a checkpoint in the bucket counts beside those on the disk.
 
         Unless the bucket is ahead, the disk has had it: if it was superseded or is suspect there,
         the bucket was not told yet. It may replace one that the disk has lost.
         """
-        if not self._on_disk or self.copy is None:
+        if not self._disk_counts or self.bucket_run is None:
             return True
-        data = self.copy.store.data(kind, step)
+        data = self.bucket_run.store.data(kind, step)
         aside = [f"{aside}/{kind}" for aside in (SUPERSEDED, SUSPECT) for kind in KINDS]
         if any(
-            data == self._disk.data(one, number)
-            for one in aside
-            for number in self._disk.steps(one)
+            data == self._disk.data(folder, number)
+            for folder in aside
+            for number in self._disk.steps(folder)
         ):
             return False
-        on_disk = [number for one in KINDS for number in self._disk.steps(one)]
+        on_disk = [number for folder in KINDS for number in self._disk.steps(folder)]
         return not on_disk or step <= max(on_disk)
 
-    def _steps_stored(self, kind: str) -> list[int]:
+    def _steps_in_bucket(self, kind: str) -> list[int]:
         """Returns the steps in the bucket, which is asked once."""
-        if self.copy is not None and kind not in self._stored:
-            self._stored[kind] = self.copy.store.steps(kind)
-        return self._stored.get(kind, [])
+        if self.bucket_run is not None and kind not in self._bucket_steps:
+            self._bucket_steps[kind] = self.bucket_run.store.steps(kind)
+        return self._bucket_steps.get(kind, [])
 
     def _stores(self) -> list[CheckpointStore]:
-        return [self._disk] if self.copy is None else [self._disk, self.copy.store]
+        return [self._disk] if self.bucket_run is None else [self._disk, self.bucket_run.store]
 
     def _verified(self, kind: str, step: int) -> str:
         """Verifies a checkpoint on the disk; one that best/ and checkpoints/ have is read once."""
@@ -204,23 +206,23 @@ class Run:
             self._verdicts[content.data] = content.damage(self.directory)
         return self._verdicts[content.data]
 
-    def _is_behind(self, copy: RemoteRun) -> bool:
-        for step in reversed(copy.store.steps()):
-            if data := copy.store.data(CHECKPOINTS, step):
+    def _is_behind(self, bucket_run: RemoteRun) -> bool:
+        for step in reversed(bucket_run.store.steps()):
+            if data := bucket_run.store.data(CHECKPOINTS, step):
                 # Read last: an upload may complete at this moment, which notes it before.
-                return data not in remote.noted(self.directory, copy.bucket.url)
+                return data not in remote.noted(self.directory, bucket_run.bucket.url)
         return False
 
 
 def newest_intact(
-    run: Run,
+    checkpoints: RunCheckpoints,
     kinds: Iterable[str] = KINDS,
     only: Callable[[int], bool] = lambda step: True,
 ) -> tuple[Path | None, Damage]:
     """Returns the newest intact checkpoint and the damage of newer ones; nothing is moved.
 
     Args:
-        run: where to look.
+        checkpoints: where to look.
         kinds: the folders, in this order: the second only counts if the first has none.
         only: whether a step counts.
 
@@ -229,11 +231,11 @@ def newest_intact(
     """
     damaged: Damage = {}
     for kind in kinds:
-        for step in reversed(run.steps(kind)):
+        for step in reversed(checkpoints.steps(kind)):
             if only(step):
-                damage = run.verify(kind, step)
+                damage = checkpoints.ensure_intact(kind, step)
                 if not damage:
-                    return run.path(kind, step), damaged
+                    return checkpoints.path(kind, step), damaged
                 damaged[kind, step] = damage
     return None, damaged
 
@@ -244,7 +246,7 @@ def choose(
     runs_root: Path,
     say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
-    opened: Callable[[Path], Run] | None = None,
+    opened: Callable[[Path], RunCheckpoints] | None = None,
 ) -> Path | None:
     """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4 and 7.
 
@@ -261,8 +263,8 @@ def choose(
         RunAgain: a disk or the bucket does not respond.
     """
 
-    def at(directory: Path) -> Run:
-        return Run(directory, say) if opened is None else opened(directory)
+    def at(directory: Path) -> RunCheckpoints:
+        return RunCheckpoints(directory, say) if opened is None else opened(directory)
 
     try:
         if resume is None:
@@ -292,18 +294,18 @@ def choose(
         ) from error
 
 
-def _latest(run: Run, say: Say) -> Path | None:
+def _latest(checkpoints: RunCheckpoints, say: Say) -> Path | None:
     """Rules 2 and 7."""
-    start, damaged = newest_intact(run)
+    start, damaged = newest_intact(checkpoints)
     if start is None:
-        if refused := refusal(run, damaged):
+        if refused := refusal(checkpoints, damaged):
             raise InputError(f"--resume latest: {refused}")
         return None
-    if run.shared:
+    if checkpoints.disk_is_shared:
         # A validation must not be compared with a best checkpoint that is damaged or elsewhere.
-        damaged |= newest_intact(run, (BEST,))[1]
-    run.set_aside(damaged)
-    run.settle()
+        damaged |= newest_intact(checkpoints, (BEST,))[1]
+    checkpoints.set_aside(damaged)
+    checkpoints.adopt_disk()
     shown = start.with_suffix("")
     if start.parent.name == BEST:
         say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
@@ -312,15 +314,16 @@ def _latest(run: Run, say: Say) -> Path | None:
     return start
 
 
-def refusal(run: Run, damaged: Damage) -> str:
+def refusal(checkpoints: RunCheckpoints, damaged: Damage) -> str:
     """Returns why a run without an intact checkpoint must not start from scratch; "" if it may."""
     problems = [f"{kind}/{step}: {why}" for (kind, step), why in damaged.items()]
-    if not problems and (folders := run.unusable()):
+    if not problems and (folders := checkpoints.unusable()):
         problems = [f"all are in {folders}"]
     if not problems:
         return ""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    directory = run.directory if run.copy is None else run.copy.bucket.url
+    bucket_run = checkpoints.bucket_run
+    directory = checkpoints.directory if bucket_run is None else bucket_run.bucket.url
     return (
         f"no checkpoint of {directory} is intact ({problems[0]}{more}; {invocation.program()} "
         f"checkpoints {shlex.quote(str(directory))} lists them): to start from scratch, choose "
@@ -328,17 +331,17 @@ def refusal(run: Run, damaged: Damage) -> str:
     )
 
 
-def _step(step: int, run: Run) -> Path:
+def _step(step: int, checkpoints: RunCheckpoints) -> Path:
     """Rule 3."""
-    start, damaged = newest_intact(run, only=lambda number: number == step)
+    start, damaged = newest_intact(checkpoints, only=lambda number: number == step)
     if start is None:
         why = next((f" ({why})" for why in damaged.values()), "")
-        by_kind = {kind: run.steps(kind) for kind in KINDS}
+        by_kind = {kind: checkpoints.steps(kind) for kind in KINDS}
         raise InputError(
-            f"--resume {step}: {run.directory} has no complete checkpoint {step}{why}; "
+            f"--resume {step}: {checkpoints.directory} has no complete checkpoint {step}{why}; "
             f"{others(by_kind, step)}; pass one of these steps, or --resume latest"
         )
-    run.settle()
+    checkpoints.adopt_disk()
     return start
 
 
@@ -374,7 +377,7 @@ def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Pa
     if named is not None:
         kinds = (named.parent.name,)
     step = None if named is None else pointer.step_of(named.name)
-    return of_run(Run(directory), str(directory), flag, say, kinds, step)
+    return of_run(RunCheckpoints(directory), str(directory), flag, say, kinds, step)
 
 
 def of_url(
@@ -383,28 +386,33 @@ def of_url(
     """Fetches the checkpoint at a URL; see :func:`of_path`. Also returns its own URL."""
     url, named, step = remote.split(text, flag)
     kinds = kinds if step is None else named
-    with remote.reading(url, cache_root, say) as (copy, local):
-        run = Run(local, copy=copy, on_disk=False)
-        path = of_run(run, url, f"{flag} {text}", say, kinds, step)
-        copy.forget(local)
+    with remote.reading(url, cache_root, say) as (bucket_run, local):
+        checkpoints = RunCheckpoints(local, bucket_run=bucket_run, disk_counts=False)
+        path = of_run(checkpoints, url, f"{flag} {text}", say, kinds, step)
+        bucket_run.forget(local)
     return path, f"{url}/{path.parent.name}/{path.stem}"
 
 
 def of_run(
-    run: Run, shown: str, flag: str, say: Say, kinds: Iterable[str], step: int | None
+    checkpoints: RunCheckpoints,
+    shown: str,
+    flag: str,
+    say: Say,
+    kinds: Iterable[str],
+    step: int | None,
 ) -> Path:
     """Returns the verified checkpoint of a run; see :func:`of_path`.
 
     Args:
-        run: where it is.
+        checkpoints: where it is.
         shown: its directory or URL.
         flag: for messages.
         say: receives a line for each damaged one.
         kinds: see :func:`newest_intact`.
         step: of the checkpoint; None for the newest.
     """
-    start, damaged = newest_intact(run, kinds, lambda number: step in (None, number))
-    by_kind = {kind: run.steps(kind) for kind in KINDS}
+    start, damaged = newest_intact(checkpoints, kinds, lambda number: step in (None, number))
+    by_kind = {kind: checkpoints.steps(kind) for kind in KINDS}
     if start is None and step is not None:
         why = next(iter(damaged.values()), "there is none")
         raise InputError(
@@ -473,19 +481,19 @@ def _runs(root: Path) -> list[Path]:
     return sorted((run for run in saved if saved[run]), key=lambda run: (saved[run], run))[::-1]
 
 
-def _last_save(run: Path) -> str:
+def _last_save(run_dir: Path) -> str:
     """Returns when a run saved last; "" if it never did.
 
     This is the recorded time, not the file's: a copied run is as old as the original.
     """
-    if not run.is_dir():
+    if not run_dir.is_dir():
         return ""
-    pointer.refuse_old(run)
+    pointer.refuse_old(run_dir)
     last = ""
     for aside in ("", DAMAGED, SUSPECT):
         for kind in KINDS:
-            for step in pointer.steps(run / aside / kind):
-                path = run / aside / pointer.name_of(kind, step)
+            for step in pointer.steps(run_dir / aside / kind):
+                path = run_dir / aside / pointer.name_of(kind, step)
                 try:
                     saved = pointer.read(path).saved
                 except (Damaged, InputError):
@@ -508,18 +516,20 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
         RunAgain: its disk does not respond.
     """
     try:
-        check_empty(Run(directory), f"--output-dir {directory}", resume, start_from)
+        check_empty(RunCheckpoints(directory), f"--output-dir {directory}", resume, start_from)
     except OSError as error:
         raise disk_trouble(
             error, f"{directory} cannot be read", "make it readable, or choose another --output-dir"
         ) from error
 
 
-def check_empty(run: Run, shown: str, resume: str | None, start_from: Path | None) -> None:
+def check_empty(
+    checkpoints: RunCheckpoints, shown: str, resume: str | None, start_from: Path | None
+) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
-    if is_of(run.directory, start_from):
+    if is_of(checkpoints.directory, start_from):
         return
-    steps = sorted({step for kind in KINDS for step in run.steps(kind)})
+    steps = sorted({step for kind in KINDS for step in checkpoints.steps(kind)})
     if not steps:
         return
     if resume is None:
@@ -577,7 +587,7 @@ def check_same_run(
             f"{source} was trained with seed {old['seed']}, and this run has seed "
             f"{settings['seed']}, so the order of examples would differ: omit --seed"
         )
-    frozen = [sorted(set(one["model"].get("freeze", ()))) for one in (old, settings)]
+    frozen = [sorted(set(recorded["model"].get("freeze", ()))) for recorded in (old, settings)]
     if frozen[0] != frozen[1]:
         raise InputError(
             f"{source} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "
@@ -603,12 +613,14 @@ def check_constants(source: str, saved: Mapping[str, str], of_files: Mapping[str
         InputError: names the first part whose values differ.
     """
     for part in sorted({*saved, *of_files}):
-        was, now = (one[part][:8] if part in one else "none" for one in (saved, of_files))
+        saved_sum, file_sum = (
+            sums[part][:8] if part in sums else "none" for sums in (saved, of_files)
+        )
         if saved.get(part) != of_files.get(part):
             raise InputError(
-                f"{source} was trained with other values of {part} (checksum {was}) than this "
-                f"config's files have ({now}): pass the files that the run started with, which its "
-                "config.json names"
+                f"{source} was trained with other values of {part} (checksum {saved_sum}) than "
+                f"this config's files have ({file_sum}): pass the files that the run started with, "
+                "which its config.json names"
             )
 
 
@@ -623,10 +635,10 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
 
 def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Returns the checkpoint's flag for the clips per video, if it differs."""
-    had = old.get("clips_per_video")
-    if had is None or had == new.get("clips_per_video"):
+    clips = old.get("clips_per_video")
+    if clips is None or clips == new.get("clips_per_video"):
         return ""
-    return f" and --data.clips_per_video {had}"
+    return f" and --data.clips_per_video {clips}"
 
 
 def of_source(source: Path) -> Path:
@@ -642,9 +654,10 @@ def of_source(source: Path) -> Path:
     named = pointer.at(source)
     if named is not None and pointer.is_complete(named):
         return named
-    path, _ = (None, {}) if named is not None else newest_intact(Run(source), (BEST, CHECKPOINTS))
-    if path is not None:
-        return path
+    if named is None:
+        path, _ = newest_intact(RunCheckpoints(source), (BEST, CHECKPOINTS))
+        if path is not None:
+            return path
     raise InputError(
         f"no checkpoint found in {source} (run {invocation.program()} checkpoints "
         f"{shlex.quote(str(source))} to see what is there)"
@@ -662,14 +675,14 @@ def complete_of_source(source: Path) -> Iterator[Path]:
             yield path
 
 
-def to_roll_back_to(run: Run, done: int, every: int) -> Path | None:
+def to_roll_back_to(checkpoints: RunCheckpoints, done: int, every: int) -> Path | None:
     """Returns the newest intact checkpoint for a rollback; None if there is none.
 
     Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its
     timing, and a stopped run should continue like one that was not stopped.
 
     Args:
-        run: where to look; damaged ones are moved aside.
+        checkpoints: where to look; damaged ones are moved aside.
         done: number of completed steps; later checkpoints were abandoned by a resume.
         every: steps between checkpoints.
 
@@ -678,16 +691,16 @@ def to_roll_back_to(run: Run, done: int, every: int) -> Path | None:
     """
     try:
         path, damaged = newest_intact(
-            run, (CHECKPOINTS,), lambda step: step <= done and step % every == 0
+            checkpoints, (CHECKPOINTS,), lambda step: step <= done and step % every == 0
         )
         if path is None:
             path, more = newest_intact(
-                run, (CHECKPOINTS,), lambda step: step <= done and step % every != 0
+                checkpoints, (CHECKPOINTS,), lambda step: step <= done and step % every != 0
             )
             damaged |= more
         if path is not None:
-            run.set_aside(damaged)
-            run.settle()
+            checkpoints.set_aside(damaged)
+            checkpoints.adopt_disk()
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     return path

@@ -241,20 +241,22 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
-    def opened(self, directory: Path, say: Say | None = None) -> resume.Run:
+    def opened(self, directory: Path, say: Say | None = None) -> resume.RunCheckpoints:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
             InputError, RunAgain: the bucket cannot be read, or belongs to another run.
         """
         self.check()
-        run = resume.Run(directory, say or self._say, self._remote, on_disk=not self.own_disk)
-        if run.behind and not self._staged and not remote.noted(directory, self.url):
+        saved = resume.RunCheckpoints(
+            directory, say or self._say, self._remote, disk_counts=not self.own_disk
+        )
+        if saved.disk_is_behind and not self._staged and not remote.noted(directory, self.url):
             self._refuse_two_runs(directory)
-        if run.behind:  # its files are fetched even if this start is interrupted after this
+        if saved.disk_is_behind:  # its files are fetched even if this start is interrupted now
             directory.mkdir(parents=True, exist_ok=True)
             (directory / run_directory.FILES_DUE).touch()
-        return run
+        return saved
 
     def _refuse_two_runs(self, directory: Path) -> None:
         """Refuses a bucket with another run than that on the disk, whose files it would replace."""

@@ -487,11 +487,11 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
     second.finish()
     second.close()
 
-    def killed(self: resume.Run) -> None:
+    def killed(self: resume.RunCheckpoints) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resume.Run, "settle", killed)
+        patched.setattr(resume.RunCheckpoints, "adopt_disk", killed)
         with pytest.raises(KeyboardInterrupt):
             runs("one")
     again = runs("one")

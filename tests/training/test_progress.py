@@ -72,7 +72,9 @@ class Story:
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
         self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
         self.log = event_log.attached(directory)
-        self.batches: Any = SimpleNamespace(wait_s=0.0, workers=2, note_pending=lambda results: None)
+        self.batches: Any = SimpleNamespace(
+            wait_s=0.0, workers=2, note_pending=lambda results: None
+        )
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
