@@ -214,7 +214,7 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
 
 def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     """Returns dotted path -> array, of a run's newest checkpoint."""
-    newest = pointer.newest(run_directory / pointer.CHECKPOINTS)
+    newest = pointer.newest_complete(run_directory / pointer.CHECKPOINTS)
     assert newest is not None
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {

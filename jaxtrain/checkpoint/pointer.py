@@ -40,8 +40,10 @@ from jaxtrain.storage.disks import disk_trouble
 if TYPE_CHECKING:
     import jax  # takes a second, and commands that only look do not need it
 
-CHECKPOINTS, BEST = KINDS = "checkpoints", "best"
-SUPERSEDED, DAMAGED, SUSPECT = ASIDES = "superseded", "damaged", "suspect"
+CHECKPOINTS, BEST = "checkpoints", "best"
+KINDS = (CHECKPOINTS, BEST)
+SUPERSEDED, DAMAGED, SUSPECT = "superseded", "damaged", "suspect"
+ASIDES = (SUPERSEDED, DAMAGED, SUSPECT)
 EVERY_KIND = (*KINDS, *(f"{aside}/{kind}" for aside in ASIDES for kind in KINDS))
 DATA = "data"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
@@ -127,17 +129,17 @@ class Pointer:
             InputError: another version of jaxtrain wrote it.
         """
         try:
-            stored = json.loads(content)
-            digest = stored.pop("sha256")
-            if digest != _digest(stored):
+            raw = json.loads(content)
+            digest = raw.pop("sha256")
+            if digest != _digest(raw):
                 raise Damaged("its pointer is damaged: its content does not match its checksum")
-            if stored.pop("format") != _FORMAT:
+            if raw.pop("format") != _FORMAT:
                 raise InputError(
                     "it has the format of another version of jaxtrain: use the version that "
                     "wrote it"
                 )
-            files = {name: (size, list(pieces)) for name, (size, pieces) in stored["files"].items()}
-            pointer = cls(**stored | {"files": files})
+            files = {name: (size, list(pieces)) for name, (size, pieces) in raw["files"].items()}
+            pointer = cls(**raw | {"files": files})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"its pointer is damaged: {error}") from None
         if pointer.step != step:
@@ -146,6 +148,7 @@ class Pointer:
 
     def to_json(self) -> bytes:
         """Returns the stored form."""
+        # Tuples become lists, so that the digest equals that of the parsed file.
         content = json.loads(json.dumps(dataclasses.asdict(self) | {"format": _FORMAT}))
         return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode() + b"\n"
 
@@ -153,42 +156,42 @@ class Pointer:
         """Returns the total bytes of all files."""
         return sum(size for size, _ in self.files.values())
 
-    def missing(self, run: Path) -> str:
+    def missing(self, run_dir: Path) -> str:
         """Returns why files are missing, by their names and sizes; "" if none is.
 
         Args:
-            run: the run directory.
+            run_dir: the run directory.
 
         Raises:
             OSError: the disk does not respond.
         """
         for name, (size, _) in self.files.items():
             try:
-                size_now = (run / self.data / name).stat().st_size
+                size_now = (run_dir / self.data / name).stat().st_size
             except _MISSING:
                 return f"{name} is missing"
             if size_now != size:
                 return f"{name} has {size_now} bytes, but {size} were saved"
         return ""
 
-    def damage(self, run: Path) -> str:
+    def damage(self, run_dir: Path) -> str:
         """Returns how the files differ from what was saved; "" if they do not. Reads all of them.
 
         Args:
-            run: the run directory.
+            run_dir: the run directory.
 
         Raises:
             OSError: a file cannot be read at the moment, so its damage is unknown.
         """
-        if missing := self.missing(run):
+        if missing := self.missing(run_dir):
             return missing
-        folder = run / self.data
+        folder = run_dir / self.data
         try:
-            now = hashes({folder / name: size for name, (size, _) in self.files.items()})
+            digests = hashes({folder / name: size for name, (size, _) in self.files.items()})
         except _MISSING as error:
             return f"{error.filename} is missing"
         for name, (_, saved) in self.files.items():
-            if now[folder / name] != saved:
+            if digests[folder / name] != saved:
                 return f"{name} was changed after it was saved: its checksum is wrong"
         return ""
 
@@ -269,7 +272,7 @@ def is_complete(path: Path) -> bool:
         return False
 
 
-def newest(folder: Path) -> Path | None:
+def newest_complete(folder: Path) -> Path | None:
     """Returns the newest complete checkpoint in ``checkpoints/`` or ``best/``."""
     paths = (folder / f"{step}.json" for step in reversed(steps(folder)))
     return next((path for path in paths if is_complete(path)), None)
@@ -322,28 +325,28 @@ def _readable(path: Path) -> Pointer:
         raise disk_trouble(error, f"checkpoint {path} cannot be read", "use another one") from None
 
 
-def at(path: Path) -> Path | None:
+def find(path: Path) -> Path | None:
     """Returns the pointer that a typed path names, with or without ``.json``; None if none does."""
     for pointer in (path, path.with_name(f"{path.name}.json")):
-        named = step_of(pointer.name) is not None and pointer.parent.name in KINDS
-        if named and pointer.is_file():
+        is_name = step_of(pointer.name) is not None and pointer.parent.name in KINDS
+        if is_name and pointer.is_file():
             return pointer
     return None
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a typed path names a checkpoint; see :func:`at`."""
-    return at(path) is not None
+    """Whether a typed path names a checkpoint; see :func:`find`."""
+    return find(path) is not None
 
 
-def refuse_old(run: Path) -> None:
+def refuse_old(run_dir: Path) -> None:
     """Refuses the checkpoints of versions before 0.2, which were folders.
 
     Raises:
         InputError: the run directory has some.
     """
     for kind in KINDS:
-        for path in (run / kind).glob("[0-9]*"):
+        for path in (run_dir / kind).glob("[0-9]*"):
             if path.is_dir():
                 raise InputError(
                     f"{path} was written by an older version of jaxtrain, which stored "
@@ -351,17 +354,17 @@ def refuse_old(run: Path) -> None:
                 )
 
 
-def listed(numbers: list[int]) -> str:
+def format_steps(numbers: list[int]) -> str:
     """Formats steps for a message."""
     return ", ".join(map(str, numbers)) or "none"
 
 
-def others(by_kind: Mapping[str, list[int]], step: int) -> str:
+def format_other_steps(by_kind: Mapping[str, list[int]], step: int) -> str:
     """Formats the steps in ``checkpoints/`` and ``best/`` for a message, without a damaged one."""
     intact = {
         kind: [other for other in numbers if other != step] for kind, numbers in by_kind.items()
     }
-    return "; ".join(f"{kind}/ has: {listed(numbers)}" for kind, numbers in intact.items())
+    return "; ".join(f"{kind}/ has: {format_steps(numbers)}" for kind, numbers in intact.items())
 
 
 def pieces(size: int) -> Iterator[tuple[int, int]]:

@@ -41,7 +41,7 @@ def restore(
 ) -> Any:
     """Restores a checkpoint directly into the target shardings, whatever its own were.
 
-    Each process reads only its devices' shards.
+    Each process reads only its devices' shards, after the verification, which reads all files.
 
     Args:
         path: the checkpoint's pointer.
@@ -72,7 +72,7 @@ def restore(
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if damage:
-        raise InputError(f"{path} is damaged ({damage}){_beside(path)}")
+        raise InputError(f"{path} is damaged ({damage}){_advise_other(path)}")
     wanted = named(abstract_state)
     for name, leaf in wanted.items():
         if leaf.sharding is None:
@@ -108,13 +108,16 @@ def restore(
         cure = cure_of(failure)
         if cure:  # such as a network disk that is missing on one host
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
-        raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
+        raise InputError(f"{path} cannot be read ({failure}){_advise_other(path)}")
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 
-def _beside(path: Path) -> str:
-    others = [step for step in pointer.steps(path.parent) if step != pointer.step_of(path.name)]
-    return ": resume from another checkpoint" + (f" ({pointer.listed(others)})" if others else "")
+def _advise_other(path: Path) -> str:
+    damaged = pointer.step_of(path.name)
+    steps = [step for step in pointer.steps(path.parent) if step != damaged]
+    return ": resume from another checkpoint" + (
+        f" ({pointer.format_steps(steps)})" if steps else ""
+    )
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:

@@ -41,7 +41,7 @@ from jaxtrain.checkpoint.pointer import (
     SUPERSEDED,
     SUSPECT,
     Damaged,
-    others,
+    format_other_steps,
 )
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
@@ -339,7 +339,7 @@ def _step(step: int, checkpoints: RunCheckpoints) -> Path:
         by_kind = {kind: checkpoints.steps(kind) for kind in KINDS}
         raise InputError(
             f"--resume {step}: {checkpoints.directory} has no complete checkpoint {step}{why}; "
-            f"{others(by_kind, step)}; pass one of these steps, or --resume latest"
+            f"{format_other_steps(by_kind, step)}; pass one of these steps, or --resume latest"
         )
     checkpoints.adopt_disk()
     return start
@@ -363,7 +363,7 @@ def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Pa
         InputError: there is no intact one.
         OSError: the disk does not respond.
     """
-    named = pointer.at(path)
+    named = pointer.find(path)
     if named is None and not path.is_dir():
         raise InputError(
             f"{flag}: no such folder: pass latest, a step, or the path of a checkpoint or run "
@@ -416,7 +416,8 @@ def of_run(
     if start is None and step is not None:
         why = next(iter(damaged.values()), "there is none")
         raise InputError(
-            f"{flag}: {shown} has no complete checkpoint {step} ({why}); {others(by_kind, step)}"
+            f"{flag}: {shown} has no complete checkpoint {step} ({why}); "
+            f"{format_other_steps(by_kind, step)}"
         )
     for (kind, number), why in damaged.items():
         if start is None:
@@ -462,7 +463,7 @@ def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool
         return True  # or an error, which the run reports
     if output_dir is None:
         return bool(newest_runs(root))
-    return any(pointer.newest(output_dir / kind) for kind in KINDS)
+    return any(pointer.newest_complete(output_dir / kind) for kind in KINDS)
 
 
 def newest_runs(root: Path) -> list[Path]:
@@ -651,7 +652,7 @@ def of_source(source: Path) -> Path:
         InputError: the path is neither a checkpoint nor a run directory with an intact one.
         OSError: the disk does not respond.
     """
-    named = pointer.at(source)
+    named = pointer.find(source)
     if named is not None and pointer.is_complete(named):
         return named
     if named is None:
@@ -666,11 +667,11 @@ def of_source(source: Path) -> Path:
 
 def complete_of_source(source: Path) -> Iterator[Path]:
     """Yields the complete checkpoints that :func:`of_source` tries first; reads no arrays."""
-    named = pointer.at(source)
+    named = pointer.find(source)
     if named is not None and pointer.is_complete(named):
         yield named
     for kind in (BEST, CHECKPOINTS):
-        path = pointer.newest(source / kind)
+        path = pointer.newest_complete(source / kind)
         if path is not None:
             yield path
 

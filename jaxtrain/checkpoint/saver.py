@@ -96,29 +96,29 @@ class Checkpoints:
     agree on it: if one of them cannot write, the save has failed for all.
 
     Args:
-        run: the run directory, shared by all processes.
+        run_dir: the run directory, shared by all processes.
         keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
             complete, except as :meth:`jaxtrain.checkpoint.store.CheckpointStore.retain` states.
         say: receives a line when a save fails, and when checkpoints are moved aside.
         every: steps between regular checkpoints.
         files: name -> content of further files for each checkpoint.
-        own_disk: whether each process has a ``run`` of its own, on a disk that the others do not
-            see. Then ``copy`` completes checkpoints, which need the files of all processes.
+        own_disk: whether each process has a ``run_dir`` of its own, on a disk that the others do
+            not see. Then ``copy`` completes checkpoints, which need the files of all processes.
         copy: copies complete checkpoints to another place in the background, if any.
-        resumed: the checkpoint in ``run`` whose state the first save may have, if any.
+        resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
     Attributes:
         agreed: the last step whose replay gave the same result; its checkpoint, or the one before
             it, is kept. None if steps are not replayed.
 
     Raises:
-        InputError: ``run`` cannot be created or read.
+        InputError: ``run_dir`` cannot be created or read.
         RunAgain: a temporary failure of the disk.
     """
 
     def __init__(
         self,
-        run: Path,
+        run_dir: Path,
         keep: int,
         say: Callable[[str], None] = terminal.out,
         every: int = 1,
@@ -135,19 +135,19 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep is {keep}: it must be at least 1")
         orbax_compat.quiet_orbax()
-        self._run = run.absolute()
+        self._run_dir = run_dir.absolute()
         self._keep, self._every, self._files = keep, every, files
         self._say = say
         self._own_disk, self._copy = own_disk, copy
-        self._owner = own_disk or jax.process_index() == 0  # of the folders
-        self._store = CheckpointStore(Folder(self._run), say)
+        self._owns_folders = own_disk or jax.process_index() == 0
+        self._store = CheckpointStore(Folder(self._run_dir), say)
         self.agreed: int | None = None
-        self._home: int | None = None  # descriptor of data/
-        self._last: Save | None = None
-        self._last_key: tuple[int, int] | None = None  # step and examples seen
+        self._data_fd: int | None = None
+        self._last_saved: Save | None = None
+        self._last_saved_key: tuple[int, int] | None = None  # step and examples seen
         try:
-            if self._owner:
-                (self._run / DATA).mkdir(parents=True, exist_ok=True)
+            if self._owns_folders:
+                (self._run_dir / DATA).mkdir(parents=True, exist_ok=True)
                 if resumed is not None and not own_disk:
                     step = int(resumed.stem)
                     if resumed.parent.parent.name in pointer.ASIDES:
@@ -156,10 +156,10 @@ class Checkpoints:
                 self._collect()
             self._newest = self._newest_step()
             if resumed is not None:
-                self._remember(resumed)
+                self._register_resumed(resumed)
         except OSError as error:
             raise disk_trouble(
-                error, f"{run} cannot be read or written", "choose another --output-dir"
+                error, f"{run_dir} cannot be read or written", "choose another --output-dir"
             ) from error
         store = key_value.of_run()
         self._start_id = store.decide(
@@ -171,7 +171,7 @@ class Checkpoints:
         self._checkpointer = orbax_compat.checkpointer(
             own_disk=own_disk, timeout_s=SAVE_TIMEOUT_S, barrier=self._votes.barrier
         )
-        self._finisher: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._failure: SaveFailed | None = None
         self._writing: str | None = None
         self._failed_before = False
@@ -197,36 +197,40 @@ class Checkpoints:
             raise ValueError(f"meta says step {meta['step']}, the state says {step}")
         self.wait()
         key = step, int(meta.get("examples_seen", 0))
-        same = self._last if self._last_key == key else None
+        same = self._last_saved if self._last_saved_key == key else None
         if same is not None and set(kinds) <= set(same.kinds):
             return
         self._votes.begin()
         self._count += 1
         data = f"{DATA}/{step}-{self._start_id}{self._count:04x}" if same is None else same.data
-        for part, action in (
+        for vote, action in (
             ("prepare", lambda: self._prepare(data)),
-            ("there", self._check_there),
+            ("there", self._check_mounted),
         ):
-            if failure := self._votes.agree(part, _failure_of(action)):
+            if failure := self._votes.agree(vote, _failure_of(action)):
                 raise self._failed(step, failure, reported=False)
-        self._last_key, self._writing = key, data
+        self._last_saved_key, self._writing = key, data
         if same is not None:
             every_kind = tuple(dict.fromkeys((*same.kinds, *kinds)))
-            self._finish(dataclasses.replace(same, kinds=every_kind), lambda: same.content, "")
+            self._complete_or_fail(
+                dataclasses.replace(same, kinds=every_kind), lambda: same.content, ""
+            )
             return
         arrays = named(state)
         shapes = shapes_of(arrays)
         save, failure = Save(step, kinds, data, b""), ""
         try:
-            self._checkpointer.save(self._run / data / STATE, args=self._args.PyTreeSave(arrays))
+            self._checkpointer.save(
+                self._run_dir / data / STATE, args=self._args.PyTreeSave(arrays)
+            )
         except (OSError, ValueError) as error:  # other processes may have started: vote
             failure = reason(error)
-        self._finisher = threading.Thread(
-            target=self._finish,
+        self._thread = threading.Thread(
+            target=self._complete_or_fail,
             args=(save, lambda: self._described(data, meta, shapes), failure),
             name="checkpoint",
         )
-        self._finisher.start()
+        self._thread.start()
 
     def suspect_after(self, step: int, why: str) -> None:
         """Moves the pointers of later steps on this disk to ``suspect/``. Process 0.
@@ -246,9 +250,9 @@ class Checkpoints:
         Raises:
             SaveFailed: it failed.
         """
-        if self._finisher is not None:
-            self._finisher.join()
-            self._finisher = None
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -267,12 +271,12 @@ class Checkpoints:
         finally:
             self._checkpointer.close()
             # After a failure, other threads may have kept writing files.
-            if self._failed_before and self._owner and not _failure_of(self._check_there):
+            if self._failed_before and self._owns_folders and not _failure_of(self._check_mounted):
                 _failure_of(self._collect)
-            if self._home is not None:
-                os.close(self._home)
+            if self._data_fd is not None:
+                os.close(self._data_fd)
 
-    def _remember(self, resumed: Path) -> None:
+    def _register_resumed(self, resumed: Path) -> None:
         """Lets a first save of the state that was restored write only a pointer."""
         meta, content = pointer.read_meta(resumed), resumed.read_bytes()
         data, step = pointer.data_of(content), meta["step"]
@@ -283,43 +287,43 @@ class Checkpoints:
             ),
             SAVE_TIMEOUT_S,
         )
-        self._last = Save(step, tuple(kinds.split()), data, content)
-        self._last_key = step, int(meta.get("examples_seen", 0))
+        self._last_saved = Save(step, tuple(kinds.split()), data, content)
+        self._last_saved_key = step, int(meta.get("examples_seen", 0))
 
     def _prepare(self, data: str) -> None:
         """Creates the folder and tests writing, in process 0: Orbax notices failures late."""
-        if not self._owner:
+        if not self._owns_folders:
             return
-        self._check_there()
-        folder = self._run / data
+        self._check_mounted()
+        folder = self._run_dir / data
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
 
-    def _check_there(self) -> None:
+    def _check_mounted(self) -> None:
         """Checks that the run's disk is still mounted, or its mount point would be written to.
 
         Raises:
             OSError: the directory is gone or was replaced.
         """
-        folder = self._run / DATA
-        if self._home is None:
-            self._home = _opened(folder, wait=not self._owner)
-        if not os.path.samestat(os.fstat(self._home), os.stat(folder)):
+        folder = self._run_dir / DATA
+        if self._data_fd is None:
+            self._data_fd = _opened(folder, wait=not self._owns_folders)
+        if not os.path.samestat(os.fstat(self._data_fd), os.stat(folder)):
             raise OSError(errno.ESTALE, f"{folder} is not the same folder as before")
 
-    def _finish(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
-        """Runs in the background; any exception in it is a failure of the save."""
+    def _complete_or_fail(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
+        """Completes a save, in the background or at once; an exception is a failure of the save."""
         try:
-            self._end(save, describe, failure)
+            self._complete(save, describe, failure)
         except Exception as error:  # for example in a vote, when process 0 is gone
             self._failure = self._failed(save.step, reason(error), reported=False)
         if self._failure is not None:
-            self._last_key = None
+            self._last_saved_key = None
 
-    def _end(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
+    def _complete(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
         """Waits for Orbax, completes the checkpoint, deletes older ones.
 
         Args:
@@ -328,9 +332,9 @@ class Checkpoints:
             failure: why the save has already failed; "" if it has not.
         """
         written = self._await_orbax()
-        failure = failure or written or _failure_of(self._check_there)
+        failure = failure or written or _failure_of(self._check_mounted)
         failure = self._votes.agree("written", failure)
-        if self._owner and not failure:
+        if self._owns_folders and not failure:
             try:
                 save = dataclasses.replace(save, content=describe(), agreed=self.agreed)
                 if not self._own_disk:
@@ -343,12 +347,12 @@ class Checkpoints:
             self._failure = self._failed(save.step, failure, reported=True)
             self._say(f"warning: {self._failure}")
             return
-        self._newest, self._last = save.step, save
+        self._newest, self._last_saved = save.step, save
         if self._copy is not None:
-            problem = self._votes.agree("copy", self._copy.busy() if self._owner else "")
-            if self._owner:
+            problem = self._votes.agree("copy", self._copy.busy() if self._owns_folders else "")
+            if self._owns_folders:
                 self._copy.offer(save, problem)
-        if self._owner:
+        if self._owns_folders:
             self._delete_old()
 
     def _commit(self, save: Save) -> None:
@@ -367,7 +371,7 @@ class Checkpoints:
             raise
 
     def _described(self, data: str, meta: Mapping[str, Any], shapes: Mapping[str, Any]) -> bytes:
-        folder = self._run / data
+        folder = self._run_dir / data
         if not (folder / STATE / "_METADATA").is_file():
             raise OSError(errno.EIO, "Orbax never committed it")
         for name, content in self._files.items():
@@ -390,18 +394,20 @@ class Checkpoints:
         """
         self._failed_before = True
         data, self._writing = self._writing, None
-        if not self._owner or data is None or (self._last and data == self._last.data):
+        if not self._owns_folders or data is None:
+            return
+        if self._last_saved is not None and data == self._last_saved.data:
             return
         if any(self._store.data(kind, step) == data for kind, step in self._store.pointers()):
             return
-        if _failure_of(self._check_there):  # TensorStore recreates missing folders
-            for folder in (self._run / data, self._run / DATA):
+        if _failure_of(self._check_mounted):  # TensorStore recreates missing folders
+            for folder in (self._run_dir / data, self._run_dir / DATA):
                 _failure_of(folder.rmdir)
             return
         for _ in range(20):  # other writes may still create files
             _failure_of(lambda: self._store.place.delete_data([data]))
             time.sleep(0.1)
-            if not (self._run / data).exists():
+            if not (self._run_dir / data).exists():
                 return
 
     def _delete_old(self) -> None:
@@ -413,14 +419,14 @@ class Checkpoints:
             self._collect()
         except OSError as error:
             self._say(
-                f"warning: older checkpoints in {self._run} cannot be deleted ({reason(error)}): "
-                "delete them before the disk fills up"
+                f"warning: older checkpoints in {self._run_dir} cannot be deleted "
+                f"({reason(error)}): delete them before the disk fills up"
             )
 
     def _collect(self) -> None:
         using = set() if self._copy is None else self._copy.using()
-        if self._own_disk and self._last is not None:
-            using.add(self._last.data)
+        if self._own_disk and self._last_saved is not None:
+            using.add(self._last_saved.data)
         self._store.collect(using)
 
     def _newest_step(self) -> int | None:
@@ -438,7 +444,8 @@ class Checkpoints:
         if cure == FREE_SPACE:
             cure += " (lower --checkpoint.keep)"
         return SaveFailed(
-            f"checkpoint {step} could not be written to {self._run} ({failure}): {intact}; {cure}",
+            f"checkpoint {step} could not be written to {self._run_dir} ({failure}): {intact}; "
+            f"{cure}",
             step,
             failure,
             reported=reported,

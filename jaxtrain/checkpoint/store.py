@@ -63,34 +63,34 @@ class Folder:
     """A run directory.
 
     Args:
-        run: the directory.
+        run_dir: the directory.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
 
     @property
     def shown(self) -> str:
         """See :class:`Place`, also for the other methods."""
-        return str(self.run)
+        return str(self.run_dir)
 
     def names(self, folder: str) -> list[str]:
         """Lists a folder."""
         try:
-            return os.listdir(self.run / folder)
+            return os.listdir(self.run_dir / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def get(self, name: str) -> bytes | None:
         """Reads a file."""
         try:
-            return (self.run / name).read_bytes()
+            return (self.run_dir / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, content: bytes) -> None:
         """Writes a file."""
-        path = self.run / name
+        path = self.run_dir / name
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             sync(path.parent.parent)
@@ -98,7 +98,7 @@ class Folder:
 
     def delete(self, name: str) -> None:
         """Deletes a file."""
-        (self.run / name).unlink(missing_ok=True)
+        (self.run_dir / name).unlink(missing_ok=True)
 
     def data(self) -> set[str]:
         """Lists ``data/``."""
@@ -108,7 +108,7 @@ class Folder:
         """Deletes folders."""
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):  # another thread still writes there
-                shutil.rmtree(self.run / folder)
+                shutil.rmtree(self.run_dir / folder)
 
 
 class BucketFolder:
@@ -218,7 +218,8 @@ class CheckpointStore:
             for later in self.steps(kind):
                 if later > step:
                     self.set_aside(kind, later, SUPERSEDED)
-        for kind in sorted(kinds):  # best/ first: it must exist once the run resumes from this one
+        # best/ first: it must exist once the run resumes from this one.
+        for kind in [kind for kind in (BEST, CHECKPOINTS) if kind in kinds]:
             self._put(name_of(kind, step), content)
 
     def set_aside(self, kind: str, step: int, aside: str, why: str = "") -> str:

@@ -72,7 +72,7 @@ def _text(
     is_folder: bool,
     checks: Sequence[str],
 ) -> str:
-    path = pointer.at(source)
+    path = pointer.find(source)
     meta = {} if path is None or not pointer.is_complete(path) else pointer.read_meta(path)
     run = meta.get("config") or {}
     kind = from_file.name_of(model)
@@ -180,7 +180,7 @@ def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str])
 
 def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     """Describes the validation of a checkpoint, which the run has recorded."""
-    path = pointer.at(source)
+    path = pointer.find(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     found: dict[str, float] = {}
     for record in json_lines.Reader(records).new() if meta else ():

@@ -59,7 +59,7 @@ class TrainResult:
     @property
     def best(self) -> Path | None:
         """The best checkpoint by ``checkpoint.best_metric``; None if no validation has run."""
-        return pointer.newest(self.directory / pointer.BEST)
+        return pointer.newest_complete(self.directory / pointer.BEST)
 
     @property
     def report(self) -> Path:

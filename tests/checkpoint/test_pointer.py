@@ -141,13 +141,13 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_checkpoint_is_typed_with_or_without_its_ending(
     path: Path, typed: Callable[[Path], Path]
 ) -> None:
-    assert pointer.at(typed(path)) == path
+    assert pointer.find(typed(path)) == path
     assert pointer.run_of(path) == path.parent.parent
     aside = path.parent.parent / "damaged/checkpoints/12.json"
     aside.parent.mkdir(parents=True)
     path.rename(aside)
-    assert pointer.at(typed(path)) is None
-    assert pointer.at(typed(aside)) == aside
+    assert pointer.find(typed(path)) is None
+    assert pointer.find(typed(aside)) == aside
     assert pointer.run_of(aside) == path.parent.parent
     assert pointer.verify(aside) == ""
 
@@ -156,7 +156,7 @@ def test_other_files_are_not_checkpoints(tmp_path: Path) -> None:
     for name in ("12.json", "checkpoints/012.json", "checkpoints/x.json", "checkpoints/1.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-        assert pointer.at(tmp_path / name) is None
+        assert pointer.find(tmp_path / name) is None
     assert pointer.steps(tmp_path / "checkpoints") == []
 
 
