@@ -478,18 +478,18 @@ class CausalModel(Model):
         cos_SI, sin_SI = attention.rotary(length, sizes.head_width, sizes.rotary_base, start)
         return cos_SI, sin_SI if self.kind.clockwise else -sin_SI
 
-    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+    def hidden_states(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
         """Maps ids to vectors [B, S, D] before the last norm; without keys, without dropout."""
         embedding, blocks, _ = self.parts()
-        of_embedding, *of_blocks = split_keys(keys_B, 1 + len(blocks))
+        embedding_keys, *block_keys = split_keys(keys_B, 1 + len(blocks))
         angles = self.angles(tokens_BS.shape[1])
-        x_BSD = remat(Embedding.__call__, self.remat)(embedding, tokens_BS, of_embedding)
+        x_BSD = remat(Embedding.__call__, self.remat)(embedding, tokens_BS, embedding_keys)
         if self.smear is not None:
             x_BSD = self.smear(x_BSD)
-        block_of = remat(Block.__call__, self.remat)
+        run_block = remat(Block.__call__, self.remat)
 
         def apply(number: int, x_BSD: jax.Array, *added: Any) -> jax.Array:
-            return block_of(blocks[number], x_BSD, *angles, of_blocks[number], *added)
+            return run_block(blocks[number], x_BSD, *angles, block_keys[number], *added)
 
         return self._through(apply, x_BSD, tokens_BS)
 
@@ -525,7 +525,7 @@ class CausalModel(Model):
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
         """Returns float32 logits [B, S, V] of each next token; for short sequences."""
         embedding, _, head = self.parts()
-        return remat(Head.logits, self.remat)(head, embedding, self.encode(tokens_BS))
+        return remat(Head.logits, self.remat)(head, embedding, self.hidden_states(tokens_BS))
 
     def cache(self, rows: int, length: int) -> Cache:
         """Allocates `length` positions of `rows` sequences, for :meth:`decode_step`."""
@@ -586,7 +586,7 @@ class CausalModel(Model):
 
     def _predict(self, batch: Batch, keys_B: jax.Array | None) -> chunked_loss.Predictions:
         embedding, _, head = self.parts()
-        x_BSD = self.encode(batch["tokens"], keys_B)
+        x_BSD = self.hidden_states(batch["tokens"], keys_B)
         # Without remat, which would recompute the loss and gather its parameter again: the loss
         # keeps only its gradient, and no gathered parameter.
         weight_BS = chunked_loss.target_weights(batch)

@@ -225,7 +225,11 @@ class Embeddings(nnx.Module):
         self.dropout = config.dropout
 
     def words(self, rows: int) -> Copies | None:
-        """Returns the token vectors for their two uses; None if each reads the parameter."""
+        """Returns the token vectors for their two uses, the embedding and the output layer.
+
+        A copy on each device sums the gradients of both uses there, so that their sum over the
+        devices is communicated once. None if each use reads the parameter itself.
+        """
         return None if isinstance(self.word, Gathered) else copies(self.word[...], rows)
 
     def __call__(
@@ -257,11 +261,11 @@ class Layer(nnx.Module):
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
         """Maps [B, S, D] to the same shape; queries attend where `attended_BQS` is true."""
-        of_weights, of_attention, of_ff = split_keys(keys_B, 3)
-        h_BSD = self.attention_out(self._attend(x_BSD, attended_BQS, of_weights))
-        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, of_attention))
+        weights_keys, attention_keys, ff_keys = split_keys(keys_B, 3)
+        h_BSD = self.attention_out(self._attend(x_BSD, attended_BQS, weights_keys))
+        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, attention_keys))
         h_BSD = self.ff_out(gelu(self.ff_in(x_BSD)))
-        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, of_ff))
+        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, ff_keys))
 
     def _attend(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
@@ -307,14 +311,14 @@ class MaskedLanguageModel(Model):
         self.attend = config.attend
         self.pad_id = config.pad_id
 
-    def encode(
+    def hidden_states(
         self,
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
         words: Copies | None = None,
     ) -> jax.Array:
-        """Maps ids to vectors [B, S, D]; without keys, without dropout.
+        """Maps ids to the last layer's vectors [B, S, D]; without keys, without dropout.
 
         Without segments, all tokens except padding attend to each other; with segments, those with
         the same number.
@@ -327,16 +331,16 @@ class MaskedLanguageModel(Model):
                 f"a sequence of {tokens_BS.shape[1]} tokens is longer than the model's "
                 f"sequence_length={self.sequence_length}: shorten it"
             )
-        of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
-        embed = remat(Embeddings.__call__, self.remat)
-        x_BSD = embed(self.embeddings, words, tokens_BS, of_embeddings)
-        layer_of = remat(Layer.__call__, self.remat)
+        embedding_keys, *layer_keys = split_keys(keys_B, 1 + len(self.layers))
+        run_embeddings = remat(Embeddings.__call__, self.remat)
+        x_BSD = run_embeddings(self.embeddings, words, tokens_BS, embedding_keys)
+        run_layer = remat(Layer.__call__, self.remat)
         if segments_BS is None:
             attended_BQS = (tokens_BS != self.pad_id)[:, None, :]
         else:
             attended_BQS = segments_BS[:, :, None] == segments_BS[:, None, :]
-        for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            x_BSD = layer_of(layer, x_BSD, attended_BQS, of_layer)
+        for layer, keys in zip(self.layers, layer_keys, strict=True):
+            x_BSD = run_layer(layer, x_BSD, attended_BQS, keys)
         return x_BSD
 
     def logits_at(
@@ -348,7 +352,7 @@ class MaskedLanguageModel(Model):
     ) -> jax.Array:
         """Returns float32 logits [B, M, V] at these positions only."""
         words = self.embeddings.words(tokens_BS.shape[0])
-        x_BSD = self.encode(tokens_BS, keys_B, segments_BS, words)
+        x_BSD = self.hidden_states(tokens_BS, keys_B, segments_BS, words)
         x_BMD = take_positions(x_BSD, positions_BM)
         return remat(Head.__call__, self.remat)(self.head, self.embeddings, words, x_BMD)
 

@@ -104,7 +104,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluat
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).encode(batch()["tokens"]), low)
+    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).hidden_states(batch()["tokens"]), low)
     assert vectors.dtype == jnp.bfloat16
     gradient = jax.grad(lambda p: nnx.merge(graph, p).loss(batch(), KEYS)[0])
     assert {a.dtype for a in jax.tree.leaves(jax.eval_shape(gradient, low))} == {

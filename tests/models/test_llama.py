@@ -197,7 +197,9 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
     assert dtypes(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)) == {jnp.dtype("float32")}
     slope = jax.grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0])
     assert dtypes(slope) == {jnp.dtype("bfloat16")}
-    assert dtypes(lambda p: nnx.merge(graph, p).encode(BATCH["tokens"], KEYS)) == dtypes(slope)
+    assert dtypes(lambda p: nnx.merge(graph, p).hidden_states(BATCH["tokens"], KEYS)) == dtypes(
+        slope
+    )
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def evaluate(parts: tuple[Any, Any]) -> Any:
 @pytest.fixture(scope="module")
 def encode(parts: tuple[Any, Any]) -> Any:
     graph, params = parts
-    run = jax.jit(lambda p, tokens: nnx.merge(graph, p).encode(tokens))
+    run = jax.jit(lambda p, tokens: nnx.merge(graph, p).hidden_states(tokens))
     return lambda tokens: run(params, tokens)
 
 
@@ -165,7 +165,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluat
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).encode(batch()["tokens"]), low)
+    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).hidden_states(batch()["tokens"]), low)
     assert vectors.dtype == jnp.bfloat16
     plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch())["loss"]
     assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
@@ -324,7 +324,7 @@ def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
 
 def test_a_sequence_longer_than_the_position_table_is_refused(parts: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match=r"17 tokens .* sequence_length=16"):
-        nnx.merge(*parts).encode(jnp.ones((1, 17), jnp.int32))
+        nnx.merge(*parts).hidden_states(jnp.ones((1, 17), jnp.int32))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def influence(config: mlm.Config) -> np.ndarray:
     def output(params: Any, place: jax.Array) -> jax.Array:
         model = nnx.merge(graph, params)
         segments = jnp.asarray(SEGMENTS) if config.attend == "document" else None
-        return jnp.take(model.encode(tokens, None, segments)[0], place, axis=0) @ weights
+        return jnp.take(model.hidden_states(tokens, None, segments)[0], place, axis=0) @ weights
 
     gradient = jax.jit(jax.grad(output))
     seen = [gradient(params, place)["embeddings"]["position"][...] for place in range(LENGTH)]
