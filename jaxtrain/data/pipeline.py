@@ -40,8 +40,8 @@ _CHECK_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.002  # whether the devices still compute, while the loop waits for a batch
 
 
-class BadShare:
-    """Monitors the fraction of input files that are broken.
+class BrokenFileLimit:
+    """Limits the fraction of input files that are broken.
 
     Args:
         sources: the opened data, with the files found broken at that time.
@@ -66,22 +66,22 @@ class BadShare:
         self._largest = largest
         self._clock = clock
         self._size: int | None = None
-        self._complaint: str | None = None
+        self._stop_reason: str | None = None
         self._checked_at = -math.inf
 
-    def complaint(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Returns why the run should stop, or None; rereads the quarantine every few seconds."""
         now = self._clock()
         if now - self._checked_at < _CHECK_EVERY_S:
-            return self._complaint
+            return self._stop_reason
         self._checked_at = now
         try:
             size = self._quarantine.size()
             if size != self._size:
-                self._size, self._complaint = size, self._check()
+                self._size, self._stop_reason = size, self._check()
         except OSError:  # the run directory's disk is unavailable: try again at the next call
             pass
-        return self._complaint
+        return self._stop_reason
 
     def _check(self) -> str | None:
         bad = self._quarantine.found() | {file.path for file in self._sources.bad}

@@ -295,13 +295,13 @@ class OpenedData:
     Attributes:
         sources: both splits.
         quarantine: records broken files.
-        bad_share: ends the run if too many are broken.
+        broken_file_limit: ends the run if too many are broken.
         init_from: local path of the initial parameters, if any.
     """
 
     sources: Sources
     quarantine: Quarantine
-    bad_share: pipeline.BadShare
+    broken_file_limit: pipeline.BrokenFileLimit
     init_from: str | None
 
 
@@ -321,8 +321,8 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
             if jax.process_index() == 0:
                 quarantine.add_all(error.bad, found="index")
             raise
-    bad_share = _quarantined(run, sources, quarantine, log.say)
-    return OpenedData(sources, quarantine, bad_share, model.init_from)
+    broken_file_limit = _quarantined(run, sources, quarantine, log.say)
+    return OpenedData(sources, quarantine, broken_file_limit, model.init_from)
 
 
 def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say) -> Sources:
@@ -357,7 +357,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
 
 def _quarantined(
     run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
-) -> pipeline.BadShare:
+) -> pipeline.BrokenFileLimit:
     """Records the input files that were found broken when the data was opened.
 
     Raises:
@@ -365,11 +365,10 @@ def _quarantined(
     """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, found="index")
-    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share, say=say)
-    complaint = share.complaint()
-    if complaint:
-        raise InputError(complaint)
-    return share
+    limit = pipeline.BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
+    if reason := limit.stop_reason():
+        raise InputError(reason)
+    return limit
 
 
 def open_batches(
@@ -591,7 +590,7 @@ def open_step(
             replays.rewound if replays else lambda position: None,
         ),
         replay=replays,
-        stopping=Stopping(signals, data.bad_share, directory.mesh, run.loop.max_hours),
+        stopping=Stopping(signals, data.broken_file_limit, directory.mesh, run.loop.max_hours),
         log=log,
         mirror=mirror,
     )

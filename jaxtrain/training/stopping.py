@@ -5,7 +5,7 @@ import time
 
 from jax.sharding import Mesh
 
-from jaxtrain.data.pipeline import BadShare
+from jaxtrain.data.pipeline import BrokenFileLimit
 from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE
@@ -39,7 +39,7 @@ class Stopping:
 
     Args:
         signals: of this process.
-        bad_share: limits the fraction of broken input files.
+        broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
         max_hours: time limit since the start of the program, in hours; None for no limit.
 
@@ -49,10 +49,14 @@ class Stopping:
     """
 
     def __init__(
-        self, signals: StopSignals, bad_share: BadShare, mesh: Mesh, max_hours: float | None = None
+        self,
+        signals: StopSignals,
+        broken_file_limit: BrokenFileLimit,
+        mesh: Mesh,
+        max_hours: float | None = None,
     ) -> None:
         self._signals = signals
-        self._bad_share = bad_share
+        self._broken_file_limit = broken_file_limit
         self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
         self._requests = Exchange(mesh, largest=[_REQUEST])
         self.decision, self.why = CONTINUE, ""
@@ -84,7 +88,7 @@ class Stopping:
 
     def _own(self) -> dict[str, float]:
         """Returns the request of this process."""
-        if self._bad_share.complaint():
+        if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
         by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
         return {_REQUEST: max(by_time, _BY_SIGNAL[self._signals.heard])}

@@ -251,16 +251,16 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
     quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
     now = 0.0
     said: list[str] = []
-    bad_share = pipeline.BadShare(sources, quarantine, share, lambda: now, said.append)
-    assert bool(bad_share.complaint()) is stops
-    assert not stops or "2 of 10" in str(bad_share.complaint())
+    limit = pipeline.BrokenFileLimit(sources, quarantine, share, lambda: now, said.append)
+    assert bool(limit.stop_reason()) is stops
+    assert not stops or "2 of 10" in str(limit.stop_reason())
     # Another process of the run finds more, and its last line is still being written.
     Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), found="validation")
     with (tmp_path / "quarantine.1.jsonl").open("a") as file:
         file.write('{"path": "fi')
-    assert "3 of 10" not in str(bad_share.complaint())  # the quarantine is not reread yet
+    assert "3 of 10" not in str(limit.stop_reason())  # the quarantine is not reread yet
     now = 60.0
-    assert "3 of 10" in str(bad_share.complaint())
+    assert "3 of 10" in str(limit.stop_reason())
     # Files broken from the start are not reported again.
     assert [line.split(";")[0] for line in said] == ["broken input: file-1", "broken input: file-2"]
 
@@ -271,4 +271,4 @@ def test_an_unreadable_quarantine_is_not_an_error(tmp_path: Path) -> None:
             raise OSError(116, "Stale file handle")
 
     sources = Sources(train=Numbers(), val=Numbers(), files=4, bad=(), summary="")
-    assert pipeline.BadShare(sources, Away(tmp_path / "q.jsonl"), 0.1).complaint() is None
+    assert pipeline.BrokenFileLimit(sources, Away(tmp_path / "q.jsonl"), 0.1).stop_reason() is None

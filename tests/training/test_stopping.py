@@ -17,7 +17,7 @@ DATA = ("--data.path", "corpus", "--loop.steps", "6", "--checkpoint.every", "3")
 class NoneBroken:
     """The data of a run without broken files."""
 
-    def complaint(self) -> str:
+    def stop_reason(self) -> str:
         return ""
 
 
