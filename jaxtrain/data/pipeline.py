@@ -12,7 +12,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from jaxtrain.data import sampler, worker_count, worker_process
-from jaxtrain.data.quarantine import Quarantine, too_many
-from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Source
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import batch_sharding, local_rows
 
@@ -35,65 +35,7 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 # the same file descriptor (0.2.18). The order is endless anyway.
 _ENDLESS = 2**40  # batches
 
-# The run directory may be on a network file system, so it is not read at every step.
-_CHECK_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.002  # whether the devices still compute, while the loop waits for a batch
-
-
-class BrokenFileLimit:
-    """Limits the fraction of input files that are broken.
-
-    Args:
-        sources: the opened data, with the files found broken at that time.
-        quarantine: lists the files found broken since then.
-        largest: largest tolerated fraction of broken input files.
-        clock: monotonic time in seconds.
-        say: prints a line about files found broken since the data was opened.
-    """
-
-    def __init__(
-        self,
-        sources: Sources,
-        quarantine: Quarantine,
-        largest: float,
-        clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self._sources = sources
-        self._say = say
-        self._reported = frozenset(bad.path for bad in sources.bad)
-        self._quarantine = quarantine
-        self._largest = largest
-        self._clock = clock
-        self._size: int | None = None
-        self._stop_reason: str | None = None
-        self._checked_at = -math.inf
-
-    def stop_reason(self) -> str | None:
-        """Returns why the run should stop, or None; rereads the quarantine every few seconds."""
-        now = self._clock()
-        if now - self._checked_at < _CHECK_EVERY_S:
-            return self._stop_reason
-        self._checked_at = now
-        try:
-            size = self._quarantine.size()
-            if size != self._size:
-                self._size, self._stop_reason = size, self._check()
-        except OSError:  # the run directory's disk is unavailable: try again at the next call
-            pass
-        return self._stop_reason
-
-    def _check(self) -> str | None:
-        bad = self._quarantine.found() | {file.path for file in self._sources.bad}
-        if new := sorted(bad - self._reported):
-            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")
-            self._reported = bad
-        complaint = too_many(len(bad), self._sources.files, self._largest)
-        return complaint and (
-            f"{complaint}: fix or remove the files listed in {self._quarantine.path}, or raise "
-            "--data.max_bad_share"
-        )
 
 
 class TrainingBatches(Iterator[dict[str, jax.Array]]):

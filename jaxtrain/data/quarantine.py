@@ -3,15 +3,20 @@
 import dataclasses
 import errno
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jaxtrain import terminal
+from jaxtrain.data.source import Sources
 from jaxtrain.errors import BadExample, InputError
 
 _NAME = "quarantine.jsonl"
 _NAMED = 5  # broken files that the console lists
+# The run directory may be on a network file system, so it is not read at every step.
+_CHECK_EVERY_S = 5.0
 
 
 class TooManyBroken(InputError):
@@ -154,3 +159,59 @@ def too_many(bad: int, files: int, largest: float) -> str | None:
         f"{bad} of {files} input files are broken ({bad / files:.1%}), more than "
         f"data.max_bad_share ({largest:.1%})"
     )
+
+
+class BrokenFileLimit:
+    """Limits the fraction of input files that are broken.
+
+    Args:
+        sources: the opened data, with the files found broken at that time.
+        quarantine: lists the files found broken since then.
+        largest: largest tolerated fraction of broken input files.
+        clock: monotonic time in seconds.
+        say: prints a line about files found broken since the data was opened.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        quarantine: Quarantine,
+        largest: float,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._sources = sources
+        self._say = say
+        self._reported = frozenset(bad.path for bad in sources.bad)
+        self._quarantine = quarantine
+        self._largest = largest
+        self._clock = clock
+        self._size: int | None = None
+        self._stop_reason: str | None = None
+        self._checked_at = -math.inf
+
+    def stop_reason(self) -> str | None:
+        """Returns why the run should stop, or None; rereads the quarantine every few seconds."""
+        now = self._clock()
+        if now - self._checked_at < _CHECK_EVERY_S:
+            return self._stop_reason
+        self._checked_at = now
+        try:
+            size = self._quarantine.size()
+            if size != self._size:
+                self._size, self._stop_reason = size, self._check()
+        except OSError:  # the run directory's disk is unavailable: try again at the next call
+            pass
+        return self._stop_reason
+
+    def _check(self) -> str | None:
+        bad = self._quarantine.found() | {file.path for file in self._sources.bad}
+        if new := sorted(bad - self._reported):
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")
+            self._reported = bad
+        complaint = too_many(len(bad), self._sources.files, self._largest)
+        return complaint and (
+            f"{complaint}: fix or remove the files listed in {self._quarantine.path}, or raise "
+            "--data.max_bad_share"
+        )

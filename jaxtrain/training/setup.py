@@ -23,7 +23,7 @@ from jaxtrain.config import invocation
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache, pipeline, worker_count
-from jaxtrain.data.quarantine import Quarantine, TooManyBroken
+from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
@@ -301,7 +301,7 @@ class OpenedData:
 
     sources: Sources
     quarantine: Quarantine
-    broken_file_limit: pipeline.BrokenFileLimit
+    broken_file_limit: BrokenFileLimit
     init_from: str | None
 
 
@@ -357,7 +357,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
 
 def _quarantined(
     run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
-) -> pipeline.BrokenFileLimit:
+) -> BrokenFileLimit:
     """Records the input files that were found broken when the data was opened.
 
     Raises:
@@ -365,7 +365,7 @@ def _quarantined(
     """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, found="index")
-    limit = pipeline.BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
+    limit = BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
     if reason := limit.stop_reason():
         raise InputError(reason)
     return limit

@@ -5,7 +5,7 @@ import time
 
 from jax.sharding import Mesh
 
-from jaxtrain.data.pipeline import BrokenFileLimit
+from jaxtrain.data.quarantine import BrokenFileLimit
 from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE

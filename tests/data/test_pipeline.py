@@ -20,7 +20,6 @@ from training import toy
 
 from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Sources
 from jaxtrain.errors import BadExample, InputError
 
 SIZE = 13  # no batch size divides it, so epochs end inside batches
@@ -238,37 +237,3 @@ def test_closing_leaves_no_shared_memory_and_does_not_wait_for_blocked_workers(
     assert time.monotonic() - began < 15  # Grain gives up after 25 s
     assert len(opened) >= 3
     assert sorted(freed) == sorted(opened)
-
-
-@pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])
-def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: Path) -> None:
-    Quarantine.open(tmp_path, 0).add(BadExample("file-7", "broken"), found="training")
-    quarantine = Quarantine.open(tmp_path, 0)  # by another run in the same directory
-    found = BadExample("file-0", "broken")
-    sources = Sources(train=Numbers(), val=Numbers(), files=10, bad=(found,), summary="")
-    quarantine.add_all(sources.bad, found="index")
-    quarantine.add(BadExample("file-1", "broken"), found="training", position=4)
-    quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
-    now = 0.0
-    said: list[str] = []
-    limit = pipeline.BrokenFileLimit(sources, quarantine, share, lambda: now, said.append)
-    assert bool(limit.stop_reason()) is stops
-    assert not stops or "2 of 10" in str(limit.stop_reason())
-    # Another process of the run finds more, and its last line is still being written.
-    Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), found="validation")
-    with (tmp_path / "quarantine.1.jsonl").open("a") as file:
-        file.write('{"path": "fi')
-    assert "3 of 10" not in str(limit.stop_reason())  # the quarantine is not reread yet
-    now = 60.0
-    assert "3 of 10" in str(limit.stop_reason())
-    # Files broken from the start are not reported again.
-    assert [line.split(";")[0] for line in said] == ["broken input: file-1", "broken input: file-2"]
-
-
-def test_an_unreadable_quarantine_is_not_an_error(tmp_path: Path) -> None:
-    class Away(Quarantine):
-        def size(self) -> int:
-            raise OSError(116, "Stale file handle")
-
-    sources = Sources(train=Numbers(), val=Numbers(), files=4, bad=(), summary="")
-    assert pipeline.BrokenFileLimit(sources, Away(tmp_path / "q.jsonl"), 0.1).stop_reason() is None
