@@ -79,12 +79,12 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         rows = sampler.TrainingRows(
             source,
             sampler.order_of(source, seed),
-            start,
-            batch_size,
-            span.start,
-            span.stop - span.start,
-            _ENDLESS,
-            quarantine,
+            start=start,
+            batch_size=batch_size,
+            first_row=span.start,
+            rows_per_batch=span.stop - span.start,
+            batches=_ENDLESS,
+            quarantine=quarantine,
         )
         self.wait_s = 0.0
         self._results: list[Any] = []
@@ -96,10 +96,12 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if workers and (text := worker_count.too_many(workers, gpus)):
             raise InputError(text)
         worker_count.allow_files(worker_count.files_needed(workers, gpus))
-        self.ahead = math.ceil(worker_count.most_batches(rows.rows, workers, prefetch, devices))
-        self._parts = worker_count.parts_per_batch(rows.rows, workers, devices)
+        self.ahead = math.ceil(
+            worker_count.most_batches(rows.rows_per_batch, workers, prefetch, devices)
+        )
+        self._parts = worker_count.parts_per_batch(rows.rows_per_batch, workers, devices)
         # The order of the parts is that of the rows.
-        part_rows = rows.rows // self._parts
+        part_rows = rows.rows_per_batch // self._parts
         self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
         # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
@@ -214,31 +216,35 @@ class ValidationBatches:
             source,
             seed,
             min(examples, len(source)),
-            batch_size,
-            span.start,
-            span.stop - span.start,
-            _Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
-            quarantine,
+            batch_size=batch_size,
+            first_row=span.start,
+            rows_per_batch=span.stop - span.start,
+            blank=_Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
+            quarantine=quarantine,
         )
         self.spec = spec
         self._threads = max(1, threads)
         self._to_devices = _Placement(mesh, spec)
-        self._held: list[Arrays] = []
+        self._loaded: list[Arrays] = []
         self._unread: Iterator[Arrays] | None = None
 
     def __len__(self) -> int:
-        return len(self._rows) // self._rows.rows
+        return len(self._rows) // self._rows.rows_per_batch
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Yields one batch at a time: a caller that stops early has loaded only what it used."""
         for number in range(len(self)):
             if self._unread is None:
                 self._unread = _read(
-                    self._rows, self._rows.rows, workers=0, prefetch=1, threads=self._threads
+                    self._rows,
+                    self._rows.rows_per_batch,
+                    workers=0,
+                    prefetch=1,
+                    threads=self._threads,
                 )
-            if number == len(self._held):
-                self._held.append(next(self._unread))
-            yield self._to_devices([self._held[number]])
+            if number == len(self._loaded):
+                self._loaded.append(next(self._unread))
+            yield self._to_devices([self._loaded[number]])
 
 
 class _Blank:
@@ -259,7 +265,7 @@ class _Placement:
         self._spec = spec
         self._first = local_rows(mesh, _batch_size(spec)).start
         # On a CPU, jax arrays would share Grain's memory and free it too late at exit.
-        self._own = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
+        self._copy_if_cpu = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 
     def __call__(self, local: Sequence[Arrays]) -> dict[str, jax.Array]:
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
@@ -276,7 +282,7 @@ class _Placement:
             assert where is not None, "batches are divided over all devices"
             begin, end, _ = where[0].indices(shape[0])
             views = _rows(parts, begin - self._first, end - self._first)
-            return self._own(views[0]) if len(views) == 1 else np.concatenate(views)
+            return self._copy_if_cpu(views[0]) if len(views) == 1 else np.concatenate(views)
 
         return jax.make_array_from_callback(shape, self._sharding, device_rows)
 

@@ -50,7 +50,7 @@ class Order:
 
 @functools.lru_cache(maxsize=64)
 def _epochs(size: int, seed: int) -> Any:
-    """Returns the shuffles; not a part of the order, which is pickled."""
+    """Returns the shuffles. Cached here, because an order is pickled and this is not."""
     return grain.MapDataset.range(size).seed(seed).shuffle().repeat()
 
 
@@ -74,19 +74,25 @@ class MixedOrder:
         return sum(self.sizes)
 
     def __call__(self, position: int) -> int:
-        """Returns the index of the example at a position, counted over all sources."""
-        rank = int(_epochs(self.size, self.seed)[position])
-        begins = [0, *itertools.accumulate(self.per_epoch)]
-        part = bisect.bisect_right(begins, rank) - 1
-        turn = position // self.size * self.per_epoch[part] + rank - begins[part]
-        of_source = _epochs(self.sizes[part], _seed(self.seed, part))
-        return sum(self.sizes[:part]) + int(of_source[turn])
+        """Returns the index of the example at a position, counted over all sources.
+
+        With ``sizes=(4, 2)`` and ``per_epoch=(3, 3)``, slots 0 to 2 of an epoch are for source 0,
+        and 3 to 5 for source 1. Position 7 is in the second epoch. If the shuffle gives it slot 4,
+        it has example number 1 * 3 + 4 - 3 = 4 of source 1's own endless order.
+        """
+        slot = int(_epochs(self.size, self.seed)[position])
+        starts = [0, *itertools.accumulate(self.per_epoch)]
+        source_index = bisect.bisect_right(starts, slot) - 1
+        epoch = position // self.size
+        nth_of_source = epoch * self.per_epoch[source_index] + slot - starts[source_index]
+        source_order = _epochs(self.sizes[source_index], _seed(self.seed, source_index))
+        return sum(self.sizes[:source_index]) + int(source_order[nth_of_source])
 
 
 @functools.lru_cache(maxsize=64)
-def _seed(seed: int, part: int) -> int:
+def _seed(seed: int, source_index: int) -> int:
     """Returns the seed of a source of a mixture."""
-    return int(generator(seed, part).integers(2**31))
+    return int(generator(seed, source_index).integers(2**31))
 
 
 AnyOrder = Order | MixedOrder
@@ -113,8 +119,8 @@ class TrainingRows:
         order: maps a position to an example's index.
         start: number of examples seen before the first batch.
         batch_size: global batch size.
-        first: this process's first row in a global batch.
-        rows: number of this process's rows in a global batch.
+        first_row: this process's first row in a global batch.
+        rows_per_batch: number of this process's rows in a global batch.
         batches: number of batches.
         quarantine: records broken examples.
     """
@@ -123,17 +129,17 @@ class TrainingRows:
     order: AnyOrder
     start: int
     batch_size: int
-    first: int
-    rows: int
+    first_row: int
+    rows_per_batch: int
     batches: int
     quarantine: Quarantine
 
     def __len__(self) -> int:
-        return self.batches * self.rows
+        return self.batches * self.rows_per_batch
 
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
-        batch, offset = divmod(int(row), self.rows)
-        return self.load(self.start + batch * self.batch_size + self.first + offset)
+        batch, offset = divmod(int(row), self.rows_per_batch)
+        return self.load(self.start + batch * self.batch_size + self.first_row + offset)
 
     def load(self, position: int) -> dict[str, np.ndarray]:
         """Returns the example at a position of the order, or a substitute for it."""
@@ -169,8 +175,8 @@ class ValidationRows:
         seed: an example's randomness is a function of this seed and its index.
         examples: number of examples used; at most the size of the split.
         batch_size: global batch size.
-        first: this process's first row in a global batch.
-        rows: number of this process's rows in a global batch.
+        first_row: this process's first row in a global batch.
+        rows_per_batch: number of this process's rows in a global batch.
         blank: makes an example of zeros.
         quarantine: records broken examples.
     """
@@ -179,17 +185,17 @@ class ValidationRows:
     seed: int
     examples: int
     batch_size: int
-    first: int
-    rows: int
+    first_row: int
+    rows_per_batch: int
     blank: Callable[[], dict[str, np.ndarray]]
     quarantine: Quarantine
 
     def __len__(self) -> int:
-        return -(-self.examples // self.batch_size) * self.rows
+        return -(-self.examples // self.batch_size) * self.rows_per_batch
 
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
-        batch, offset = divmod(int(row), self.rows)
-        position = batch * self.batch_size + self.first + offset
+        batch, offset = divmod(int(row), self.rows_per_batch)
+        position = batch * self.batch_size + self.first_row + offset
         weight, example = np.array(0, np.float32), None
         if position < self.examples:
             index = position * len(self.source) // self.examples

@@ -35,14 +35,20 @@ class Numbers:
 def rows_of(
     directory: Path, source: Numbers | None = None, **position: int
 ) -> sampler.TrainingRows:
-    how = {"start": 0, "batch_size": BATCH, "first": 0, "rows": BATCH, "batches": 2**20} | position
+    how = {
+        "start": 0,
+        "batch_size": BATCH,
+        "first_row": 0,
+        "rows_per_batch": BATCH,
+        "batches": 2**20,
+    } | position
     source = source or Numbers()
     quarantine = Quarantine(directory / "quarantine.jsonl")
     return sampler.TrainingRows(source, sampler.order_of(source, 3), **how, quarantine=quarantine)
 
 
 def batches_of(rows: sampler.TrainingRows, count: int) -> np.ndarray:
-    return np.stack([rows[row]["x"] for row in range(count * rows.rows)])
+    return np.stack([rows[row]["x"] for row in range(count * rows.rows_per_batch)])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ def test_processes_divide_each_batch_by_rows(
 ) -> None:
     rows = BATCH // processes
     parts = [
-        batches_of(rows_of(tmp_path, first=rows * process, rows=rows), 6)
+        batches_of(rows_of(tmp_path, first_row=rows * process, rows_per_batch=rows), 6)
         for process in range(processes)
     ]
     batches = np.concatenate([part.reshape(6, rows, 2) for part in parts], axis=1)
@@ -83,7 +89,7 @@ def test_processes_divide_each_batch_by_rows(
 def test_a_run_resumes_at_any_number_of_examples_with_any_batch_size(
     seen: int, batch_size: int, straight: np.ndarray, tmp_path: Path
 ) -> None:
-    rows = rows_of(tmp_path, start=seen, batch_size=batch_size, rows=batch_size)
+    rows = rows_of(tmp_path, start=seen, batch_size=batch_size, rows_per_batch=batch_size)
     count = 60 // batch_size
     np.testing.assert_array_equal(
         batches_of(rows, count), straight[seen : seen + count * batch_size]
