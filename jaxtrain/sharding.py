@@ -75,8 +75,8 @@ def make_mesh(
         InputError: the machine has another number of devices than the config.
     """
     present = jax.devices() if devices is None else devices
-    if wrong := wrong_count(settings, present):
-        raise InputError(wrong)
+    if problem := wrong_device_count(settings, present):
+        raise InputError(problem)
     shape = (settings.data, settings.fsdp)
     types = (AxisType.Auto,) * len(AXES)
     # jax.make_mesh does the same, but refuses several nodes (jax 0.10.2: "multi-slice topologies").
@@ -84,7 +84,9 @@ def make_mesh(
     return jax.sharding.Mesh(ordered, AXES, axis_types=types)
 
 
-def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:
+def wrong_device_count(
+    settings: config.Mesh, devices: Sequence[jax.Device] | None = None
+) -> str | None:
     """Explains a wrong number of devices and how to fix it; returns None if it is right.
 
     Args:
@@ -95,31 +97,33 @@ def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = No
     wanted = settings.devices
     if len(present) == wanted or wanted < 1:  # the field itself is wrong
         return None
-    here, first = len(present), present[0]
+    count, first = len(present), present[0]
     needs = f"mesh.data {settings.data} x mesh.fsdp {settings.fsdp} needs {_devices(wanted)}"
-    if first.platform == "cpu" and here > jax.process_count():  # a CPU is one device
+    if first.platform == "cpu" and count > jax.process_count():  # a CPU is one device
         return (
-            f"{needs}, but --simulate-devices gives {here}: use --simulate-devices {wanted}, or "
-            f"add --mesh.auto True to fit the mesh to {here}"
+            f"{needs}, but --simulate-devices gives {count}: use --simulate-devices {wanted}, or "
+            f"add --mesh.auto True to fit the mesh to {count}"
         )
-    seen = f"{needs}, but jax sees {here} ({first.device_kind})"
+    needs_and_has = f"{needs}, but jax sees {count} ({first.device_kind})"
     auto = "add --mesh.auto True to fit the mesh to what is there, with the same data.batch_size"
-    if here < wanted:
+    if count < wanted:
         return (
-            f"{seen}: {auto}; or start the run on {_devices(wanted)}; or try it without them with "
+            f"{needs_and_has}: {auto}; or start the run on {_devices(wanted)}; or try it without them with "
             f"--simulate-devices {wanted}"
         )
     if first.platform == "gpu" and jax.process_count() == 1:
         visible = ",".join(map(str, range(wanted)))
-        return f"{seen}: {auto}, or set CUDA_VISIBLE_DEVICES={visible} to use only {wanted}"
-    return f"{seen}: {auto}, or use {_devices(wanted)}"
+        return (
+            f"{needs_and_has}: {auto}, or set CUDA_VISIBLE_DEVICES={visible} to use only {wanted}"
+        )
+    return f"{needs_and_has}: {auto}, or use {_devices(wanted)}"
 
 
 def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, int]:
+def fit_mesh(run: config.Run, nodes: int, per_node: int, requested_by: str) -> dict[str, int]:
     """Returns changes that put a run on other devices with the same global batch size.
 
     Microbatches per device keep their size, or the next smaller one that divides evenly. If
@@ -129,7 +133,7 @@ def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, 
         run: the config.
         nodes: number of nodes.
         per_node: devices in each node.
-        asked: what asked for these devices, for the message.
+        requested_by: what requested these devices, for the message.
 
     Returns:
         Dotted field -> value, for ``mesh.data``, ``mesh.fsdp`` and ``optim.accumulate``.
@@ -146,8 +150,8 @@ def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, 
         multiple = batch // devices * devices
         batches = f"{multiple} or {multiple + devices}" if multiple else str(devices)
         raise InputError(
-            f"data.batch_size {batch} cannot be split over {_devices(devices)} ({asked}): use "
-            f"{counts} devices, or --data.batch_size {batches}",
+            f"data.batch_size {batch} cannot be split over {_devices(devices)} ({requested_by}): "
+            f"use {counts} devices, or --data.batch_size {batches}",
             about=("data.batch_size", "mesh.auto"),
         )
     rows = batch // devices
@@ -156,19 +160,19 @@ def fitted(run: config.Run, nodes: int, per_node: int, asked: str) -> dict[str, 
         for parts in range(1, rows + 1)
         if rows % parts == 0 and rows // parts <= run.microbatch_size
     )
-    inside = devices
+    fsdp = devices
     if run.mesh.data > 1 and nodes > 1:
-        inside = per_node
+        fsdp = per_node
         if per_node == 1 and devices % run.mesh.fsdp == 0:  # each device has a process of its own
-            inside = run.mesh.fsdp
+            fsdp = run.mesh.fsdp
     return {
-        "mesh.data": devices // inside,
-        "mesh.fsdp": inside,
+        "mesh.data": devices // fsdp,
+        "mesh.fsdp": fsdp,
         "optim.accumulate": accumulate,
     }
 
 
-def as_found(run: config.Run) -> tuple[config.Run, str]:
+def fit_to_present_devices(run: config.Run) -> tuple[config.Run, str]:
     """Fits a run with ``mesh.auto`` to the devices of all its processes; others stay as they are.
 
     Returns:
@@ -182,7 +186,7 @@ def as_found(run: config.Run) -> tuple[config.Run, str]:
     devices = jax.devices()
     processes = jax.process_count()
     nodes = processes if len(devices) % processes == 0 else 1
-    changes = fitted(run, nodes, len(devices) // nodes, "mesh.auto")
+    changes = fit_mesh(run, nodes, len(devices) // nodes, "mesh.auto")
     words = " ".join(f"--{name} {value}" for name, value in changes.items())
     rows = run.data.batch_size // len(devices)
     return run.override(changes), (

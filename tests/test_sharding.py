@@ -158,13 +158,13 @@ HYBRID = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
 def test_other_devices_keep_the_global_batch(
     run: config.Run, nodes: int, gpus: int, expected: tuple[int, int, int]
 ) -> None:
-    changes = sharding.fitted(run, nodes, gpus, "mesh.auto")
+    changes = sharding.fit_mesh(run, nodes, gpus, "mesh.auto")
     assert tuple(changes.values()) == expected
     other = run.override(changes)
     assert other.data.batch_size == run.data.batch_size
     assert other.mesh.devices == nodes * gpus
     assert other.microbatch_size <= run.microbatch_size
-    assert sharding.fitted(other, nodes, gpus, "mesh.auto") == changes
+    assert sharding.fit_mesh(other, nodes, gpus, "mesh.auto") == changes
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ def test_other_devices_keep_the_global_batch(
 def test_devices_that_do_not_divide_the_batch(batch: int, devices: int, fix: str) -> None:
     run = config.load("h100_16", ["--data.batch_size", str(batch), "--mesh.auto", "True"])
     with pytest.raises(InputError) as raised:
-        sharding.fitted(run, 1, devices, "mesh.auto")
+        sharding.fit_mesh(run, 1, devices, "mesh.auto")
     assert fix in str(raised.value)
 
 
 def test_a_run_is_fitted_to_the_devices_of_this_machine() -> None:
     run = config.load("h100_16")
-    assert sharding.as_found(run) == (run, "")
+    assert sharding.fit_to_present_devices(run) == (run, "")
     auto = config.load("h100_16", ["--mesh.auto", "True"])
-    found, sentence = sharding.as_found(auto)
+    found, sentence = sharding.fit_to_present_devices(auto)
     assert (found.mesh.devices, found.optim.accumulate) == (8, 2)  # conftest.py: 8 CPU devices
     assert "--mesh.fsdp 8 --optim.accumulate 2, for the 8 devices found" in sentence
-    assert sharding.as_found(found) == (found, sentence)
+    assert sharding.fit_to_present_devices(found) == (found, sentence)
     make_mesh(found.mesh)
 
 

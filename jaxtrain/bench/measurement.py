@@ -28,7 +28,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
 from jaxtrain.planning import cards, prediction
-from jaxtrain.sharding import as_found, batch_sharding, make_mesh
+from jaxtrain.sharding import batch_sharding, fit_to_present_devices, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import save_policy, setup, step_setup
 from jaxtrain.training.diagnosis import profiler
@@ -70,7 +70,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     process_group.connect({}, request["simulate_devices"])
     process_group.check_accelerator(os.environ)
     options.use_cache({}, Path(request["compiled"]))
-    run, _ = as_found(run)
+    run, _ = fit_to_present_devices(run)
     mesh = make_mesh(run.mesh)
     lap("start/config_and_devices")
     built = step_setup.build_without_data(run, mesh)

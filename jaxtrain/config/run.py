@@ -555,7 +555,7 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[s
 
 
 def _check_batch(run: Run) -> Iterator[str]:
-    if run.mesh.auto:  # sharding.fitted checks the devices that are there
+    if run.mesh.auto:  # sharding.fit_mesh checks the devices that are there
         return
     devices, microbatches = run.mesh.devices, run.optim.accumulate
     batch, unit = run.data.batch_size, devices * microbatches

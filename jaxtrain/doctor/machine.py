@@ -86,9 +86,9 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
 def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     """Checks, like a run, for as many devices as the config requires."""
     process_group.check_accelerator(subject.environment)
-    subject.run, fitted = sharding.as_found(subject.run)
+    subject.run, fitted = sharding.fit_to_present_devices(subject.run)
     mesh = subject.run.mesh
-    if wrong := sharding.wrong_count(mesh, devices):
+    if wrong := sharding.wrong_device_count(mesh, devices):
         yield problem(wrong)
         return
     kinds = _kinds(device.device_kind for device in devices)

@@ -23,7 +23,7 @@ from jaxtrain.planning import (
     input_rate,
     prediction,
 )
-from jaxtrain.sharding import fitted
+from jaxtrain.sharding import fit_mesh
 from jaxtrain.storage import addresses
 from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
@@ -419,8 +419,8 @@ def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
 
 
 def spread(run: config.Run, nodes: int, gpus: int) -> fit.Overrides:
-    """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fitted`)."""
-    changes = fitted(run, nodes, gpus, f"--gpus {nodes}x{gpus}")
+    """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fit_mesh`)."""
+    changes = fit_mesh(run, nodes, gpus, f"--gpus {nodes}x{gpus}")
     return tuple(word for name, value in changes.items() for word in (f"--{name}", str(value)))
 
 

@@ -12,7 +12,7 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
-from jaxtrain.sharding import as_found, wrong_count
+from jaxtrain.sharding import fit_to_present_devices, wrong_device_count
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
@@ -163,10 +163,10 @@ def _workers(run: config.Run) -> Iterator[str]:
 
 def _devices(run: config.Run) -> Iterator[str]:
     try:
-        run, _ = as_found(run)
+        run, _ = fit_to_present_devices(run)
     except InputError as error:
         yield from error.messages
         return
-    problem = wrong_count(run.mesh)
+    problem = wrong_device_count(run.mesh)
     if problem:
         yield Problem(problem, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

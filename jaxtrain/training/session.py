@@ -17,7 +17,7 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
 from jaxtrain.reporting.result import TrainResult
-from jaxtrain.sharding import as_found
+from jaxtrain.sharding import fit_to_present_devices
 from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, preflight, run_summary
@@ -103,7 +103,7 @@ def _start(
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
-            run, _ = as_found(run)
+            run, _ = fit_to_present_devices(run)
             process_group.check_same_program(
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )

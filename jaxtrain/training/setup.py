@@ -30,7 +30,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim import build as optim
-from jaxtrain.sharding import as_found, make_mesh
+from jaxtrain.sharding import fit_to_present_devices, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import model_check, preflight, run_directory, run_summary
@@ -270,7 +270,7 @@ def open_directory(
         described="" if mirror is None else mirror.both,
     )
     stack.push(log.failed)  # before the mirror uploads log.txt for the last time
-    if fit := as_found(run)[1]:
+    if fit := fit_to_present_devices(run)[1]:
         say(fit)
     if flags.resume and start_from is None:
         say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
