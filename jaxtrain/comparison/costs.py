@@ -26,7 +26,7 @@ def of_times(
     with tempfile.TemporaryDirectory() as compiled:
         for _ in range(_ROUNDS):
             for side, run in enumerate((a, b)):
-                name, *overrides = config.as_typed(run)[1:]
+                name, *overrides = config.equivalent_arguments(run)[1:]
                 findings = request.findings(
                     name,
                     overrides,

@@ -139,7 +139,7 @@ class Trainer:
             Failed: the run cannot end well.
             RunAgain: the comparison was stopped, or the run had temporary failures only.
         """
-        words = config.as_typed(run)
+        words = config.equivalent_arguments(run)
         assert words, "the config was loaded from a file"
         command = [sys.executable, "-m", "jaxtrain.main", *words]
         command += ["--output-dir", str(directory), "--resume", "latest"]

@@ -22,6 +22,13 @@ Shard = Literal["params", "optimizer", "none"]
 BadUpdates = Literal["off", "skip", "rollback"]
 Schedule = Literal["cosine", "linear", "constant", "trapezoid"]
 
+_PATHS = ("data.path", "data.more_paths", "data.val_path")
+
+# Steps and sizes of batches are int32 on the devices; only documents are counted beyond that.
+_LARGEST, _LARGEST_COUNT = 2**31 - 1, 2**63 - 1
+_LARGE = ("data.max_examples",)
+_COUNTS = ("data.batch_size", "data.prefetch")  # also of data outside the package
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average(bounds.Section):
@@ -128,8 +135,9 @@ class Optim:
     skip, but after bad_in_a_row bad steps, restore the newest checkpoint and continue with the
     examples after the bad ones."""
     bad_norm: bounds.Positive | None = 20.0
-    """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
-    last 128 steps. None turns it off."""
+    """Largest gradient norm of a good step, as a multiple of the median of the last 128 good steps.
+    Norms are compared after as many good steps as the warm-up has, and at least 32. None turns it
+    off."""
     bad_in_a_row: bounds.Count = 10
     """Number of consecutive bad steps after which the run ends or rolls back."""
 
@@ -281,32 +289,6 @@ class Run:
         return changed
 
 
-def named(name_or_path: str) -> Run:
-    """Returns a shipped config, or that of a file; not yet checked.
-
-    A config file derives from another one with this function and ``dataclasses.replace``.
-
-    Raises:
-        InputError: no such config, or its file has an error.
-    """
-    path = files.find(name_or_path)
-    run = files.execute(path)
-    if not isinstance(run, Run):
-        raise InputError(f"{path} sets run to a {type(run).__name__}; it must be a config.Run")
-    run = dataclasses.replace(run, name=path.stem)
-    shipped = path.parent == files.directory()
-    _LOADED[path.stem if shipped else os.path.abspath(path)] = run
-    return run
-
-
-_LOADED: dict[str, Run] = {}
-"""Name of a config, or absolute path of its file -> the run as :func:`named` last read it.
-
-For :func:`as_typed`. It is not a field of a run: fields are recorded, and two runs with equal
-fields are the same run.
-"""
-
-
 def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
     """Loads a config, applies the overrides of a command line, and checks the result.
 
@@ -331,7 +313,33 @@ def unchecked(name_or_path: str, arguments: Sequence[str]) -> Run:
     return overrides.apply(named(name_or_path), arguments)
 
 
-def as_typed(run: Run) -> tuple[str, ...]:
+def named(name_or_path: str) -> Run:
+    """Returns a shipped config, or that of a file; not yet checked.
+
+    A config file derives from another one with this function and ``dataclasses.replace``.
+
+    Raises:
+        InputError: no such config, or its file has an error.
+    """
+    path = files.find(name_or_path)
+    run = files.execute(path)
+    if not isinstance(run, Run):
+        raise InputError(f"{path} sets run to a {type(run).__name__}; it must be a config.Run")
+    run = dataclasses.replace(run, name=path.stem)
+    shipped = path.parent == files.directory()
+    _LOADED[path.stem if shipped else os.path.abspath(path)] = run
+    return run
+
+
+_LOADED: dict[str, Run] = {}
+"""Name of a config, or absolute path of its file -> the run as :func:`named` last read it.
+
+For :func:`equivalent_arguments`. It is not a field of a run: fields are recorded, and two runs with
+equal fields are the same run.
+"""
+
+
+def equivalent_arguments(run: Run) -> tuple[str, ...]:
     """Returns arguments that give a run: a config that this process loaded, and overrides.
 
     Returns:
@@ -347,7 +355,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
         for word, base in _LOADED.items()
         if type(base.model) is type(run.model) and type(base.data) is type(run.data)
     ]
-    for word, changes in sorted(candidates, key=lambda one: len(one[1])):
+    for word, changes in sorted(candidates, key=lambda candidate: len(candidate[1])):
         with contextlib.suppress(InputError):
             if overrides.apply(_LOADED[word], changes) == run:
                 config = shortest_path(word) if os.path.isabs(word) else word
@@ -399,16 +407,19 @@ def _check_fields(run: Run) -> Iterator[str]:
             hint = "" if near is None else f"; did you mean {near}?"
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
             continue
-        # Models check their own fields.
+        # The fields of a model may be negative and larger, if their types have no bounds.
         of_model = leaf.name.startswith("model.")
         least = None if of_model else int(leaf.name in _COUNTS)
         most = _LARGEST_COUNT if of_model or leaf.name in _LARGE else _LARGEST
-        usual = {int: bounds.Bounds(least=least, most=most), float: bounds.Bounds(least=least)}
-        if cure := bounds.problem(leaf.annotation, leaf.value, usual):
+        default_bounds = {
+            int: bounds.Bounds(least=least, most=most),
+            float: bounds.Bounds(least=least),
+        }
+        if fix := bounds.problem(leaf.annotation, leaf.value, default_bounds):
             shown = " ".join(field_values.words(leaf.value))
-            of_steps = leaf.name.endswith((".steps", ".every")) and str(most) in cure
+            of_steps = leaf.name.endswith((".steps", ".every")) and str(most) in fix
             hint = " (steps, not tokens)" if of_steps else ""
-            yield Problem(f"{leaf.name}={shown}: {cure}{hint}", leaf.name)
+            yield Problem(f"{leaf.name}={shown}: {fix}{hint}", leaf.name)
 
 
 def _check_sections(run: Run) -> Iterator[str]:
@@ -472,6 +483,17 @@ def check_patience(loop: Loop, steps: int) -> None:
         )
 
 
+def best_mode(run: Run) -> metrics.Mode | None:
+    """Returns whether ``checkpoint.best_metric`` is better when larger or smaller.
+
+    None without a metric.
+    """
+    if run.checkpoint.best_metric is None:
+        return None
+    known = metrics.table(metrics.added_by(run.model))
+    return metrics.describe(run.checkpoint.best_metric, known).better or run.checkpoint.best_mode
+
+
 def to_dict(section: Any) -> dict[str, Any]:
     """Converts a config to JSON types: nested dicts, tuples as lists.
 
@@ -533,24 +555,16 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     ]
 
 
-_PATHS = ("data.path", "data.more_paths", "data.val_path")
-
-# Steps and sizes of batches are int32 on the devices; only documents are counted beyond that.
-_LARGEST, _LARGEST_COUNT = 2**31 - 1, 2**63 - 1
-_LARGE = ("data.max_examples",)
-_COUNTS = ("data.batch_size", "data.prefetch")  # also of data outside the package
-
-
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
     given = [field for field in fields if getattr(section, field) is not None]
     if len(given) != 1:
         values = ", ".join(f"{name}.{field} {getattr(section, field)}" for field in fields)
-        cure = (
+        fix = (
             f"set one of --{name}." + f", --{name}.".join(fields)
             if not given
             else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
         )
-        message = f"exactly one of {', '.join(fields)} must be set ({values}); {cure}"
+        message = f"exactly one of {', '.join(fields)} must be set ({values}); {fix}"
         yield Problem(message, *(f"{name}.{field}" for field in fields))
 
 
@@ -568,17 +582,6 @@ def _check_batch(run: Run) -> Iterator[str]:
             f"{below} or {below + unit}",
             *("data.batch_size", "mesh.data", "mesh.fsdp", "optim.accumulate"),
         )
-
-
-def best_mode(run: Run) -> metrics.Mode | None:
-    """Returns whether ``checkpoint.best_metric`` is better when larger or smaller.
-
-    None without a metric.
-    """
-    if run.checkpoint.best_metric is None:
-        return None
-    known = metrics.table(metrics.added_by(run.model))
-    return metrics.describe(run.checkpoint.best_metric, known).better or run.checkpoint.best_mode
 
 
 def _check_best(run: Run) -> Iterator[str]:

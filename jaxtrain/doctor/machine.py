@@ -132,7 +132,7 @@ def plan_command(run: config.Run, name: str) -> str:
     Without --gpu, plan takes the card from the config's name, or lists the cards it knows.
     """
     known = [short for short, card in cards.CARDS.items() if card.name == name]
-    typed = [*config.as_typed(run), *(("--gpu", known[0]) if known else ())]
+    typed = [*config.equivalent_arguments(run), *(("--gpu", known[0]) if known else ())]
     return f"{invocation.program()} plan {shlex.join(typed)}"
 
 

@@ -340,7 +340,7 @@ def predict(
         for word in (f"--{field}", *field_values.words(field_values.plain(value)))
     ]
     if isinstance(name, config.Run):
-        given = config.as_typed(name)
+        given = config.equivalent_arguments(name)
         if not given:
             raise InputError(
                 f"the run {name.name!r} was not loaded from a config, and plan loads it again in "

@@ -138,7 +138,7 @@ def typed(run: config.Run, flags: RunFlags) -> Sequence[str]:
     """
     if flags.arguments:
         return flags.arguments
-    words = config.as_typed(run)
+    words = config.equivalent_arguments(run)
     if words and flags.simulate_devices:
         words = (*words, "--simulate-devices", str(flags.simulate_devices))
     if words and flags.track:

@@ -67,18 +67,19 @@ def detector(
         apart: separate group -> prefix of its parameters' paths.
         warmup: steps of the schedule's warm-up.
     """
-    least = max(LEAST, warmup)
+    good_before_comparison = max(LEAST, warmup)
     prefixes = dict(apart or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm
 
     def too_large(guard: Arrays, norm: jax.Array) -> jax.Array:
         if factor is None:
             return jnp.zeros((), bool)
-        return (guard["good"] >= least) & (norm > factor * median(guard))
+        return (guard["good"] >= good_before_comparison) & (norm > factor * median(guard))
 
     def norms_of(grads: Arrays) -> Arrays:
-        own = {k: grad for k, grad in grads.items() if not k.startswith(tuple(prefixes.values()))}
-        return {"grad_norm": optax.tree.norm(own)} | {
+        prefixes_apart = tuple(prefixes.values())
+        compared = {k: grad for k, grad in grads.items() if not k.startswith(prefixes_apart)}
+        return {"grad_norm": optax.tree.norm(compared)} | {
             f"{group}_grad_norm": optax.tree.norm(
                 {name: grad for name, grad in grads.items() if name.startswith(prefix)}
             )
@@ -86,18 +87,18 @@ def detector(
         }
 
     def detect(guard: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
-        found = norms_of(grads)
+        step_norms = norms_of(grads)
         finite = jnp.isfinite(loss)
-        for norm in found.values():
+        for norm in step_norms.values():
             finite &= jnp.isfinite(norm)
-        bad = ~finite | too_large(guard, found["grad_norm"])
-        norms = guard["norms"].at[guard["good"] % WINDOW].set(found["grad_norm"])
-        after = {
-            "norms": jnp.where(bad, guard["norms"], norms),
+        bad = ~finite | too_large(guard, step_norms["grad_norm"])
+        last_norms = guard["norms"].at[guard["good"] % WINDOW].set(step_norms["grad_norm"])
+        new_guard = {
+            "norms": jnp.where(bad, guard["norms"], last_norms),
             "good": guard["good"] + jnp.where(bad, 0, 1).astype(jnp.uint32),
             "bad_in_a_row": jnp.where(bad, guard["bad_in_a_row"] + 1, 0).astype(jnp.uint32),
         }
-        return StepHealth(bad, after, found)
+        return StepHealth(bad, new_guard, step_norms)
 
     return detect
 
@@ -105,9 +106,9 @@ def detector(
 def median(guard: Arrays) -> jax.Array:
     """Returns the median norm of the last good steps, float32 []; NaN before the first one."""
     in_order = jnp.sort(guard["norms"])  # NaN in unused places sorts last
-    known = jnp.minimum(guard["good"], WINDOW).astype(jnp.int32)
-    place = jnp.arange(WINDOW)
-    middle = (place == (known - 1) // 2) | (place == known // 2)
+    count = jnp.minimum(guard["good"], WINDOW).astype(jnp.int32)
+    rank = jnp.arange(WINDOW)
+    middle = (rank == (count - 1) // 2) | (rank == count // 2)
     # Sums, not two elements: XLA duplicates indexing into each of the hundreds of fusions that keep
     # or replace an array of the state.
     return jnp.sum(jnp.where(middle, in_order, 0)) / jnp.sum(middle)

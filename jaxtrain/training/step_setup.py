@@ -192,7 +192,7 @@ def build(
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, trained, groups))
         unused = optim.without_effect(run.optim, trained, groups)
-        if unused and "--optim.peak_lr" in config.as_typed(run):
+        if unused and "--optim.peak_lr" in config.equivalent_arguments(run):
             say(unused)
     return StepSetup(
         run=run,

@@ -94,8 +94,8 @@ def test_a_printed_command_quotes_its_arguments(tmp_path: Path) -> None:
     run = config.load(str(file), ["--loop.steps", "7"])
     typed = ["--config", str(file), "--loop.steps", "7"]
     for command in (
-        run_summary.fit_command("jaxtrain", config.as_typed(run)),
-        run_summary.resume_command("jaxtrain", config.as_typed(run), file.parent),
+        run_summary.fit_command("jaxtrain", config.equivalent_arguments(run)),
+        run_summary.resume_command("jaxtrain", config.equivalent_arguments(run), file.parent),
         machine.plan_command(run, "NVIDIA H200"),
     ):
         words = shlex.split(command)

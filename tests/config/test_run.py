@@ -420,7 +420,7 @@ def test_help_of_a_section_lists_only_its_fields(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_run_is_rebuilt_from_its_arguments(changes: list[str]) -> None:
     run = config.unchecked("demo", changes)
-    arguments = config.as_typed(run)
+    arguments = config.equivalent_arguments(run)
     assert arguments[:2] == ("--config", "demo")
     assert config.unchecked("demo", arguments[2:]) == run
 
@@ -433,12 +433,12 @@ def test_a_users_config_is_passed_by_its_path(tmp_path: Path) -> None:
         "run = dataclasses.replace(run, model=dataclasses.replace(run.model, depth=3), seed=5)\n"
     )
     run = config.load(str(file), ["--loop.steps", "7"])
-    assert config.as_typed(run) == ("--config", str(file), "--loop.steps", "7")
+    assert config.equivalent_arguments(run) == ("--config", str(file), "--loop.steps", "7")
     assert "path" not in config.to_dict(run), "where it came from is not recorded"
 
 
 def test_a_printed_command_has_no_query_string() -> None:
     run = config.load("demo", ["--data.path", "https://host/list.txt?token=SENTINEL"])
-    command = " ".join(config.as_typed(run))
+    command = " ".join(config.equivalent_arguments(run))
     assert "https://host/list.txt" in command
     assert "SENTINEL" not in command
