@@ -28,7 +28,7 @@ class Training:
     """A config's compiled step and its state."""
 
     def __init__(self, run: config.Run) -> None:
-        self._built = step_setup.build(run, make_mesh(run.mesh), 1, lambda line: None)
+        self._built = step_setup.build_step_setup(run, make_mesh(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()
 

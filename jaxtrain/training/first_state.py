@@ -16,7 +16,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
-from jaxtrain.optim import build as optim
+from jaxtrain.optim.build import schedule_change
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training.mirror import Mirror
@@ -157,8 +157,8 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
             mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
         )
         if not config.problems(before):
-            was, now = (before.optim, setup.total_of(before)), (setup.run.optim, setup.total)
-            return optim.schedule_change(was, now, done)
+            old = before.optim, setup.total_steps_of(before)
+            return schedule_change(old, (setup.run.optim, setup.total), done)
     return None
 
 

@@ -29,7 +29,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
-from jaxtrain.optim import build as optim
+from jaxtrain.optim.build import warmup_steps
 from jaxtrain.sharding import fit_to_present_devices, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
@@ -53,7 +53,7 @@ from jaxtrain.training.save_policy import (
 )
 from jaxtrain.training.state import State, bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep, build_gradients
-from jaxtrain.training.step_setup import StepSetup, build, validation_batch_size
+from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
 
@@ -145,7 +145,9 @@ def open_training(
         model_check.check(run)  # before data are read, and anything is compiled
         directory = open_directory(run, flags, log, stack)
         data = open_data(run, directory, log)
-        built = build(run, directory.mesh, len(data.sources.train), log.say, directory.position)
+        built = build_step_setup(
+            run, directory.mesh, len(data.sources.train), log.say, directory.position
+        )
         log.started(built.total)
         explained = functools.partial(
             out_of_memory.explained,
@@ -573,7 +575,7 @@ def open_step(
             run,
             built.definition,
             built.total,
-            optim.warmup_steps(run.optim, built.total),
+            warmup_steps(run.optim, built.total),
             lambda done: float(built.schedule(done)),
             position.done - first.run_progress.evaluation_due,
             say,

@@ -15,7 +15,13 @@ from jaxtrain import config
 from jaxtrain.config import param_groups, run_length
 from jaxtrain.config.run_length import Position
 from jaxtrain.ops import attention
-from jaxtrain.optim import build as optim
+from jaxtrain.optim.build import (
+    make_optimizer,
+    muon_sentence,
+    recorded_schedule,
+    warmup_steps,
+    without_effect,
+)
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import skip_step
 from jaxtrain.training.state import (
@@ -49,7 +55,7 @@ class StepSetup:
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
-        total_of: total steps of a run of other length or batch size, at the same position.
+        total_steps_of: total steps of a run of other length or batch size, at the same position.
     """
 
     run: config.Run
@@ -60,7 +66,7 @@ class StepSetup:
     target: State
     spec: Spec
     total: int
-    total_of: Callable[[config.Run], int]
+    total_steps_of: Callable[[config.Run], int]
 
     @property
     def saved(self) -> State:
@@ -121,8 +127,8 @@ class StepSetup:
             self.rule,
             skip_step.detector(
                 self.run.optim,
-                {k: one.prefix for k, one in _separate_groups(self.run).items()},
-                optim.warmup_steps(self.run.optim, self.total),
+                {name: group.prefix for name, group in _separate_groups(self.run).items()},
+                warmup_steps(self.run.optim, self.total),
             ),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
@@ -140,7 +146,7 @@ class StepSetup:
         return jitted.trace(self.target, self.spec)
 
 
-def build(
+def build_step_setup(
     run: config.Run,
     mesh: jax.sharding.Mesh,
     examples: int,
@@ -162,21 +168,21 @@ def build(
     param_groups.check_trained(freeze, trained, groups)
     rule = ShardingRule(mesh, run.mesh)
     parameters = parameter_count(definition.params)
-    known = {
+    length_inputs = {
         "examples": examples,
         "parameters": parameters,
         "tokens_per_example": run.model.tokens_per_example(),
         "position": position,
     }
 
-    def total_of(other: config.Run) -> int:
-        return run_length.resolve_steps(other, **known)
+    def total_steps_of(other: config.Run) -> int:
+        return run_length.resolve_steps(other, **length_inputs)
 
-    total = total_of(run)
-    rule_of_steps = run_length.steps_rule(run, total, **known)
+    total = total_steps_of(run)
+    length_explanation = run_length.steps_rule(run, total, **length_inputs)
     for line in run.model.formulas():
         say(line)
-    say(f"{parameters:,} parameters; {rule_of_steps}")
+    say(f"{parameters:,} parameters; {length_explanation}")
     if definition.frozen:
         say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
@@ -188,27 +194,27 @@ def build(
         )
     for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make_optimizer(run.optim, total, trained, groups, rule, run.precision)
+    optimizer = make_optimizer(run.optim, total, trained, groups, rule, run.precision)
     if run.optim.muon is not None:
-        say(optim.muon_sentence(run.optim.muon, trained, groups))
-        unused = optim.without_effect(run.optim, trained, groups)
+        say(muon_sentence(run.optim.muon, trained, groups))
+        unused = without_effect(run.optim, trained, groups)
         if unused and "--optim.peak_lr" in config.equivalent_arguments(run):
             say(unused)
     return StepSetup(
         run=run,
         definition=definition,
         rule=rule,
-        schedule=optim.recorded_schedule(run.optim, total),
+        schedule=recorded_schedule(run.optim, total),
         optimizer=optimizer,
         target=abstract_state(definition, optimizer, rule),
         spec=run.batch_spec(run.data.batch_size),
         total=total,
-        total_of=total_of,
+        total_steps_of=total_steps_of,
     )
 
 
 def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
-    """Calls :func:`build` silently, without the number of examples in an epoch.
+    """Calls :func:`build_step_setup` silently, without the number of examples in an epoch.
 
     It replaces epochs by an arbitrary number of steps, which changes only a constant in the
     compiled step.
@@ -216,7 +222,7 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
     if run.loop.epochs is not None:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
         run = dataclasses.replace(run, loop=loop)
-    return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
+    return build_step_setup(run, mesh, _SOME_EXAMPLES, lambda line: None)
 
 
 def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:

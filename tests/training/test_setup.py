@@ -41,7 +41,7 @@ from jaxtrain.training.state import State
 def test_a_rate_that_no_parameter_uses_is_reported(changes: dict[str, Any], warned: bool) -> None:
     run = config.named("demo_gpt").override({"mesh.fsdp": 8, **changes})
     said: list[str] = []
-    step_setup.build(run, sharding.make_mesh(run.mesh), 1000, said.append)
+    step_setup.build_step_setup(run, sharding.make_mesh(run.mesh), 1000, said.append)
     found = [line for line in said if line.startswith("warning")]
     assert found == warned * [
         "warning: optim.peak_lr 0.0003 has no effect, because optim.muon sets the rates of all "
@@ -167,7 +167,9 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
 def warnings_of_rate(changes: dict[str, object]) -> list[str]:
     said: list[str] = []
     run = config.named("demo").override(changes)
-    step_setup.build(run, sharding.make_mesh(run.mesh, jax.devices()[:1]), 1000, said.append)
+    step_setup.build_step_setup(
+        run, sharding.make_mesh(run.mesh, jax.devices()[:1]), 1000, said.append
+    )
     return [line for line in said if "optim.peak_lr" in line]
 
 
