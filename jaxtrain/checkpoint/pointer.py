@@ -361,9 +361,7 @@ def format_steps(numbers: list[int]) -> str:
 
 def format_other_steps(by_kind: Mapping[str, list[int]], step: int) -> str:
     """Formats the steps in ``checkpoints/`` and ``best/`` for a message, without a damaged one."""
-    intact = {
-        kind: [other for other in numbers if other != step] for kind, numbers in by_kind.items()
-    }
+    intact = {kind: [n for n in numbers if n != step] for kind, numbers in by_kind.items()}
     return "; ".join(f"{kind}/ has: {format_steps(numbers)}" for kind, numbers in intact.items())
 
 

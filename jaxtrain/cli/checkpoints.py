@@ -94,8 +94,8 @@ def main(flags: commands.Checkpoints) -> int:
             "latest": None if taken is None else str(taken),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    counted = [one for one in findings if one.path.partition("/")[0] in KINDS]
-    return 1 if any(one.verdict != "verified" for one in counted) else 0
+    counted = [finding for finding in findings if finding.path.partition("/")[0] in KINDS]
+    return 1 if any(finding.verdict != "verified" for finding in counted) else 0
 
 
 def _run_of(given: Path, shown: str) -> Path:
@@ -103,7 +103,7 @@ def _run_of(given: Path, shown: str) -> Path:
     if not run.is_dir() and not pointer.is_checkpoint(run):
         raise InputError(f"checkpoints {shown}: no such folder; pass a run directory")
     if not any((run / name).is_dir() for name in (*KINDS, *ASIDES)):
-        above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
+        above = [parent for parent in run.parents if (parent / CHECKPOINTS).is_dir()]
         this = "this run" if bucket.is_bucket(shown) else f"this run ({run.resolve()})"
         raise InputError(
             f"checkpoints {shown}: "
@@ -194,12 +194,12 @@ def _table(findings: list[Finding]) -> str:
     rows = [("checkpoint", "saved (UTC)", "examples seen", "size", "")]
     rows += [
         (
-            one.path,
-            one.saved or "?",
-            "?" if one.examples_seen is None else str(one.examples_seen),
-            f"{one.bytes / _MIB:.1f} MiB" if one.bytes else "?",
-            _shown(one) + (f": {one.why}" if one.why else ""),
+            finding.path,
+            finding.saved or "?",
+            "?" if finding.examples_seen is None else str(finding.examples_seen),
+            f"{finding.bytes / _MIB:.1f} MiB" if finding.bytes else "?",
+            _shown(finding) + (f": {finding.why}" if finding.why else ""),
         )
-        for one in findings
+        for finding in findings
     ]
     return formats.columns(rows, {0, 1, 4})

@@ -154,7 +154,7 @@ class RunProgress:
         progress = cls(
             directory,
             criterion,
-            (one for one in validations if one.seen <= position.seen),
+            [entry for entry in validations if entry.seen <= position.seen],
             None if agreed is None else min(agreed, position.done),
         )
         progress.unmet_gate = stored.get("unmet_gate")
@@ -169,7 +169,7 @@ class RunProgress:
         content = {
             "agreed": self.agreed,
             "unmet_gate": self.unmet_gate,
-            "validations": [dataclasses.asdict(one) for one in self._validations],
+            "validations": [dataclasses.asdict(entry) for entry in self._validations],
         }
         if jax.process_index() == 0:
             write_whole(self._path, json.dumps(content) + "\n")
@@ -179,13 +179,13 @@ class RunProgress:
         """Returns the best validation so far by this run's criterion; None before the first."""
         best: Best | None = None
         sign = 1 if self._criterion.mode == "max" else -1
-        for one in self._validations:
-            if one.criterion != self._criterion or not one.kept:
+        for validated in self._validations:
+            if validated.criterion != self._criterion or not validated.kept:
                 continue
-            if one.value is not None and (
-                best is None or sign * one.value > sign * (best.validated.value or 0.0)
+            if validated.value is not None and (
+                best is None or sign * validated.value > sign * (best.validated.value or 0.0)
             ):
-                best = Best(one)
+                best = Best(validated)
             elif best is not None:
                 best = Best(best.validated, best.validations_since + 1)
         return best
@@ -199,7 +199,7 @@ class RunProgress:
 
     def has(self, position: Position) -> bool:
         """Whether the state at a position was validated."""
-        return any(one.seen == position.seen for one in self._validations)
+        return any(entry.seen == position.seen for entry in self._validations)
 
     def add(self, position: Position, value: float | None) -> bool:
         """Adds a validation; returns whether its state is the best so far.
@@ -211,7 +211,7 @@ class RunProgress:
         if value is not None and not math.isfinite(value):
             value = None
         validated = Validated(position.done, position.seen, self._criterion, value)
-        self._validations = [one for one in self._validations if one.seen != position.seen]
+        self._validations = [entry for entry in self._validations if entry.seen != position.seen]
         self._validations.append(validated)
         best = self.best
         return best is not None and best.validated is validated
@@ -219,6 +219,6 @@ class RunProgress:
     def mark(self, best: Best, *, kept: bool) -> None:
         """Sets whether the checkpoint of a validation exists; without, it is not the best one."""
         self._validations = [
-            dataclasses.replace(one, kept=kept) if one.seen == best.validated.seen else one
-            for one in self._validations
+            dataclasses.replace(entry, kept=kept) if entry.seen == best.validated.seen else entry
+            for entry in self._validations
         ]

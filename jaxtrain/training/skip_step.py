@@ -53,7 +53,7 @@ def init() -> Arrays:
 
 
 def detector(
-    settings: config.Optim, apart: Mapping[str, str] | None = None, warmup: int = 0
+    settings: config.Optim, separate_groups: Mapping[str, str] | None = None, warmup: int = 0
 ) -> Detector:
     """Builds the detector of a run's bad steps.
 
@@ -64,11 +64,11 @@ def detector(
     Args:
         settings: ``bad_norm`` is the multiple of the median. With None, or with
             ``bad_updates="off"``, only NaN/Inf is bad.
-        apart: separate group -> prefix of its parameters' paths.
+        separate_groups: group -> prefix of its parameters' paths.
         warmup: steps of the schedule's warm-up.
     """
     good_before_comparison = max(LEAST, warmup)
-    prefixes = dict(apart or {})
+    prefixes = dict(separate_groups or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm
 
     def too_large(guard: Arrays, norm: jax.Array) -> jax.Array:
@@ -77,8 +77,8 @@ def detector(
         return (guard["good"] >= good_before_comparison) & (norm > factor * median(guard))
 
     def norms_of(grads: Arrays) -> Arrays:
-        prefixes_apart = tuple(prefixes.values())
-        compared = {k: grad for k, grad in grads.items() if not k.startswith(prefixes_apart)}
+        separate = tuple(prefixes.values())
+        compared = {name: grad for name, grad in grads.items() if not name.startswith(separate)}
         return {"grad_norm": optax.tree.norm(compared)} | {
             f"{group}_grad_norm": optax.tree.norm(
                 {name: grad for name, grad in grads.items() if name.startswith(prefix)}

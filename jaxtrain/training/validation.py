@@ -134,8 +134,8 @@ class Evaluator:
                 return None
             batch = next(batches)
             if number == 0:
-                found = jax.device_get(programs["samples"](params, state.extras, batch))
-                samples = {name: self._shown(np.asarray(one)) for name, one in found.items()}
+                arrays = jax.device_get(programs["samples"](params, state.extras, batch))
+                samples = {name: self._shown(np.asarray(array)) for name, array in arrays.items()}
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))
             _add(sums, {name: np.asarray(parts) for name, parts in result.items()})
             if (
@@ -144,8 +144,8 @@ class Evaluator:
                 and any(params[name] is not array for name, array in state.params.items())
             ):
                 averaged = _named(weighted_means(result))
-                found = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
-                raw = _named(weighted_means(found))
+                raw_sums = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
+                raw = _named(weighted_means(raw_sums))
             if self._constant is None:
                 _add(
                     counted, jax.device_get(programs["constant_sums"](params, state.extras, batch))

@@ -50,10 +50,10 @@ def twice(step: TrainStep, state: State, batch: Batch) -> tuple[State, Metrics, 
         state: before the step.
         batch: of the step.
     """
-    where = jax.tree.map(lambda array: array.sharding, state)
-    first = step(jax.device_put(state, where, may_alias=False), batch)
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    first = step(jax.device_put(state, shardings, may_alias=False), batch)
     second = step(state, batch)
-    named = [dict(zip(("state", "metrics"), one, strict=True)) for one in (first, second)]
+    named = [dict(zip(("state", "metrics"), pair, strict=True)) for pair in (first, second)]
     return *second, compare(*named)
 
 
