@@ -50,7 +50,7 @@ class RemoteRun:
         self.bucket, self._say = bucket, say
         self.store = CheckpointStore(BucketFolder(bucket), say)
 
-    def fetch(self, kind: str, step: int, run: Path) -> str:
+    def fetch(self, kind: str, step: int, run_dir: Path) -> str:
         """Makes a run directory have a checkpoint, intact.
 
         Files that are there, for example from an interrupted fetch, are not fetched again.
@@ -58,7 +58,7 @@ class RemoteRun:
         Args:
             kind: ``checkpoints`` or ``best``.
             step: its step.
-            run: the run directory.
+            run_dir: the run directory.
 
         Returns:
             Its damage in the bucket; "" if it is intact on disk now.
@@ -69,35 +69,35 @@ class RemoteRun:
         """
         try:
             wanted, content = self.store.read(kind, step)
-            self._fetch_files(wanted, f"{kind}/{step}", run)
-            path = run / pointer.name_of(kind, step)
+            self._fetch_files(wanted, f"{kind}/{step}", run_dir)
+            path = run_dir / pointer.name_of(kind, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except Damaged as why:
             return str(why)
         except OSError as error:
-            raise disk_trouble(error, f"{run} cannot be written", "free space there") from error
+            raise disk_trouble(error, f"{run_dir} cannot be written", "free space there") from error
         return ""
 
-    def forget(self, run: Path) -> None:
+    def forget(self, run_dir: Path) -> None:
         """Deletes checkpoints on disk that the bucket has no longer.
 
         Args:
-            run: the run directory, which nothing else writes to.
+            run_dir: the run directory, which nothing else writes to.
 
         Raises:
             OSError: the disk does not let it.
         """
-        disk = CheckpointStore(Folder(run))
+        disk = CheckpointStore(Folder(run_dir))
         for kind in EVERY_KIND:
             stored = self.store.steps(kind)
             for step in disk.steps(kind):
                 if step not in stored or disk.data(kind, step) != self.store.data(kind, step):
                     disk.place.delete(pointer.name_of(kind, step))
-        CheckpointStore(Folder(run)).collect()
+        CheckpointStore(Folder(run_dir)).collect()
 
-    def _fetch_files(self, wanted: Pointer, shown: str, run: Path) -> None:
-        folder = run / wanted.data
+    def _fetch_files(self, wanted: Pointer, shown: str, run_dir: Path) -> None:
+        folder = run_dir / wanted.data
         left = {name: size for name, (size, _) in wanted.files.items()}
         present = {
             folder / name: size
@@ -138,29 +138,29 @@ class RemoteRun:
                 pass
 
 
-def note(run: Path, url: str, data: Iterable[str]) -> None:
+def note(run_dir: Path, url: str, data: Iterable[str]) -> None:
     """Records that a bucket has checkpoints of this run directory, or is about to have them.
 
     Args:
-        run: the directory.
+        run_dir: the directory.
         url: of the run in the bucket.
         data: their folders.
 
     Raises:
         OSError: the disk does not respond.
     """
-    if new := set(data) - noted(run, url):
-        with (run / IN_BUCKET).open("a") as file:
+    if new := set(data) - noted(run_dir, url):
+        with (run_dir / IN_BUCKET).open("a") as file:
             # A full disk may have left a part of a line.
             file.writelines(f"\n{url} {folder}\n" for folder in sorted(new))
             file.flush()
             os.fsync(file.fileno())
 
 
-def noted(run: Path, url: str) -> set[str]:
+def noted(run_dir: Path, url: str) -> set[str]:
     """Returns what :func:`note` has recorded of a bucket."""
     with contextlib.suppress(FileNotFoundError):
-        lines = (run / IN_BUCKET).read_text().splitlines()
+        lines = (run_dir / IN_BUCKET).read_text().splitlines()
         return {data for text, _, data in (line.rpartition(" ") for line in lines) if text == url}
     return set()
 
@@ -169,8 +169,8 @@ def stage(url: str, cache_root: Path, process: int = 0) -> Path:
     """Returns the folder on disk for a run in a bucket."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "", url.rpartition("/")[2])[:40]
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    own = "run" if process == 0 else f"run-{process}"
-    return cache_root / "buckets" / f"{name}-{digest}" / own
+    folder = "run" if process == 0 else f"run-{process}"
+    return cache_root / "buckets" / f"{name}-{digest}" / folder
 
 
 def split(text: str, flag: str) -> tuple[str, tuple[str, ...], int | None]:

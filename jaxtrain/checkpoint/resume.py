@@ -263,7 +263,7 @@ def choose(
         RunAgain: a disk or the bucket does not respond.
     """
 
-    def at(directory: Path) -> RunCheckpoints:
+    def checkpoints_of(directory: Path) -> RunCheckpoints:
         return RunCheckpoints(directory, say) if opened is None else opened(directory)
 
     try:
@@ -276,7 +276,7 @@ def choose(
             if directory is None:
                 return None
             hold(directory)
-            return _latest(at(directory), say)
+            return _latest(checkpoints_of(directory), say)
         if output_dir is None:
             raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
         if opened is None and not output_dir.is_dir():
@@ -285,7 +285,7 @@ def choose(
                 "that saved this step, or omit --resume to start from scratch"
             )
         hold(output_dir)
-        return _step(int(resume), at(output_dir))
+        return _step(int(resume), checkpoints_of(output_dir))
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,

@@ -68,7 +68,8 @@ class ModelDefinition:
         params: dotted path -> shape and dtype.
         extras: likewise, for non-parameter state.
         frozen: dotted paths of the parameters that are not trained.
-        constants: dotted paths of the extras that are read from files; checkpoints lack them.
+        constants: dotted paths of the extras that are read from files; checkpoints lack them. Not
+            related to :meth:`constant`.
 
     Raises:
         InputError: a path in `freeze` has no parameters.

@@ -321,9 +321,9 @@ def _gradients(
     ) -> tuple[Arrays, LossSums, Arrays]:
         prepared = stage.prepare_params(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
-        positions_AB = _microbatches(positions_B, accumulate, mesh)
+        positions = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
-        _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions_AB[0])
+        _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
@@ -338,7 +338,7 @@ def _gradients(
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
         carry = (stage.finish_grads(zero_grads), zeros, extras)
-        following, _ = jax.lax.scan(body, carry, (positions_AB, parts))
+        following, _ = jax.lax.scan(body, carry, (positions, parts))
         return following
 
     return single_batch if accumulate == 1 else accumulated
