@@ -158,13 +158,12 @@ def _config_row(name: str) -> tuple[str, str, str, str]:
 # the loop.
 CORE = (
     "config/run.py",
-    *("data/source.py", "data/sampler.py", "data/pipeline.py"),
-    "sharding.py",
-    *("training/state.py", "training/step_setup.py", "training/step.py", "training/skip_step.py"),
-    *("training/loop.py", "training/save_policy.py"),
-    *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
-    *("checkpoint/restore.py", "checkpoint/resume.py"),
+    *("data/source.py", "data/sampler.py", "sharding.py", "data/pipeline.py"),
     *("models/contract.py", "models/mlm.py"),
+    *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
+    *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
+    "checkpoint/restore.py",
+    *("training/save_policy.py", "training/loop.py", "checkpoint/resume.py"),
 )
 
 

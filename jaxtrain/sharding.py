@@ -285,8 +285,8 @@ def fit_mesh(run: config.Run, nodes: int, per_node: int, requested_by: str) -> d
     fsdp = devices
     if run.mesh.data > 1 and nodes > 1:
         fsdp = per_node
-        if per_node == 1 and devices % run.mesh.fsdp == 0:  # each device has a process of its own
-            fsdp = run.mesh.fsdp
+        if per_node == 1:  # each device has a process of its own
+            fsdp = max(n for n in range(1, run.mesh.fsdp + 1) if devices % n == 0)
     return {
         "mesh.data": devices // fsdp,
         "mesh.fsdp": fsdp,

@@ -153,6 +153,7 @@ HYBRID = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
         (HYBRID, 4, 8, (4, 8, 1)),  # sharded inside a node, still
         (HYBRID, 1, 4, (1, 4, 4)),
         (HYBRID, 32, 1, (4, 8, 1)),  # a process per device
+        (HYBRID, 4, 1, (1, 4, 4)),  # fewer than mesh.fsdp: still sharded
     ],
 )
 def test_other_devices_keep_the_global_batch(

@@ -158,7 +158,7 @@ class Mesh:
     """Smallest array that is sharded, in elements; smaller ones are replicated."""
     auto: bool = False
     """Fit the run to the available devices: whenever it starts or resumes, choose data, fsdp, and
-    optim.accumulate, but keep data.batch_size, so that the training itself does not change."""
+    optim.accumulate, but keep data.batch_size, so that training does not change, up to rounding."""
 
     @property
     def devices(self) -> int:
@@ -428,6 +428,9 @@ def _check_sections(run: Run) -> Iterator[str]:
     if run.loop.steps is not None:
         try:
             check_warmup(run.optim, run.loop.steps)
+        except InputError as error:
+            yield from error.messages
+        try:
             check_patience(run.loop, run.loop.steps)
         except InputError as error:
             yield from error.messages

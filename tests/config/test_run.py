@@ -197,6 +197,15 @@ def test_values_from_a_file_are_checked_like_flags() -> None:
     check(peak_lr=1)  # an int is accepted for a float
 
 
+def test_a_warm_up_and_a_patience_that_are_too_long_are_two_problems() -> None:
+    with pytest.raises(InputError) as caught:
+        changed("--optim.warmup_steps", "200", "--loop.early_stop_patience", "7")
+    assert [text.partition(" ")[0] for text in map(str, caught.value.messages)] == [
+        "optim.warmup_steps",
+        "loop.early_stop_patience",
+    ]
+
+
 def steps(run: config.Run, **given: Any) -> int:
     values: dict[str, Any] = {"examples": 1000, "parameters": 50_000, "tokens_per_example": None}
     return run_length.resolve_steps(run, **{**values, **given})
