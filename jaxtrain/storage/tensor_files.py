@@ -55,6 +55,9 @@ _TORCH_DTYPES = (
     *("float8_e4m3fnuz", "float8_e5m2fnuz", "int64", "int32", "int16", "int8"),
     *("uint64", "uint32", "uint16", "uint8", "bool"),
 )
+# 8 bits become 32, and tied arrays have several names.
+_MOST_WIDENING = 16
+_MOST_SMALL_BYTES = 2**26
 _NAME_CHARACTERS = 300
 # Keys under which PyTorch programs nest a state dict.
 _WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
@@ -296,10 +299,17 @@ def _read_pytorch(path: Path) -> Tensors:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
-    tensors = _state_dict(path, content)
+    tensors, taken = _state_dict(path, content), 0
+    most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES
     for name, tensor in tensors.items():
         _check_name(path, name)
         _check_tensor(torch, tensor, f"{path}: {name}")
+        taken += tensor.numel() * 4
+        if taken > most:
+            raise InputError(
+                f"{path}: its arrays up to {name} would take {taken:,} bytes in float32, but the "
+                f"file has only {path.stat().st_size:,} bytes: save them with .clone()"
+            )
     return {name: _as_array(torch, tensor) for name, tensor in tensors.items()}
 
 

@@ -337,6 +337,8 @@ def refusal(path: Path) -> str:
         ),
         (lambda: torch.zeros(4, dtype=torch.complex64), "a is of type complex64"),
         (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "of type float4"),
+        (lambda: torch.zeros(1).expand(10**12), "would take 4,000,000,000,000 bytes in float32"),
+        (lambda: torch.zeros(1).expand(10**6, 10**6, 10**6), "bytes in float32"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
