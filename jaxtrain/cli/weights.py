@@ -58,6 +58,10 @@ def export_to(flags: commands.Export) -> int:
 
 def _check(flags: commands.Export) -> None:
     """Refuses wrong flags and targets, before a large checkpoint is read."""
+    if flags.reference is not None and not flags.reference.is_file():
+        raise InputError(
+            f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
+        )
     if flags.push is not None:
         if flags.target is not None:
             raise InputError(f"--push {flags.push} writes no files: drop {flags.target}")
@@ -69,10 +73,6 @@ def _check(flags: commands.Export) -> None:
         raise InputError("--private is for --push: drop it")
     if flags.license and flags.format != "hf":
         raise InputError("--license is for a model card: add --format hf or --push, or drop it")
-    if flags.reference is not None and not flags.reference.is_file():
-        raise InputError(
-            f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
-        )
     if flags.format == "hf":
         huggingface.check_target(flags.target)
         return
@@ -109,6 +109,10 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
             f"{loaded.source}: the model {name} cannot be exported to {form}; export can write "
             f"{', '.join(sorted(able))}"
         )
+    if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
+        raise InputError(
+            f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
+        )
     if not folder and (note := loaded.model.export_note()):
         terminal.warn(f"warning: {note}")
     if folder:
@@ -120,10 +124,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         count = weights.save(target / huggingface.ARRAYS, loaded.model, loaded.params)
     else:
         count = weights.save(target, loaded.model, loaded.params)
-    if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
-        raise InputError(
-            f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
-        )
     checks = export_check.check(
         target if folder or flags.push is None else target / huggingface.ARRAYS,
         loaded.model,

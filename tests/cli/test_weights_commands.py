@@ -19,7 +19,8 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
 from jaxtrain.interop import weights
-from jaxtrain.models import video_ae
+from jaxtrain.models import mlm, video_ae
+from jaxtrain.training import state
 
 FIXTURES = {
     "taehv_base": (
@@ -239,3 +240,31 @@ def test_a_model_that_was_trained_with_an_adversary_loads(tmp_path: Path) -> Non
         for made in (one, other)
     ]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "reference", "words"),
+    [
+        (small_autoencoder.config(), "missing.py", "--reference missing.py does not exist"),
+        (mlm.Config.tiny(), "taehv.py", "is for a weights file of a video autoencoder: drop it"),
+    ],
+)
+def test_a_reference_that_does_not_fit_is_refused_before_anything_is_written(
+    model: Any,
+    reference: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taehv.py").write_text("")
+    params = {
+        name: np.zeros(leaf.shape, np.float32)
+        for name, leaf in state.ModelDefinition(model.build).params.items()
+    }
+    weights.save(Path("ours.safetensors"), model, params)
+    Path("out.safetensors").write_bytes(b"precious")
+    assert run("export", "ours.safetensors", "out.safetensors", "--reference", reference) == 2
+    assert words in capsys.readouterr().err
+    assert Path("out.safetensors").read_bytes() == b"precious"

@@ -12,6 +12,7 @@ from models import small_autoencoder
 from jaxtrain.errors import InputError
 from jaxtrain.inference import export_check
 from jaxtrain.interop import weights
+from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
 
 
@@ -68,3 +69,20 @@ def test_differences_are_in_standard_deviations() -> None:
     ours = {"logits": np.random.default_rng(0).standard_normal((1, 400, 8), np.float32) * 5}
     theirs = {"logits": ours["logits"] + np.float32(5e-4)}
     assert "logits 0.0001)" in export_check._same("x", ours, theirs, Path("out"))
+
+
+def test_a_transformers_that_cannot_read_the_folder_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise ValueError("unknown model type")
+
+    monkeypatch.setattr(export_check.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(export_check.huggingface, "is_one", lambda path: True)
+    monkeypatch.setattr(export_check, "_read_back", lambda *arguments: "Read back.")
+    monkeypatch.setattr(export_check, "_of_transformers", fails)
+    model = mlm.Config.tiny()
+    assert export_check.check(tmp_path, model, {}) == [
+        "Read back.",
+        "Not compared: transformers cannot read it (unknown model type).",
+    ]
