@@ -137,6 +137,11 @@ class RunTime:
     gates: dict[str, Range] = dataclasses.field(default_factory=dict)
 
 
+def money(hours: Range, devices: int, price: float | None) -> Range | None:
+    """Returns what hours of all GPUs cost; None without a price per GPU-hour."""
+    return None if price is None else (hours[0] * devices * price, hours[1] * devices * price)
+
+
 def memory(step: CompiledStep, card: Card, gpus_per_node: int) -> Memory:
     """Predicts the memory that a device needs and has."""
     cost, devices = step.cost, step.cost.devices
@@ -277,7 +282,7 @@ def run_time(
         {name: (best[name], worst[name]) for name in best},
         hours,
         price,
-        None if price is None else (hours[0] * devices * price, hours[1] * devices * price),
+        money(hours, devices, price),
         {
             text: until(Gate.parse(text).decided_at(run.loop.eval_every, steps))
             for text in run.loop.gates

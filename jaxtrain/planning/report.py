@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from jaxtrain import versions
+from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.planner import Plan
@@ -231,8 +232,9 @@ def _cost(plan: Plan) -> list[str]:
 
 def _hours_and_cost(hours: Range, plan: Plan) -> list[str]:
     shown, price = [formats.hours(*hours)], plan.run.price
-    if price is not None:
-        cheap, dear = (end * plan.step.cost.devices * price for end in hours)
+    cost = prediction.money(hours, plan.step.cost.devices, price)
+    if cost is not None:
+        cheap, dear = cost
         span = f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
         shown.append(f"cost {span} at {price:g} per GPU-hour")
     return shown
