@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,7 @@ def test_the_live_line_drops_fields_that_do_not_fit() -> None:
 
 def test_a_count_shows_rate_rest_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 31.0, 40.0))
-    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said: list[str] = []
     with progress_bar.counted("cutting", "videos", 1000, 38, said.append) as show:
         show(100, 2)

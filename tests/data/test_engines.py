@@ -214,7 +214,7 @@ def test_a_worker_that_ray_kills_for_lack_of_memory_costs_only_its_item() -> Non
 
 def test_a_wait_for_the_first_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, messages = [0.0], list[str]()
-    monkeypatch.setattr(engines.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(engines, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
 
     def wait(references: list[int], num_returns: int, timeout: float) -> Any:
         clock[0] += timeout

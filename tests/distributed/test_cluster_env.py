@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,8 +207,8 @@ def test_a_name_without_an_address_is_refused_but_kubernetes_gets_time(
     assert one is not None
     waits: list[float] = []
     clock = iter(range(0, 100_000, 10))
-    monkeypatch.setattr(cluster_env.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(cluster_env.time, "sleep", waits.append)
+    fake = SimpleNamespace(monotonic=lambda: float(next(clock)), sleep=waits.append)
+    monkeypatch.setattr(cluster_env, "time", fake)  # other threads keep the real one
     resolving(monkeypatch)
     with pytest.raises(InputError, match=r"'host' \(from JAX_COORDINATOR_ADDRESS\) has no address"):
         cluster_env.check_address(one, {})

@@ -4,6 +4,7 @@ import concurrent.futures
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from jaxtrain.doctor.finding import Finding
 
 def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of eight devices sends 2 x 7 / 8 of 4 MiB, in 2 ms on this clock."""
-    monkeypatch.setattr(collectives.time, "perf_counter", itertools.count(0.0, 0.002).__next__)
+    clock = SimpleNamespace(perf_counter=itertools.count(0.0, 0.002).__next__)
+    monkeypatch.setattr(collectives, "time", clock)
     checks = collectives.checks(subject(tmp_path))
     seen = all_ok(checks["all-reduce"]())
     assert "an all-reduce of 4 MiB over 8 devices is exact, at 3.67 GB/s" in seen

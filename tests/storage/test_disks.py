@@ -2,8 +2,8 @@
 
 import errno
 import os
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,8 +81,10 @@ def test_a_missing_file_is_broken_unless_its_disk_is_not_mounted(tmp_path: Path)
 
 def test_reading_waits_for_a_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now, failures = [0.0], [5]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    fake = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(disks, "time", fake)
 
     def read() -> str:
         if failures[0]:

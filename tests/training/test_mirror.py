@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -380,7 +381,7 @@ def test_a_log_that_grows_does_not_count_as_progress(
 
 def test_an_attempt_may_take_as_long_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=lambda: now[0]))
     sent = mirror._Sent()
     sent.begin(again=False)
     sent(1)

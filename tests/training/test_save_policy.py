@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Container
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,7 +216,7 @@ def test_the_last_save_is_tried_three_times(
     monkeypatch: pytest.MonkeyPatch, at_once: Container[int], later: Container[int]
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(save_policy, "time", SimpleNamespace(sleep=slept.append))
     one, checkpoints, said, _ = failing(at_once, later)
     one.finish(at(10), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
@@ -225,7 +225,7 @@ def test_the_last_save_is_tried_three_times(
 
 
 def test_a_last_save_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(save_policy, "time", SimpleNamespace(sleep=lambda seconds: None))
     one, checkpoints, _, _ = failing(later={2, 3, 4})
     one.save(at(5), STATE)
     with pytest.raises(RunAgain, match=r"^the last state is not saved: save 4 failed; .*latest$"):
@@ -244,7 +244,7 @@ def test_a_best_state_that_was_not_saved_does_not_count(monkeypatch: pytest.Monk
 
 
 def test_a_retry_of_the_best_state_saves_it_as_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(save_policy, "time", SimpleNamespace(sleep=lambda seconds: None))
     one, checkpoints, _, progress = failing(later={2, 3})
     for step, value in ((6, 19.0), (7, 20.0)):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
