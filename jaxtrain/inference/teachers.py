@@ -22,7 +22,7 @@ from jaxtrain.data.video.encode_latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
-from jaxtrain.models import wan_vae
+from jaxtrain.models import wan_network
 from jaxtrain.models.video_ae import network
 from jaxtrain.sharding import batch_sharding, make_mesh, replicated
 from jaxtrain.storage import tensor_files
@@ -120,7 +120,7 @@ class Diffusers:
             "AutoencoderKLHunyuanVideo": diffusers.AutoencoderKLHunyuanVideo,
             "AutoencoderKLLTXVideo": diffusers.AutoencoderKLLTXVideo,
             "AutoencoderKLLTX2Video": diffusers.AutoencoderKLLTX2Video,
-            wan_vae.CLASS: diffusers.AutoencoderKLWan,
+            wan_network.CLASS: diffusers.AutoencoderKLWan,
         }
         if kind not in classes:
             *others, last = classes
@@ -131,10 +131,10 @@ class Diffusers:
         held = sorted(folder.glob("*.safetensors"))
         if not held:
             raise InputError(
-                f"--teacher {folder} has no weights: it lacks {wan_vae.ARRAYS}; download the "
+                f"--teacher {folder} has no weights: it lacks {wan_network.ARRAYS}; download the "
                 "complete folder (pickled files, such as .bin, are not read)"
             )
-        index = folder / f"{wan_vae.ARRAYS}{tensor_files.INDEX}"
+        index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
         if index.is_file():  # diffusers would also unpickle files that it lists
             tensor_files.parts(index)
         self._torch, self._seed, self._folder, self._kind = torch, sample_seed, folder, kind
@@ -221,9 +221,9 @@ class Diffusers:
 def _sizes(kind: str, model: Any) -> tuple[int, int, int]:
     """Returns the frames per latent, the pixels along its side, and its channels."""
     settings = model.config
-    if kind == wan_vae.CLASS:
-        sizes = wan_vae.Architecture(patch_size=settings.patch_size or 1)
-        return wan_vae.TIME_FACTOR, sizes.space_factor, settings.z_dim
+    if kind == wan_network.CLASS:
+        sizes = wan_network.Architecture(patch_size=settings.patch_size or 1)
+        return wan_network.TIME_FACTOR, sizes.space_factor, settings.z_dim
     if kind == _COGVIDEOX:
         halvings = len(settings.block_out_channels) - 1
         return int(settings.temporal_compression_ratio), 2**halvings, settings.latent_channels

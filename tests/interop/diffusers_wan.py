@@ -16,7 +16,7 @@ import pytest
 import torch
 from models import wan_weights
 
-from jaxtrain.models import wan_vae
+from jaxtrain.models import wan_network
 
 pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
 
@@ -56,7 +56,7 @@ def test_latents_equal(pair: Any, frames: int, at_once: bool) -> None:
         mode = theirs.encode(_nchw(2 * video - 1)).latent_dist.mode()
     mean, deviation = _statistics(theirs)
     wanted = (mode.numpy().transpose(0, 2, 3, 4, 1) - mean) / deviation
-    assert wanted.shape[1] == wan_vae.latent_frames(frames)
+    assert wanted.shape[1] == wan_network.latent_frames(frames)
     encode = jax.jit(lambda x: ours.encode(x, jnp.float32, at_once=at_once))
     found = np.asarray(encode(jnp.asarray(video)))
     assert found.shape == wanted.shape

@@ -13,7 +13,7 @@ from models import wan_weights
 from training import toy
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import video_ae, wan_vae
+from jaxtrain.models import video_ae, wan_network
 from jaxtrain.models.video_ae import augment
 from jaxtrain.training import state as states
 from jaxtrain.xla import flops
@@ -107,7 +107,7 @@ def test_it_has_no_gradient_and_no_optimizer_state() -> None:
     assert MODEL.teacher is not None
     encodes = dataclasses.replace(MODEL, teacher=dataclasses.replace(MODEL.teacher, decode=False))
     clip = jax.ShapeDtypeStruct((1, 12, 16, 16, 3), jnp.float32)
-    network = wan_vae.WanVae(SIZES, decodes=False)
+    network = wan_network.WanVae(SIZES, decodes=False)
     forward = flops.product_flops(jax.make_jaxpr(lambda x: network.encode(x, jnp.float32))(clip))
     bare_flops = states.model_flops(MODEL.bare())
     assert states.model_flops(encodes) - bare_flops == forward

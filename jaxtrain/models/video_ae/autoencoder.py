@@ -19,7 +19,7 @@ from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
 from jaxtrain.models.video_ae.lpips import Lpips
-from jaxtrain.models.wan_vae import WanVae
+from jaxtrain.models.wan_network import WanVae
 
 _SAMPLE_CLIPS = 3
 _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
-from jaxtrain.models import wan_vae
+from jaxtrain.models import wan_network
 from jaxtrain.models.contract import ModelConfig
 from jaxtrain.models.video_ae import (
     augment,
@@ -191,15 +191,15 @@ class Config(ModelConfig):
                 about=("model.patch_size", "model.teacher.network"),
             )
 
-        if not self.timing.same_frames(self.frames, wan_vae.TIME_FACTOR):
+        if not self.timing.same_frames(self.frames, wan_network.TIME_FACTOR):
             latents = self.timing.latent_frames(self.frames)
-            nearest = self.timing.nearest_with_same_frames(self.frames, wan_vae.TIME_FACTOR)
+            nearest = self.timing.nearest_with_same_frames(self.frames, wan_network.TIME_FACTOR)
             raise InputError(
                 f"model.frames={self.frames}: model.teacher.network={teacher.network} makes "
-                f"{wan_vae.latent_frames(self.frames)} latents of {self.frames} frames, which "
-                f"cover {wan_vae.encoded_frames(self.frames)} of them; this model makes {latents}, "
-                f"which cover {self.timing.decoded(latents)} (model.time_downscale, model.trim): "
-                f"use --model.frames {nearest}",
+                f"{wan_network.latent_frames(self.frames)} latents of {self.frames} frames, which "
+                f"cover {wan_network.encoded_frames(self.frames)} of them; this model makes "
+                f"{latents}, which cover {self.timing.decoded(latents)} (model.time_downscale, "
+                f"model.trim): use --model.frames {nearest}",
                 about=("model.frames", "model.teacher.network"),
             )
 
@@ -317,7 +317,7 @@ class Config(ModelConfig):
             field = "model.teacher.weights"
             if self.teacher.weights is None:
                 raise InputError(f"{field} is not set: pass the folder of {sizes.version}")
-            of_teacher = wan_vae.read(expanded(self.teacher.weights), sizes, field=field)
+            of_teacher = wan_network.read(expanded(self.teacher.weights), sizes, field=field)
             found |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
         return found
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_vae
+from jaxtrain.models import wan_network
 
 Channels = Annotated[int, bounds.Bounds(least=1, most=4096)]
 
@@ -25,7 +25,7 @@ class Teacher(bounds.Section):
     """Weight of the mean squared difference between the encoder's latents and the teacher's."""
     decode: bool = False
     """Whether the decoder is trained on the teacher's latents instead of the encoder's."""
-    network: wan_vae.Version | None = None
+    network: wan_network.Version | None = None
     """Autoencoder that computes the latents inside the step, from the same random clips as the
     model sees: wan2.1 or wan2.2. None uses the latents of fixed clips that `jaxtrain prepare
     latents` computed."""
@@ -41,11 +41,11 @@ class Teacher(bounds.Section):
         """Returns whether the latents are read with the clips."""
         return self.network is None
 
-    def sizes(self, latent_channels: int) -> wan_vae.Architecture | None:
+    def sizes(self, latent_channels: int) -> wan_network.Architecture | None:
         """Returns the sizes of the network; None without one."""
         if self.network is None:
             return None
-        usual = wan_vae.VERSIONS[self.network]
+        usual = wan_network.VERSIONS[self.network]
         return dataclasses.replace(
             usual, latent_channels=latent_channels, width=self.width or usual.width
         )
@@ -56,7 +56,7 @@ class Teacher(bounds.Section):
             if self.network is None and value is not None:
                 raise InputError(
                     f"model.teacher.{name}={value} has no effect without model.teacher.network: "
-                    f"set --model.teacher.network {' or '.join(wan_vae.VERSIONS)}",
+                    f"set --model.teacher.network {' or '.join(wan_network.VERSIONS)}",
                     about=(f"model.teacher.{name}", "model.teacher.network"),
                 )
         if not (self.encoder_weight or self.decode):
