@@ -159,7 +159,7 @@ def _config_row(name: str) -> tuple[str, str, str, str]:
 CORE = (
     "config/run.py",
     *("data/source.py", "data/sampler.py", "sharding.py", "data/pipeline.py"),
-    *("models/contract.py", "models/mlm.py"),
+    *("models/contract.py", "models/masked.py", "models/mlm.py"),
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
     *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
     "checkpoint/restore.py",

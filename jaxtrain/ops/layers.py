@@ -214,7 +214,7 @@ def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """Normalizes the last dimension; statistics in float32.
 
     On GPUs the backward pass gets the statistics from the forward pass. If the compiler derives
@@ -224,39 +224,44 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> j
     Args:
         x: [..., D].
         scale: multiplies the result; as many dimensions as `x`, all but the last of size 1.
-        bias: is added to it; same shape as the scale.
+        bias: is added to it; same shape as the scale. None is for a norm without a bias.
         eps: added to the variance.
     """
     normalize = _layer_norm if platform() == "cpu" else _layer_norm_with_statistics
     return normalize(x, scale, bias, eps)
 
 
-def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     centered = wide - wide.mean(-1, keepdims=True)
     variance = jnp.square(centered).mean(-1, keepdims=True)
-    normal = centered * lax.rsqrt(variance + eps)
-    return (normal * scale + bias).astype(x.dtype)
+    return _scaled(centered * lax.rsqrt(variance + eps), scale, bias, x)
+
+
+def _scaled(normal: jax.Array, scale: jax.Array, bias: jax.Array | None, x: jax.Array) -> jax.Array:
+    scaled = normal * scale if bias is None else normal * scale + bias
+    return scaled.astype(x.dtype)
 
 
 _layer_norm_with_statistics = jax.custom_vjp(_layer_norm, nondiff_argnums=(3,))
 
 
 def _layer_norm_forward(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float
+) -> tuple[jax.Array, tuple[Any, ...]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     inverse = lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + eps)
     mean, inverse = lax.optimization_barrier((mean, inverse))
-    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale)
+    normal = (wide - mean) * inverse
+    return _scaled(normal, scale, bias, x), (x, mean, inverse, scale, bias)
 
 
 def _layer_norm_backward(
-    eps: float, kept: tuple[jax.Array, ...], grad: jax.Array
-) -> tuple[jax.Array, ...]:
+    eps: float, kept: tuple[Any, ...], grad: jax.Array
+) -> tuple[jax.Array | None, ...]:
     del eps
-    x, mean, inverse, scale = kept
+    x, mean, inverse, scale, bias = kept
     wide = grad.astype(jnp.float32)
     normal = (x.astype(jnp.float32) - mean) * inverse
     rows = tuple(range(x.ndim - 1))
@@ -264,7 +269,8 @@ def _layer_norm_backward(
     scaled = wide * scale
     along = (scaled * normal).mean(-1, keepdims=True)
     of_x = inverse * (scaled - scaled.mean(-1, keepdims=True) - normal * along)
-    return of_x.astype(x.dtype), of_scale.astype(scale.dtype), of_bias.astype(scale.dtype)
+    of_bias = None if bias is None else of_bias.astype(scale.dtype)
+    return of_x.astype(x.dtype), of_scale.astype(scale.dtype), of_bias
 
 
 _layer_norm_with_statistics.defvjp(_layer_norm_forward, _layer_norm_backward)

@@ -13,7 +13,7 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.models import mlm
+from jaxtrain.models import masked, mlm
 from jaxtrain.ops import per_device
 from jaxtrain.training import state
 
@@ -193,7 +193,7 @@ def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
     def dense(name: str, kernel: np.ndarray, bias: np.ndarray) -> None:
         found[f"{name}.weight"], found[f"{name}.bias"] = kernel.T, bias
 
-    def norm(name: str, layer: mlm.LayerNorm) -> None:
+    def norm(name: str, layer: masked.LayerNorm) -> None:
         found[f"{name}.weight"] = np.asarray(layer.scale[...], np.float64)
         found[f"{name}.bias"] = np.asarray(layer.bias[...], np.float64)
 

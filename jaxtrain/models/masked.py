@@ -1,0 +1,293 @@
+"""What masked language models have in common: fields, batches, the output layer, and the loss.
+
+Shapes: B sequences, S tokens, M predicted positions, D hidden width, V vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.config import bounds
+from jaxtrain.errors import InputError
+from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
+from jaxtrain.ops import token_frequencies
+from jaxtrain.ops.init import normal_init
+from jaxtrain.ops.layers import (
+    Gathered,
+    Remat,
+    cross_entropy,
+    einsum_float32,
+    embed,
+    gelu,
+    layer_norm,
+    remat,
+    take_positions,
+)
+from jaxtrain.ops.per_device import Copies, copies
+
+PAD = 0
+# All pairs of positions are scored: 32,768 positions take 4 GiB per head.
+_Tokens = Annotated[int, bounds.Bounds(least=1, most=2**15)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedConfig(ModelConfig):
+    """The fields of all masked language models."""
+
+    task = "fill"
+    usage = 'fill {run} "Paris is the [MASK] of France."'
+    not_in_weights = (("heads", "heads"),)
+
+    vocab_size: bounds.Words
+    """Vocabulary size, including the five special tokens (rows of the embedding)."""
+    sequence_length: _Tokens
+    """Tokens per sequence."""
+    hidden: bounds.Width
+    """Hidden width."""
+    layers: bounds.Layers
+    """Number of layers."""
+    heads: bounds.Heads
+    """Attention heads; must divide `hidden`."""
+    mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.15
+    """Fraction of the tokens of a sequence that the model must predict."""
+    attend: Literal["sequence", "document"] = "sequence"
+    """What a token attends to: the complete sequence, or only its own document. A packed sequence
+    holds several short documents."""
+    pad_id: Annotated[int, bounds.Bounds(least=0, most=bounds.WORDS.most)] = PAD
+    """The tokenizer's id of the padding token."""
+    remat: Remat = "none"
+    """Activation checkpointing. block: keep each layer's input and recompute the layer in the
+    backward pass; none: keep everything."""
+
+    def check(self) -> None:
+        """Checks that heads divide the width, and that a sequence has a token to predict."""
+        if self.hidden % self.heads:
+            near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
+            raise InputError(
+                f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
+                f"use {min(near, key=lambda n: abs(n - self.heads))} heads",
+                about=("model.hidden", "model.heads"),
+            )
+        if self.predicted < 1:
+            raise InputError(
+                f"model.mask_fraction={self.mask_fraction} of "
+                f"model.sequence_length={self.sequence_length} is less than one token: raise one",
+                about=("model.mask_fraction", "model.sequence_length"),
+            )
+
+    @property
+    def predicted(self) -> int:
+        """Returns the number of slots for predictions: rounded to nearest, halves up."""
+        return math.floor(self.mask_fraction * self.sequence_length + 0.5)
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of a batch.
+
+        `tokens` int32 [B, S], masked. `positions` and `targets` int32 [B, M], `target_weights`
+        float32 [B, M]; weight 0 marks an unused slot. `weight` float32 [B]. With
+        `attend="document"` also `segments` int32 [B, S]: the number of each token's document in its
+        sequence, from 1, and 0 for padding.
+        """
+        tokens, slots = (batch_size, self.sequence_length), (batch_size, self.predicted)
+        segments = {"segments": jax.ShapeDtypeStruct(tokens, jnp.int32)}
+        return (segments if self.attend == "document" else {}) | {
+            "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
+            "positions": jax.ShapeDtypeStruct(slots, jnp.int32),
+            "targets": jax.ShapeDtypeStruct(slots, jnp.int32),
+            "target_weights": jax.ShapeDtypeStruct(slots, jnp.float32),
+            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+        }
+
+    def index_limits(self) -> dict[str, int]:
+        """Returns the number of valid values of each array of indices in a batch."""
+        words = self.vocab_size
+        limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
+        return limits | ({"segments": 2} if self.attend == "document" else {})
+
+    def tokens_per_example(self) -> int:
+        """Returns the number of tokens per sequence."""
+        return self.sequence_length
+
+    @classmethod
+    def fields_of(cls, content: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """Returns the fields that correspond to a `config.json` of transformers.
+
+        Raises:
+            InputError: an entry is missing, or it describes another network.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def from_settings(cls, content: Mapping[str, Any], source: str) -> Self:
+        """Reads a `config.json` of transformers.
+
+        Raises:
+            InputError: it describes another network.
+        """
+        fields = cls.fields_of(content, source)
+        try:
+            return cls(**fields)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm; statistics in float32."""
+
+    def __init__(self, width: int, eps: float, *, bias: bool = True) -> None:
+        self.scale = nnx.Param(jnp.ones((width,)))
+        self.bias = nnx.Param(jnp.zeros((width,))) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [B, any, width] to the same shape and dtype."""
+        bias = None if self.bias is None else _row(self.bias)
+        return layer_norm(x, _row(self.scale), bias, self.eps)
+
+
+class WordEmbedding(nnx.Module):
+    """Token vectors, which are the output layer, too."""
+
+    def __init__(self, config: MaskedConfig, deviation: float, rngs: nnx.Rngs) -> None:
+        self.word = normal_init(rngs, (config.vocab_size, config.hidden), deviation)
+
+    def words(self, rows: int) -> Copies | None:
+        """Returns the token vectors for their two uses, the embedding and the output layer.
+
+        A copy on each device sums the gradients of both uses there, so that their sum over the
+        devices is communicated once. None if each use reads the parameter itself.
+        """
+        return None if isinstance(self.word, Gathered) else copies(self.word[...], rows)
+
+    def vectors(self, words: Copies | None, tokens_BS: jax.Array) -> jax.Array:
+        """Maps ids to [B, S, D]."""
+        return embed(self.word[...], tokens_BS) if words is None else words.use(embed, tokens_BS)
+
+
+class Head(nnx.Module):
+    """Maps vectors to logits; the output layer is the token embedding, with a bias.
+
+    Args:
+        dense: the linear layer before GELU and norm, [D] to [D].
+        norm: the norm.
+        vocab_size: V.
+    """
+
+    def __init__(self, dense: Any, norm: LayerNorm, vocab_size: int) -> None:
+        self.dense, self.norm = dense, norm
+        self.bias = nnx.Param(jnp.zeros((vocab_size,)))
+
+    def __call__(
+        self, embedding: WordEmbedding, words: Copies | None, x_BMD: jax.Array
+    ) -> jax.Array:
+        """Maps [B, M, D] to float32 logits [B, M, V]."""
+        h_BMD = self.norm(gelu(self.dense(x_BMD)))
+
+        def score(word_VD: jax.Array, h_BMD: jax.Array) -> jax.Array:
+            return einsum_float32("bmd,vd->bmv", h_BMD, word_VD)
+
+        word = embedding.word
+        logits_BMV = score(word[...], h_BMD) if words is None else words.use(score, h_BMD)
+        return logits_BMV + _row(self.bias).astype(jnp.float32)
+
+
+class MaskedModel(Model):
+    """A masked language model.
+
+    Subclasses set `embeddings` and `head`, and define `hidden_states`.
+    """
+
+    embeddings: WordEmbedding
+    head: Head
+
+    def __init__(self, config: MaskedConfig) -> None:
+        self.vocab_size = config.vocab_size
+        self.sequence_length = config.sequence_length
+        self.remat = config.remat
+        self.attend = config.attend
+        self.pad_id = config.pad_id
+
+    def hidden_states(
+        self,
+        tokens_BS: jax.Array,
+        keys_B: jax.Array | None = None,
+        segments_BS: jax.Array | None = None,
+        words: Copies | None = None,
+    ) -> jax.Array:
+        """Maps ids to the last layer's vectors [B, S, D]; without keys, without dropout.
+
+        Without segments, all tokens except padding attend to each other; with segments, those with
+        the same number.
+
+        Args:
+            tokens_BS: ids.
+            keys_B: each example's key, for dropout.
+            segments_BS: see :meth:`MaskedConfig.batch_spec`.
+            words: of :meth:`WordEmbedding.words`.
+        """
+        raise NotImplementedError
+
+    def logits_at(
+        self,
+        tokens_BS: jax.Array,
+        positions_BM: jax.Array,
+        keys_B: jax.Array | None = None,
+        segments_BS: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns float32 logits [B, M, V] at these positions only."""
+        words = self.embeddings.words(tokens_BS.shape[0])
+        x_BSD = self.hidden_states(tokens_BS, keys_B, segments_BS, words)
+        x_BMD = take_positions(x_BSD, positions_BM)
+        return remat(Head.__call__, self.remat)(self.head, self.embeddings, words, x_BMD)
+
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Computes the cross-entropy over predicted positions, in nats, and `accuracy`."""
+        return self._loss(batch, keys_B)
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Computes `loss` and `accuracy` over predicted positions, without dropout."""
+        total, weight, metrics = self._loss(batch, None)
+        return {"loss": (total, weight), **metrics}
+
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Counts the targets."""
+        weight_BM = batch["target_weights"] * batch["weight"][:, None]
+        return token_frequencies.counts(batch["targets"], weight_BM, self.vocab_size)
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns the `loss` of the tokens' frequencies."""
+        return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
+
+    @staticmethod
+    def derived(means: Mapping[str, float]) -> dict[str, float]:
+        """Computes `pseudo_perplexity`, exp of the mean loss over the masked positions."""
+        with np.errstate(over="ignore"):
+            return {"pseudo_perplexity": float(np.exp(np.float64(means["loss"])))}
+
+    def _loss(self, batch: Batch, keys_B: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
+        logits_BMV = self.logits_at(
+            batch["tokens"],
+            batch["positions"],
+            keys_B,
+            batch["segments"] if self.attend == "document" else None,
+        )
+        cost_BM, right_BM = cross_entropy(logits_BMV, batch["targets"])
+        weight_BM = batch["target_weights"] * batch["weight"][:, None]
+        weight = weight_BM.sum()
+        return (
+            (cost_BM * weight_BM).sum(),
+            weight,
+            {"accuracy": ((right_BM * weight_BM).sum(), weight)},
+        )
+
+
+def _row(vector: nnx.Param[jax.Array]) -> jax.Array:
+    """Reshapes a vector to [1, 1, width], to add it to [B, any, width]."""
+    return vector[...].reshape(1, 1, -1)
