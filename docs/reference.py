@@ -163,7 +163,8 @@ CORE = (
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
     *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
     "checkpoint/restore.py",
-    *("training/save_policy.py", "training/loop.py", "checkpoint/resume.py"),
+    *("training/save_policy.py", "training/progress.py", "training/rollback.py"),
+    *("training/loop.py", "checkpoint/resume.py"),
 )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.bench import ceilings, timing
 from jaxtrain.checkpoint import saver
+from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
@@ -28,7 +29,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
 from jaxtrain.planning import cards, prediction
-from jaxtrain.sharding import batch_sharding, fit_to_present_devices, make_mesh
+from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import save_policy, setup, step_setup
 from jaxtrain.training.diagnosis import profiler

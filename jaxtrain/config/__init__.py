@@ -3,7 +3,17 @@
 A ``--config`` file imports from here; :mod:`jaxtrain.config.run` documents each class.
 """
 
+from jaxtrain.config.checks import (
+    best_mode,
+    check_patience,
+    check_warmup,
+    most_patience,
+    problems,
+    validate,
+)
+from jaxtrain.config.loading import equivalent_arguments, load, named, unchecked
 from jaxtrain.config.param_groups import Group, Role
+from jaxtrain.config.record import differences, flat, to_dict
 from jaxtrain.config.run import (
     Average,
     BadUpdates,
@@ -16,19 +26,6 @@ from jaxtrain.config.run import (
     Run,
     Schedule,
     Shard,
-    best_mode,
-    check_patience,
-    check_warmup,
-    differences,
-    equivalent_arguments,
-    flat,
-    load,
-    most_patience,
-    named,
-    problems,
-    to_dict,
-    unchecked,
-    validate,
 )
 
 __all__ = [

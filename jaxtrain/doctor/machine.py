@@ -12,9 +12,9 @@ import jax
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from jaxtrain import config, sharding, versions
+from jaxtrain import config, versions
 from jaxtrain.checkpoint import store
-from jaxtrain.config import invocation
+from jaxtrain.config import invocation, mesh_fit
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -86,9 +86,9 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
 def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     """Checks, like a run, for as many devices as the config requires."""
     process_group.check_accelerator(subject.environment)
-    subject.run, fitted = sharding.fit_to_present_devices(subject.run)
+    subject.run, fitted = mesh_fit.fit_to_present_devices(subject.run)
     mesh = subject.run.mesh
-    if wrong := sharding.wrong_device_count(mesh, devices):
+    if wrong := mesh_fit.wrong_device_count(mesh, devices):
         yield problem(wrong)
         return
     kinds = _kinds(device.device_kind for device in devices)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.config import Mesh, field_values, invocation, overrides
+from jaxtrain.config.mesh_fit import fit_mesh
 from jaxtrain.errors import InputError
 from jaxtrain.planning import (
     cards,
@@ -23,7 +24,6 @@ from jaxtrain.planning import (
     input_rate,
     prediction,
 )
-from jaxtrain.sharding import fit_mesh
 from jaxtrain.storage import addresses
 from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
@@ -419,7 +419,7 @@ def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
 
 
 def spread(run: config.Run, nodes: int, gpus: int) -> fit.Overrides:
-    """Returns overrides that put a run on other devices (:func:`jaxtrain.sharding.fit_mesh`)."""
+    """Returns overrides that put a run on other devices: see :mod:`jaxtrain.config.mesh_fit`."""
     changes = fit_mesh(run, nodes, gpus, f"--gpus {nodes}x{gpus}")
     return tuple(word for name, value in changes.items() for word in (f"--{name}", str(value)))
 

@@ -7,12 +7,12 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import resume
+from jaxtrain.config.mesh_fit import fit_to_present_devices, wrong_device_count
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
-from jaxtrain.sharding import fit_to_present_devices, wrong_device_count
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker

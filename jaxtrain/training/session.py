@@ -8,6 +8,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.config import invocation
+from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import cache, worker_process
 from jaxtrain.distributed import key_value, process_group
@@ -17,7 +18,6 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
 from jaxtrain.ops import cpu
 from jaxtrain.reporting.result import TrainResult
-from jaxtrain.sharding import fit_to_present_devices
 from jaxtrain.storage import lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, preflight, run_summary

@@ -20,6 +20,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation
+from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import cache, pipeline, worker_count
@@ -30,7 +31,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim.build import warmup_steps
-from jaxtrain.sharding import fit_to_present_devices, make_mesh
+from jaxtrain.sharding import make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import model_check, preflight, run_directory, run_summary
