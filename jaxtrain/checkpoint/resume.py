@@ -489,7 +489,6 @@ def _last_save(run_dir: Path) -> str:
     """
     if not run_dir.is_dir():
         return ""
-    pointer.refuse_old(run_dir)
     last = ""
     for aside in ("", DAMAGED, SUSPECT):
         for kind in KINDS:
