@@ -218,14 +218,14 @@ def run_to_read(
     """
     url = normalized(text, "RUN")
     with reading(url, cache_root, say) as (remote, local):
-        apart = (*KINDS, *ASIDES, DATA)
+        separate = (*KINDS, *ASIDES, DATA)
         sizes = remote.bucket.sizes()
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
-        need = sum(n for name, n in sizes.items() if name.partition("/")[0] not in apart)
+        need = sum(n for name, n in sizes.items() if name.partition("/")[0] not in separate)
         check_room(local, need, url, "free space there, or set $JAXTRAIN_CACHE to another folder")
         FileCopies(remote.bucket, local).fetch(
-            lambda name: name.partition("/")[0] not in apart and not name.startswith(".")
+            lambda name: name.partition("/")[0] not in separate and not name.startswith(".")
         )
         if damaged is not None:
             shutil.rmtree(local / DATA, ignore_errors=True)  # what is in the bucket is verified

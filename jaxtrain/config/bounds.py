@@ -154,7 +154,7 @@ def problem(annotation: Any, value: Any, usual: Mapping[type, Bounds] | None = N
             arguments = arguments[:1] * (len(value) if isinstance(value, tuple) else 1)
         if not isinstance(value, tuple) or len(value) != len(arguments):
             return f"use {len(arguments)} values"
-        cures = [problem(kind, one, usual) for kind, one in zip(arguments, value, strict=True)]
+        cures = [problem(kind, item, usual) for kind, item in zip(arguments, value, strict=True)]
         return next(filter(None, cures), None)
     kind, limits = annotation, (usual or {}).get(annotation)
     if origin is Annotated and isinstance(arguments[1], Bounds):

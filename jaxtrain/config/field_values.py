@@ -165,13 +165,13 @@ def whole_number(text: str) -> int | None:
 
 def words(value: Any) -> list[str]:
     """Returns a value as typed after its flag."""
-    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+    return [str(item) for item in value] if isinstance(value, tuple) else [str(value)]
 
 
 def plain(value: Any) -> Any:
     """Returns a value as a config stores it: a list as a tuple, a path as text, NumPy as Python."""
     if isinstance(value, list | tuple):
-        return tuple(plain(one) for one in value)
+        return tuple(plain(item) for item in value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):

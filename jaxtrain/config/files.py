@@ -55,7 +55,9 @@ def find(name_or_path: str) -> Path:
 
 def _suggested(name: str, present: list[str]) -> str:
     """Returns the nearest names of configs, or those that contain a name, and how to list all."""
-    near = close_to(name, present) or [one for one in present if name.lower() in one]
+    near = close_to(name, present) or [
+        candidate for candidate in present if name.lower() in candidate
+    ]
     more = f"{invocation.program()} configs list describes all"
     if not near:
         return more

@@ -153,7 +153,9 @@ def parse(
         problems.append(f"{command}: unexpected argument '{word}'; {cure}")
     lacking = [flag for flag in known if flag.required and flag.field not in values]
     if lacking and not problems:
-        missing = (one.typed if one.positional else f"{one.typed} {one.shown}" for one in lacking)
+        missing = (
+            flag.typed if flag.positional else f"{flag.typed} {flag.shown}" for flag in lacking
+        )
         problems.append(f"{command}: missing {' and '.join(missing)}; see {_help(command)}")
     if lacking:
         raise InputError(*problems)
@@ -206,7 +208,7 @@ def _split(
             continue
         hint = f"did you mean {near[0]}?" if near else f"see {_help(command)}"
         split.problems.append(f"{command}: unknown flag {typed}; {hint}")
-    if has_config and split.positional and "config" not in {one.field for one, _ in split.given}:
+    if has_config and split.positional and "config" not in {flag.field for flag, _ in split.given}:
         split.given.append((accepted["--config"], [split.positional.pop(0)]))
     return split
 

@@ -62,12 +62,12 @@ def _nested(instance: Any, prefix: str = "") -> Iterator[Section]:
 def overview(run: Any) -> str:
     """Lists the sections of a config, one line each."""
     all_sections = sections(run)
-    width = max(len(one.name) for one in all_sections)
+    width = max(len(section.name) for section in all_sections)
     columns = _columns()
     lines = [
-        f"{one.name:{width}}  "
-        + textwrap.shorten(_summary(one), max(columns - width - 5, 20), placeholder=" ...")
-        for one in all_sections
+        f"{section.name:{width}}  "
+        + textwrap.shorten(_summary(section), max(columns - width - 5, 20), placeholder=" ...")
+        for section in all_sections
     ]
     return "\n".join(f"  {line}" for line in lines)
 
@@ -94,28 +94,32 @@ def fields(run: Any, names: Sequence[str]) -> str:
 
 def _described(run: Any, name: str) -> Iterator[str]:
     all_sections = sections(run)
-    inside = [one for one in all_sections if one.name == name or one.name.startswith(f"{name}.")]
-    for one in all_sections if name == ALL else inside:
-        if one.value is not None or one.name == name:
-            yield _block(one, _own_fields(one))
+    inside = [
+        section
+        for section in all_sections
+        if section.name == name or section.name.startswith(f"{name}.")
+    ]
+    for section in all_sections if name == ALL else inside:
+        if section.value is not None or section.name == name:
+            yield _block(section, _own_fields(section))
         else:
-            yield f"{one.name} is off; its fields: --help {one.name}"
+            yield f"{section.name} is off; its fields: --help {section.name}"
     if inside or name == ALL:
         return
     single = [
-        (one, field)
-        for one in all_sections
-        for field in _own_fields(one)
-        if name in (field.name, f"{one.name}.{field.name}")
+        (section, field)
+        for section in all_sections
+        for field in _own_fields(section)
+        if name in (field.name, f"{section.name}.{field.name}")
     ]
     if not single:
-        known = [one.name for one in all_sections]
-        flat = [field.name for one in all_sections for field in _own_fields(one)]
+        known = [section.name for section in all_sections]
+        flat = [field.name for section in all_sections for field in _own_fields(section)]
         near = field_values.close_to(name, [*known, *flat])
         hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)} or {ALL}"
         raise InputError(f"--help {name}: unknown section; {hint}")
-    for one, field in single:
-        yield _block(one, [field])
+    for section, field in single:
+        yield _block(section, [field])
 
 
 def _own_fields(section: Section) -> list[dataclasses.Field[Any]]:
@@ -164,9 +168,13 @@ def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
 def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
     off = ", off" if section.value is None else ""
     rows = []
-    for one in (_field(section, field) for field in chosen):
-        default = one.default if one.default == REQUIRED else f"default: {one.default}"
-        rows.append((f"--{one.name} {one.takes}", f"{one.text} ({default})".strip()))
+    for described in (_field(section, field) for field in chosen):
+        default = (
+            described.default if described.default == REQUIRED else f"default: {described.default}"
+        )
+        rows.append(
+            (f"--{described.name} {described.takes}", f"{described.text} ({default})".strip())
+        )
     return f"{section.name}{off}:\n{paragraphs(_paragraph(section), '  ')}\n\n{entries(rows)}"
 
 
@@ -190,13 +198,13 @@ def usage(usages: Iterable[str]) -> str:
     """Returns the ways to type a command, below each other; what is in brackets stays together."""
     return "\n".join(
         textwrap.fill(
-            re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\0"), f"jaxtrain {one}"),
+            re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\0"), f"jaxtrain {line}"),
             _columns() - 2,
             initial_indent=" " * 7 if number else "usage: ",
             subsequent_indent=" " * 9,
             break_on_hyphens=False,
         ).replace("\0", " ")
-        for number, one in enumerate(usages)
+        for number, line in enumerate(usages)
     )
 
 
@@ -238,8 +246,8 @@ def entries(rows: Sequence[tuple[str, str]]) -> str:
 def paragraphs(text: str, indent: str = "") -> str:
     """Wraps each paragraph of a text."""
     return "\n\n".join(
-        "\n".join(f"{indent}{line}" for line in _wrapped(one, _columns() - 2 - len(indent)))
-        for one in text.strip().split("\n\n")
+        "\n".join(f"{indent}{line}" for line in _wrapped(paragraph, _columns() - 2 - len(indent)))
+        for paragraph in text.strip().split("\n\n")
     )
 
 
@@ -295,9 +303,9 @@ def docstrings(section: type[Any]) -> dict[str, str]:
             continue
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         assert isinstance(definition, ast.ClassDef)
-        for one, below in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+        for statement, below in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 match below:
                     case ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[one.target.id] = text
+                        texts[statement.target.id] = text
     return texts

@@ -41,7 +41,9 @@ def from_python() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        messages = [Problem(with_arguments(one), *fields_of(one)) for one in error.messages]
+        messages = [
+            Problem(with_arguments(message), *fields_of(message)) for message in error.messages
+        ]
         error.args = error.messages = tuple(messages)
         raise
     except RunAgain as error:

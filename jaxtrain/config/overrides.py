@@ -203,7 +203,7 @@ def _not_a_flag(word: str) -> str:
 
 
 def _is_within(name: str, sections: Iterable[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in sections)
+    return any(name == section or name.startswith(f"{section}.") for section in sections)
 
 
 def _changed(default: T, settings: Settings, read: Callable[[Leaf, Any], Any]) -> T:
@@ -256,24 +256,24 @@ def _built(kind: type[Any], instance: Any, changes: Mapping[str, Any], prefix: s
         prefix: the name of the section, and a dot.
     """
     hints = typing.get_type_hints(kind)
-    own = {name: value for name, value in changes.items() if "." not in name}
+    fields = {name: value for name, value in changes.items() if "." not in name}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         head, dot, rest = name.partition(".")
         if dot:
             inner.setdefault(head, {})[rest] = value
     for head, inside in inner.items():
-        before = own[head] if head in own else getattr(instance, head, None)
+        before = fields[head] if head in fields else getattr(instance, head, None)
         section = section_class(hints[head]) if before is None else type(before)
-        own[head] = _built(cast(type[Any], section), before, inside, f"{prefix}{head}.")
+        fields[head] = _built(cast(type[Any], section), before, inside, f"{prefix}{head}.")
     if instance is not None:
-        return dataclasses.replace(instance, **own)
+        return dataclasses.replace(instance, **fields)
     lacking = [
         f"{prefix}{field.name}"
         for field in dataclasses.fields(kind)
         if field.default is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING
-        and field.name not in own
+        and field.name not in fields
     ]
     if lacking:
         section_name = prefix.removesuffix(".")
@@ -282,7 +282,7 @@ def _built(kind: type[Any], instance: Any, changes: Mapping[str, Any], prefix: s
             + ", --".join(lacking),
             about=(section_name, *lacking),
         )
-    return kind(**own)
+    return kind(**fields)
 
 
 def _unknown(name: str, known: Mapping[str, Leaf]) -> Problem:

@@ -56,12 +56,12 @@ Groups = Mapping[str, Group | Role]
 
 def apart(groups: Groups) -> dict[str, Group]:
     """Returns the groups with their own optimizer."""
-    return {name: one for name, one in groups.items() if isinstance(one, Group)}
+    return {name: group for name, group in groups.items() if isinstance(group, Group)}
 
 
 def roles(groups: Groups) -> dict[str, Role]:
     """Returns the groups with a role."""
-    return {name: one for name, one in groups.items() if isinstance(one, Role)}
+    return {name: role for name, role in groups.items() if isinstance(role, Role)}
 
 
 def check_trained(freeze: Collection[str], trained: Collection[str], groups: Groups) -> None:
@@ -75,7 +75,7 @@ def check_trained(freeze: Collection[str], trained: Collection[str], groups: Gro
     Raises:
         InputError: only such groups are left; a discriminator alone is of no use.
     """
-    separate = tuple(one.prefix for one in apart(groups).values())
+    separate = tuple(group.prefix for group in apart(groups).values())
     if freeze and separate and all(name.startswith(separate) for name in trained):
         raise InputError(
             f"model.freeze={' '.join(freeze)} leaves only {' and '.join(apart(groups))} to train: "
@@ -94,7 +94,7 @@ def frozen(freeze: Collection[str], names: Collection[str]) -> frozenset[str]:
     Raises:
         InputError: a path has no parameters, or none is left to train.
     """
-    found: set[str] = set()
+    frozen_names: set[str] = set()
     for path in freeze:
         below = {name for name in names if name == path or name.startswith(f"{path}.")}
         if not below:
@@ -106,10 +106,10 @@ def frozen(freeze: Collection[str], names: Collection[str]) -> frozenset[str]:
                 f"is {nearest[0]}, and its parts are {', '.join(sorted(parts))}",
                 about="model.freeze",
             )
-        found |= below
-    if found and len(found) == len(names):
+        frozen_names |= below
+    if frozen_names and len(frozen_names) == len(names):
         raise InputError(
             f"model.freeze={' '.join(freeze)} leaves no parameter to train: drop one of the paths",
             about="model.freeze",
         )
-    return frozenset(found)
+    return frozenset(frozen_names)

@@ -80,8 +80,8 @@ def predict(
     """
     length = x_BSD.shape[1]
     size = min(fitting_chunk(chunk, length), length)
-    found = _predict(cap, size, x_BSD, unembedding_VD, targets_BS, weight_BS)
-    return Predictions(found.total, lax.stop_gradient(found.cost), found.right)
+    predictions = _predict(cap, size, x_BSD, unembedding_VD, targets_BS, weight_BS)
+    return Predictions(predictions.total, lax.stop_gradient(predictions.cost), predictions.right)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -95,8 +95,8 @@ def _predict(
 ) -> Predictions:
     def body(total: jax.Array, number: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         part = _chunk(number, size, x_BSD, targets_BS, weight_BS)
-        found = _of_chunk(cap, einsum_float32, part[0], unembedding_VD, *part[1:])
-        return total + found.total, (found.cost, found.right)
+        predictions = _of_chunk(cap, einsum_float32, part[0], unembedding_VD, *part[1:])
+        return total + predictions.total, (predictions.cost, predictions.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
     total, (cost, right) = lax.scan(body, jnp.zeros(()), numbers)
@@ -117,20 +117,20 @@ def _predict_forward(
         x_BPD, targets_BP, weight_BP = _chunk(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
-            found = _of_chunk(cap, jnp.einsum, x, words, targets_BP, weight_BP)
-            return found.total, found
+            predictions = _of_chunk(cap, jnp.einsum, x, words, targets_BP, weight_BP)
+            return predictions.total, predictions
 
-        _, pull, found = jax.vjp(total_of, x_BPD, unembedding_VD, has_aux=True)
+        _, pull, predictions = jax.vjp(total_of, x_BPD, unembedding_VD, has_aux=True)
         of_x, of_words = pull(jnp.ones(()))
         total, grad_unembedding = carry
-        carry = total + found.total, grad_unembedding + of_words.astype(jnp.float32)
-        return carry, (of_x, found.cost, found.right)
+        carry = total + predictions.total, grad_unembedding + of_words.astype(jnp.float32)
+        return carry, (of_x, predictions.cost, predictions.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
     zeros = jnp.zeros(()), jnp.zeros(unembedding_VD.shape, jnp.float32)
     (total, grad_unembedding), (grad_x, cost, right) = lax.scan(body, zeros, numbers)
-    found = Predictions(total, _joined(cost), _joined(right))
-    return found, (_joined(grad_x), grad_unembedding.astype(unembedding_VD.dtype))
+    predictions = Predictions(total, _joined(cost), _joined(right))
+    return predictions, (_joined(grad_x), grad_unembedding.astype(unembedding_VD.dtype))
 
 
 def _predict_backward(
@@ -164,9 +164,9 @@ def _of_chunk(
 ) -> Predictions:
     logits_BPV = product("bpd,vd->bpv", x_BPD, unembedding_VD)
     cost_BP, right_BP = cross_entropy(logits_BPV, targets_BP, cap)
-    there = targets_BP != IGNORED
-    cost_BP = jnp.where(there, cost_BP, 0.0)
-    return Predictions((cost_BP * weight_BP).sum(), cost_BP, right_BP & there)
+    counted_BP = targets_BP != IGNORED
+    cost_BP = jnp.where(counted_BP, cost_BP, 0.0)
+    return Predictions((cost_BP * weight_BP).sum(), cost_BP, right_BP & counted_BP)
 
 
 def target_weights(batch: Batch) -> jax.Array:
@@ -174,20 +174,20 @@ def target_weights(batch: Batch) -> jax.Array:
     return (batch["targets"] != IGNORED) * batch["weight"][:, None]
 
 
-def loss_sums(found: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
+def loss_sums(predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
     """Returns the result of a model's `loss`: nats over targets, and `accuracy`."""
     weight_BS = target_weights(batch)
-    accuracy = sums(found, batch, weight_BS)["accuracy"]
-    return found.total, weight_BS.sum(), {"accuracy": accuracy}
+    accuracy = sums(predictions, batch, weight_BS)["accuracy"]
+    return predictions.total, weight_BS.sum(), {"accuracy": accuracy}
 
 
-def evaluation_sums(found: Predictions, batch: Batch) -> Sums:
+def evaluation_sums(predictions: Predictions, batch: Batch) -> Sums:
     """Returns the result of a model's `evaluate`: `loss`, and the metrics of :func:`sums`."""
     weight_BS = target_weights(batch)
-    return {"loss": (found.total, weight_BS.sum())} | sums(found, batch, weight_BS)
+    return {"loss": (predictions.total, weight_BS.sum())} | sums(predictions, batch, weight_BS)
 
 
-def sums(found: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
+def sums(predictions: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     """Returns `accuracy` over targets, and `bits_per_byte` over the text that they stand for.
 
     Bits per byte does not depend on the tokenizer: it is the cost of all targets that stand for
@@ -200,9 +200,9 @@ def sums(found: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     """
     weight = weight_BS.sum()
     bytes_BS = jnp.maximum(batch["target_bytes"], 0)
-    nats = jnp.where(bytes_BS > 0, found.cost * weight_BS, 0.0).sum()
+    nats = jnp.where(bytes_BS > 0, predictions.cost * weight_BS, 0.0).sum()
     length = (bytes_BS.astype(jnp.float32) * weight_BS).sum()
     return {
-        "accuracy": ((found.right * weight_BS).sum(), weight),
+        "accuracy": ((predictions.right * weight_BS).sum(), weight),
         "bits_per_byte": (nats / math.log(2), length),
     }

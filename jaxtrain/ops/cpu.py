@@ -111,7 +111,7 @@ def _by_phases(
     rows = [_phase(p, stride, kernel.shape[0], grad_NHWO.shape[1], height) for p in range(stride)]
     columns = [_phase(p, stride, kernel.shape[1], grad_NHWO.shape[2], width) for p in range(stride)]
 
-    def one(row: _Phase, column: _Phase) -> jax.Array:
+    def pixel(row: _Phase, column: _Phase) -> jax.Array:
         part = kernel[row.taps, column.taps]
         padding = (row.padding, column.padding)
         return lax.conv_general_dilated(
@@ -119,8 +119,8 @@ def _by_phases(
         )
 
     if stride == 1:
-        return one(rows[0], columns[0])
-    by_row = [jnp.stack([one(row, column) for column in columns], axis=3) for row in rows]
+        return pixel(rows[0], columns[0])
+    by_row = [jnp.stack([pixel(row, column) for column in columns], axis=3) for row in rows]
     x_NHPWQI = jnp.stack(by_row, axis=2)
     _, h, p, w, q, _ = x_NHPWQI.shape
     return x_NHPWQI.reshape(n, h * p, w * q, channels)[:, :height, :width]

@@ -67,7 +67,7 @@ def remat(function: Function, mode: Remat) -> Function:
 
     @functools.wraps(function)
     def called(*arguments: Any) -> Any:
-        modules = [one for one in arguments if isinstance(one, nnx.Module)]
+        modules = [argument for argument in arguments if isinstance(argument, nnx.Module)]
         whole = modules and not any(map(_reads_shards, modules))
         return (function if whole else wrapped)(*arguments)
 

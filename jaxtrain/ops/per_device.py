@@ -129,10 +129,10 @@ def batch_sum(x: jax.Array, axes: int) -> jax.Array:
     float32 on CPUs, but not on H100 and later.
     """
 
-    def own(x: jax.Array, _: None) -> Gradients:
+    def own_gradients(x: jax.Array, _: None) -> Gradients:
         return None, jnp.sum(x, range(axes), dtype=jnp.float32).astype(x.dtype)
 
-    total: jax.Array = by_device(own, x, None)[1]
+    total: jax.Array = by_device(own_gradients, x, None)[1]
     return total
 
 
@@ -201,14 +201,14 @@ class Copies:
         def of_device(copies: jax.Array, *rows: jax.Array) -> jax.Array:
             return function(copies[0], *rows)
 
-        found: jax.Array = jax.shard_map(
+        result: jax.Array = jax.shard_map(
             of_device,
             mesh=self.mesh,
             in_specs=(over,) * (1 + len(rows)),
             out_specs=over,
             check_vma=False,
         )(self.array, *rows)
-        return found
+        return result
 
 
 def copies(array: jax.Array, rows: int) -> Copies | None:

@@ -17,8 +17,8 @@ def counts(targets: jax.Array, weights: jax.Array, size: int) -> dict[str, jax.A
         weights: 1 for a target, 0 for none; of the same shape.
         size: number of ids, V.
     """
-    found = jnp.bincount(jnp.maximum(targets, 0).ravel(), weights.ravel(), length=size)
-    return {"counts": found}
+    result = jnp.bincount(jnp.maximum(targets, 0).ravel(), weights.ravel(), length=size)
+    return {"counts": result}
 
 
 def loss_of_frequencies(counts_V: np.ndarray) -> float:

@@ -119,7 +119,7 @@ def schedule_change(
     Raises:
         InputError: warm-up and warm-down do not fit into a run.
     """
-    old, new = (float(recorded_schedule(*one)(done)) for one in (before, after))
+    old, new = (float(recorded_schedule(*recorded)(done)) for recorded in (before, after))
     (_, old_total), (settings, total) = before, after
     same = math.isclose(old, new, rel_tol=1e-6)
     if same and (old_total == total or settings.schedule == "constant"):
@@ -149,22 +149,24 @@ def decays(name: str, array: HasShape, groups: parameter_groups.Groups) -> bool:
     return len(array.shape) >= 2 and not embeds
 
 
-def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozenset[str]]) -> None:
+def check_partition(
+    params: Mapping[str, HasShape], members_of: Mapping[str, frozenset[str]]
+) -> None:
     """Checks that each parameter is in exactly one group, and that groups have no other names.
 
     Raises:
         ValueError: lists the names at fault.
     """
     owners: dict[str, list[str]] = {name: [] for name in params}
-    for group, members in found.items():
+    for group, members in members_of.items():
         for name in members:
             owners.setdefault(name, []).append(group)
-    wrong = {name: of for name, of in owners.items() if len(of) != 1 or name not in params}
-    if wrong:
+    misplaced = {name: of for name, of in owners.items() if len(of) != 1 or name not in params}
+    if misplaced:
         listed = "; ".join(
             f"{name} {'in ' + ' and '.join(of) if of else 'in no group'}"
             + ("" if name in params else ", but not a parameter")
-            for name, of in sorted(wrong.items())
+            for name, of in sorted(misplaced.items())
         )
         raise ValueError(f"each parameter must be in exactly one group: {listed}")
 
@@ -197,9 +199,9 @@ def make_optimizer(
     Raises:
         InputError: ``optim.muon`` is set, but the model has no matrices for it.
     """
-    apart = parameter_groups.apart(others or {})
-    owner = {name: _owner(name, apart) for name in params}
-    own = {name: array for name, array in params.items() if owner[name] is None}
+    separate = parameter_groups.apart(others or {})
+    owner = {name: _owner(name, separate) for name in params}
+    main_params = {name: array for name, array in params.items() if owner[name] is None}
     of_matrices = functools.partial(
         muon.muon,
         precision=precision,
@@ -207,17 +209,17 @@ def make_optimizer(
         weight_decay=settings.weight_decay,
         span=muon.Span(total_steps, warmdown_steps(settings, total_steps)),
     )
-    transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
-    labels |= {name: "no_decay" for name in params if name not in own}  # masked out before
+    transforms, labels = _main(settings, total_steps, main_params, others or {}, of_matrices)
+    labels |= {name: "no_decay" for name in params if name not in main_params}  # masked out before
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
         parts_of_main.append(ema.averaging(settings.average))
     main = optax.chain(*parts_of_main)
-    if not apart:
+    if not separate:
         return main
     decayed = {name: decays(name, array, others or {}) for name, array in params.items()}
     parts = {"main": main} | {
-        name: _of_group(other, settings, decayed) for name, other in apart.items()
+        name: _of_group(other, settings, decayed) for name, other in separate.items()
     }
     return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
 
@@ -242,25 +244,25 @@ def _main(
     if settings.muon is None:
         return transforms, labels
     roles = parameter_groups.roles(others)
-    if not any(one.role == "matrix" for one in roles.values()):
+    if not any(role.role == "matrix" for role in roles.values()):
         raise InputError(
             "optim.muon is set, but this model has no matrices for it: set --optim.muon None"
         )
-    for label, one in roles.items():
-        members = _members(one, params)
+    for label, role in roles.items():
+        members = _members(role, params)
         if not members:
             raise ValueError(
-                f"the model's group {label} has no parameters: none begins with {one.prefix!r}"
+                f"the model's group {label} has no parameters: none begins with {role.prefix!r}"
             )
-        peak = schedule(settings, total_steps, _peak(one, settings.muon))
+        peak = schedule(settings, total_steps, _peak(role, settings.muon))
         transforms[label] = (
             of_matrices(settings.muon, peak)
-            if one.role == "matrix"
-            else _adamw(settings, peak, one.weight_decay, one.b1, one.b2)
+            if role.role == "matrix"
+            else _adamw(settings, peak, role.weight_decay, role.b1, role.b2)
         )
         labels |= dict.fromkeys(members, label)
-    found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
-    check_partition(params, found)
+    members_of = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
+    check_partition(params, members_of)
     return transforms, labels
 
 
@@ -275,7 +277,7 @@ def muon_sentence(
         others: groups of the model.
     """
     roles = parameter_groups.roles(others)
-    rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
+    rates = [f"{label} {_peak(role, settings):.4g}" for label, role in roles.items()]
     left = _with_peak_lr(params, others)
     rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
@@ -287,7 +289,7 @@ def without_effect(
     """Returns a warning if no parameter uses ``optim.peak_lr``, and names the fields that count."""
     if settings.muon is None or _with_peak_lr(params, others):
         return None
-    roles = {one.role for one in parameter_groups.roles(others).values()}
+    roles = {role.role for role in parameter_groups.roles(others).values()}
     fields = {
         "matrix": "peak_lr",
         "embedding": "embedding_lr",
@@ -303,32 +305,34 @@ def without_effect(
 
 def _with_peak_lr(params: Mapping[str, HasShape], others: parameter_groups.Groups) -> list[str]:
     """Returns the parameters that use ``optim.peak_lr`` although ``optim.muon`` is set."""
-    roles, apart = parameter_groups.roles(others), parameter_groups.apart(others)
-    taken = set().union(*(_members(one, params) for one in roles.values()))
-    return [name for name in params if name not in taken and _owner(name, apart) is None]
+    roles, separate = parameter_groups.roles(others), parameter_groups.apart(others)
+    taken = set().union(*(_members(role, params) for role in roles.values()))
+    return [name for name in params if name not in taken and _owner(name, separate) is None]
 
 
-def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:
+def _members(role: config.Role, params: Mapping[str, HasShape]) -> set[str]:
     """Returns a role's parameters, without a block's vectors, such as norms, which keep AdamW."""
     return {
         name
         for name, array in params.items()
-        if name.startswith(one.prefix) and (one.role != "matrix" or len(array.shape) == 2)
+        if name.startswith(role.prefix) and (role.role != "matrix" or len(array.shape) == 2)
     }
 
 
-def _peak(one: config.Role, settings: config.Muon) -> float:
+def _peak(role: config.Role, settings: config.Muon) -> float:
     rates = {
         "matrix": settings.peak_lr,
         "embedding": settings.embedding_lr,
         "unembedding": settings.unembedding_lr,
         "scalar": settings.scalar_lr,
     }
-    return one.scale * rates[one.role]
+    return role.scale * rates[role.role]
 
 
-def _owner(name: str, apart: Mapping[str, parameter_groups.Group]) -> str | None:
-    return next((group for group, one in apart.items() if name.startswith(one.prefix)), None)
+def _owner(name: str, separate: Mapping[str, parameter_groups.Group]) -> str | None:
+    return next(
+        (group for group, settings in separate.items() if name.startswith(settings.prefix)), None
+    )
 
 
 def _clip(max_norm: float | None) -> optax.GradientTransformation:

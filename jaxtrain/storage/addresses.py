@@ -228,11 +228,11 @@ def scrubbed(value: T) -> T:
     if isinstance(value, str):
         result = public(value)
     elif isinstance(value, dict):
-        result = {scrubbed(key): scrubbed(one) for key, one in value.items()}
+        result = {scrubbed(key): scrubbed(item) for key, item in value.items()}
     elif isinstance(value, list):
-        result = [scrubbed(one) for one in value]
+        result = [scrubbed(item) for item in value]
     elif isinstance(value, tuple):
-        result = tuple(scrubbed(one) for one in value)
+        result = tuple(scrubbed(item) for item in value)
     return result  # type: ignore[no-any-return]
 
 

@@ -449,7 +449,11 @@ class Mirror:
             except RunAgain as error:
                 problem = str(error)
             # A process that ended before the others would look lost to them.
-            if problems := [one for one in process_group.gather("uploads", problem) if one]:
+            if problems := [
+                problem_of_process
+                for problem_of_process in process_group.gather("uploads", problem)
+                if problem_of_process
+            ]:
                 raise RunAgain(problems[0])
             with self._changed:
                 self._take_missed()

@@ -35,7 +35,7 @@ def check(run: config.Run, *, resumes: bool) -> None:
         raise InputError(*problems)
 
 
-def refuse(run: config.Run, flags: RunFlags, wrong: Sequence[str] = ()) -> None:
+def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ()) -> None:
     """Rejects a wrong command line, and reports all other problems of the run with it.
 
     It does nothing for a correct command line: :func:`check` looks for the other problems once all
@@ -58,16 +58,19 @@ def refuse(run: config.Run, flags: RunFlags, wrong: Sequence[str] = ()) -> None:
     problems += _bucket(run, flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
         problems += _places(flags)
-    if not problems and not wrong:
+    if not problems and not other_problems:
         return
-    open_fields = {name for message in wrong for name in fields_of(message)}
+    open_fields = {name for message in other_problems for name in fields_of(message)}
     # The devices of other processes are not known yet.
     if alone and "--simulate-devices" not in open_fields:
         process_group.connect(os.environ, flags.simulate_devices)
         problems += _devices(run)
     problems += unreadable(run, resumes=flags.resume is not None)
     # Drops what may only be a consequence of an override that could not be applied.
-    raise InputError(*wrong, *(one for one in problems if not open_fields & {*fields_of(one)}))
+    raise InputError(
+        *other_problems,
+        *(message for message in problems if not open_fields & {*fields_of(message)}),
+    )
 
 
 def _profile(run: config.Run, text: str | None) -> Iterator[str]:

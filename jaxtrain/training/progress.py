@@ -297,8 +297,10 @@ class Progress:
 
     def _origin(self, pending: "_Pending", values: Mapping[str, float]) -> str | None:
         """Returns where the NaN/Inf of a bad step began; None if that is not known."""
-        own = [value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))]
-        if self._find_nan is None or all(map(math.isfinite, own)):
+        losses_and_norms = [
+            value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))
+        ]
+        if self._find_nan is None or all(map(math.isfinite, losses_and_norms)):
             return None
         find_nan, self._find_nan = self._find_nan, None  # once per start
         state, self._state = self._state, None

@@ -275,11 +275,11 @@ def check_shared(directory: Path) -> None:
         return
     tokens = process_group.gather("shared storage", secrets.token_hex(8))
     files = [directory / f".shared-{token}" for token in tokens]
-    own = files[jax.process_index()]
+    own_file = files[jax.process_index()]
     trouble = ""
     try:
         try:
-            with own.open("x") as file:
+            with own_file.open("x") as file:
                 os.fsync(file.fileno())
         except OSError as error:
             trouble = f"cannot write there ({error.strerror})"
@@ -292,8 +292,10 @@ def check_shared(directory: Path) -> None:
         troubles_of_all = process_group.gather("shared storage", trouble)  # all have read
     finally:
         with contextlib.suppress(OSError):
-            own.unlink()
-    troubles = [f"process {number} {one}" for number, one in enumerate(troubles_of_all) if one]
+            own_file.unlink()
+    troubles = [
+        f"process {number} {trouble}" for number, trouble in enumerate(troubles_of_all) if trouble
+    ]
     if troubles:
         shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
         more = len(troubles) - _TROUBLES_TO_NAME

@@ -111,8 +111,10 @@ class RunLog(events.EventLog):
         self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
         installed = versions.versions()
-        own = ", ".join(f"{package} {installed[package]}" for package in ("jaxtrain", "jax"))
-        self.say(f"{run.name}: {jax.device_count()} x {kind}, {own}")
+        main_versions = ", ".join(
+            f"{package} {installed[package]}" for package in ("jaxtrain", "jax")
+        )
+        self.say(f"{run.name}: {jax.device_count()} x {kind}, {main_versions}")
         self.log(versions.line())  # of all packages: 180 columns
         if jax.default_backend() == "cpu" and platform.lacks_driver():
             self.say("no NVIDIA driver: jax uses the CPU, although its CUDA plugin is installed")

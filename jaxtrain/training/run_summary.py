@@ -173,9 +173,9 @@ def print_summary(
     """
     for line in results.lines():
         say(line)
-    here = _typed(directory)
-    say(f"run directory: {here}")
-    quoted = shlex.quote(here)
+    typed_directory = _typed(directory)
+    say(f"run directory: {typed_directory}")
+    quoted = shlex.quote(typed_directory)
     # In the run directory, an output does not appear in git status. Buckets take no output.
     out = "" if isinstance(directory, str) else f"{quoted}/"
     file = shlex.quote(example_file or "IN.mp4")
@@ -186,8 +186,8 @@ def print_summary(
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
-        own = invocation.again(program, arguments, {"--data.path": "DIR"})
-        say(f"train on your own data{each}: {own}")
+        same_command = invocation.again(program, arguments, {"--data.path": "DIR"})
+        say(f"train on your own data{each}: {same_command}")
     elif export_usage:
         say(f"export the weights: {program} {export_usage.format(run=quoted, out=out)}")
 
@@ -205,8 +205,8 @@ def usages(run: config.Run, arguments: Sequence[str]) -> tuple[str, str]:
     if from_file.file_of(run.model) is None or "--config" not in arguments[:-1]:
         return commands
     file = shlex.quote(arguments[list(arguments).index("--config") + 1])
-    own = f" --config {file}".replace("{", "{{").replace("}", "}}")
-    use, export = (f"{command}{own}" if command else "" for command in commands)
+    config_argument = f" --config {file}".replace("{", "{{").replace("}", "}}")
+    use, export = (f"{command}{config_argument}" if command else "" for command in commands)
     return use, export
 
 
@@ -221,8 +221,8 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
         if (directory / run_files.METRICS).is_file():
             page.write([directory], directory / page.NAME, own=True)
             say(f"report: {shortest_path(str(directory / page.NAME))}")
-    except Exception as wrong:
-        why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
+    except Exception as error:
+        why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
         say(
             f"warning: {directory}/report.html was not written ({why}); to try again: "
             f"`{invocation.program()} report {shlex.quote(str(directory))}`"

@@ -256,10 +256,12 @@ def open_directory(
             mirror.refuse_other(flags.resume, start_from)
             mirror.fetch(start_from)
         if start_from is not None and not shown_source:
-            own = start_from.is_relative_to(path)
-            checkpoint = (start_from.relative_to(path) if own else start_from).with_suffix("")
+            of_this_run = start_from.is_relative_to(path)
+            checkpoint = (start_from.relative_to(path) if of_this_run else start_from).with_suffix(
+                ""
+            )
             shown = path if mirror is None else mirror.shown
-            shown_source = f"{shown}/{checkpoint}" if own else str(checkpoint)
+            shown_source = f"{shown}/{checkpoint}" if of_this_run else str(checkpoint)
         position = Position()
         if start_from is not None:
             position = Position.of_checkpoint(pointer.read_meta(start_from))

@@ -32,7 +32,7 @@ def product_flops(jaxpr: Any) -> float:
         elif name in _ATTENTION_PRODUCTS:
             total += _ATTENTION_PRODUCTS[name] * _attention_product(equation)
         else:
-            inner = [product_flops(one) for one in _inner(equation.params)]
+            inner = [product_flops(jaxpr) for jaxpr in _inner(equation.params)]
             if name == "cond":
                 total += max(inner)
             else:
@@ -44,7 +44,7 @@ def has_convolutions(jaxpr: Any) -> bool:
     """Whether the program or one nested in it contains a convolution."""
     return any(
         equation.primitive.name == "conv_general_dilated"
-        or any(has_convolutions(one) for one in _inner(equation.params))
+        or any(has_convolutions(jaxpr) for jaxpr in _inner(equation.params))
         for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
     )
 
@@ -80,6 +80,6 @@ def _convolution(equation: Any) -> float:
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
     """Yields the nested programs of an operation."""
     for value in params.values():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if hasattr(getattr(one, "jaxpr", one), "eqns"):
-                yield one
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if hasattr(getattr(item, "jaxpr", item), "eqns"):
+                yield item

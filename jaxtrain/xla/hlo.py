@@ -103,14 +103,14 @@ def collectives(text: str, devices: int) -> list[Collective]:
         devices: the number of devices.
     """
     times = executions(text)
-    found = []
+    result = []
     for name, lines in computations(text).items():
         for number, line in enumerate(lines):
-            one = _collective(line, devices, times.get(name, 0))
-            if one is not None and one.times:
-                overlapped = _overlapped(lines, number, one.name)
-                found.append(dataclasses.replace(one, overlapped=overlapped))
-    return found
+            collective = _collective(line, devices, times.get(name, 0))
+            if collective is not None and collective.times:
+                overlapped = _overlapped(lines, number, collective.name)
+                result.append(dataclasses.replace(collective, overlapped=overlapped))
+    return result
 
 
 def entry_name(text: str) -> str:
@@ -122,13 +122,13 @@ def entry_name(text: str) -> str:
 
 def computations(text: str) -> dict[str, list[str]]:
     """Returns the name of each computation -> its instructions, one per line."""
-    found: dict[str, list[str]] = {}
+    lines_of: dict[str, list[str]] = {}
     name = ""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("}"):
             if name:
-                found[name] = lines
+                lines_of[name] = lines
             name, lines = "", []
         elif line and not line[0].isspace() and line.rstrip().endswith("{"):
             match = _COMPUTATION.match(line)
@@ -136,7 +136,7 @@ def computations(text: str) -> dict[str, list[str]]:
                 name, lines = match[2], []
         elif name:
             lines.append(line)
-    return found
+    return lines_of
 
 
 def executions(text: str) -> dict[str, int]:
@@ -176,13 +176,13 @@ def kernels(text: str) -> dict[str, int]:
         write at least 1 MiB in another order of dimensions than they read.
     """
     lines_of = computations(text)
-    found = dict.fromkeys(KERNELS, 0)
+    counts = dict.fromkeys(KERNELS, 0)
     for name, count in executions(text).items():
         for line in lines_of.get(name, ()):
             kernel = _kernel(line, lines_of)
             if kernel is not None:
-                found[kernel] += count
-    return found
+                counts[kernel] += count
+    return counts
 
 
 def _kernel(line: str, lines_of: dict[str, list[str]]) -> str | None:
@@ -210,12 +210,12 @@ def _kernel(line: str, lines_of: dict[str, list[str]]) -> str | None:
 
 def _opcodes(line: str, lines_of: dict[str, list[str]]) -> set[str]:
     """Returns the opcodes in the computations that an instruction calls, and in those they call."""
-    found: set[str] = set()
+    opcodes: set[str] = set()
     for match in _CALLED.finditer(line):
         for part in match[1].split(", "):
             for inner in lines_of.get(part.lstrip("%"), ()):
-                found |= {opcode_of(inner)} | _opcodes(inner, lines_of)
-    return found
+                opcodes |= {opcode_of(inner)} | _opcodes(inner, lines_of)
+    return opcodes
 
 
 def opcode_of(line: str) -> str:
@@ -246,12 +246,12 @@ def _operands(
     # (inputs, outputs, ...); all-reduce only since jax 0.12
     if started and (kind != "all-reduce" or parts[0].startswith("(")):
         return arrays(parts[0]), arrays(parts[1])
-    found = arrays(shape)
+    result = arrays(shape)
     if kind == "all-gather":
-        return tuple(_scaled(array, 1, n) for array in found), found
+        return tuple(_scaled(array, 1, n) for array in result), result
     if kind == "reduce-scatter":
-        return tuple(_scaled(array, n, 1) for array in found), found
-    return found, found
+        return tuple(_scaled(array, n, 1) for array in result), result
+    return result, result
 
 
 def _scaled(array: Array, times: int, by: int) -> Array:
@@ -309,7 +309,7 @@ def _groups(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", rest)
     if listed is not None:
         groups = re.findall(r"\{([\d,]+)\}", listed[1])
-        return tuple(tuple(int(one) for one in group.split(",")) for group in groups)
+        return tuple(tuple(int(device) for device in group.split(",")) for group in groups)
     if re.search(r"(?:replica_groups|source_target_pairs)=(?!\{\})", rest):
         raise ValueError(f"cannot read the groups of this collective: {rest}")
     return (tuple(range(devices)),)
@@ -335,7 +335,7 @@ def _iota(sizes: str, order: str | None) -> list[int]:
     numbers = np.arange(math.prod(dims)).reshape(dims)
     if order:
         numbers = numbers.transpose([int(axis) for axis in order.split(",")])
-    return [int(one) for one in numbers.flat]
+    return [int(device) for device in numbers.flat]
 
 
 # Opcodes that run no kernel; "" stands for lines without one.
@@ -383,8 +383,8 @@ class Stacks:
             seen.add(stack)
             frame = self._frames[stack]
             path, line = self._locations[frame["file_location_id"]]
-            _, found, ours = path.rpartition("jaxtrain/")
-            if found and ours.startswith(inside) and (_PACKAGE / ours).is_file():
+            _, in_package, ours = path.rpartition("jaxtrain/")
+            if in_package and ours.startswith(inside) and (_PACKAGE / ours).is_file():
                 return f"{ours}:{line}"
             stack = frame["parent_frame_id"] - 1  # XLA counts from 1, and 1 means no parent
         return None

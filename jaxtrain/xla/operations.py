@@ -31,7 +31,8 @@ def moved_bytes(text: str) -> float:
         text: ``compiled.as_text()``.
     """
     return sum(
-        times * _moved(one, shapes, inside) for one, shapes, inside, times in _executed(text)
+        times * _moved(instruction, shapes, inside)
+        for instruction, shapes, inside, times in _executed(text)
     )
 
 
@@ -47,10 +48,10 @@ def _executed(
         name: list(_instructions(lines)) for name, lines in hlo.computations(text).items()
     }
     for name, times in hlo.executions(text).items():
-        shapes = {one.name: one.shape for one in computations.get(name, ())}
-        for one in computations.get(name, ()):
-            if one.opcode not in hlo.FREE and not one.opcode.endswith("-done"):
-                yield one, shapes, computations, times
+        shapes = {instruction.name: instruction.shape for instruction in computations.get(name, ())}
+        for instruction in computations.get(name, ()):
+            if instruction.opcode not in hlo.FREE and not instruction.opcode.endswith("-done"):
+                yield instruction, shapes, computations, times
 
 
 def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
@@ -65,21 +66,21 @@ def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
 
 
 def _moved(
-    one: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
+    instruction: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> float:
     """Returns the bytes that an instruction reads and writes."""
-    made = _size(one.shape)
+    made = _size(instruction.shape)
     sizes = [  # one that appears twice, as in x * x, is read once
-        0 if name in one.operands[:number] else _size(shapes.get(name, ""))
-        for number, name in enumerate(one.operands)
+        0 if name in instruction.operands[:number] else _size(shapes.get(name, ""))
+        for number, name in enumerate(instruction.operands)
     ]
-    if one.opcode in _SLICES:
+    if instruction.opcode in _SLICES:
         return float(2 * made + sum(sizes[1:]))
-    if one.opcode == "dynamic-update-slice":
+    if instruction.opcode == "dynamic-update-slice":
         return float(2 * sizes[1])
-    if one.opcode != "fusion":
+    if instruction.opcode != "fusion":
         return float(made + sum(sizes))
-    called = _CALLS.search(one.line)
+    called = _CALLS.search(instruction.line)
     inner = computations.get(called[1], ()) if called else ()
     return float(sum(_read(inner, sizes)) + _written(inner, made))
 
@@ -90,17 +91,20 @@ def _read(inner: Iterable[_Instruction], sizes: list[int]) -> Iterator[int]:
     Slices that overlap count once.
     """
     inner = list(inner)
-    shapes = {one.name: one.shape for one in inner}
-    for one in inner:
-        if one.opcode != "parameter":
+    shapes = {instruction.name: instruction.shape for instruction in inner}
+    for instruction in inner:
+        if instruction.opcode != "parameter":
             continue
-        number = int(re.findall(r"parameter\((\d+)\)", one.line)[0])
+        number = int(re.findall(r"parameter\((\d+)\)", instruction.line)[0])
         size = sizes[number] if number < len(sizes) else 0
-        users = [user for user in inner if one.name in user.operands]
-        if users and all(user.operands[0] == one.name and user.opcode in _SLICES for user in users):
+        users = [user for user in inner if instruction.name in user.operands]
+        if users and all(
+            user.operands[0] == instruction.name and user.opcode in _SLICES for user in users
+        ):
             yield min(size, sum(_size(user.shape) for user in users))
         elif users and all(
-            user.operands[0] == one.name and user.opcode == "dynamic-update-slice" for user in users
+            user.operands[0] == instruction.name and user.opcode == "dynamic-update-slice"
+            for user in users
         ):
             yield sum(_size(shapes[user.operands[1]]) for user in users)
         else:
@@ -109,10 +113,10 @@ def _read(inner: Iterable[_Instruction], sizes: list[int]) -> Iterator[int]:
 
 def _written(inner: Iterable[_Instruction], made: int) -> int:
     """Returns the bytes that a fusion writes: an array updated in place counts its new part."""
-    shapes = {one.name: one.shape for one in inner}
-    for one in inner:
-        if one.root and one.opcode == "dynamic-update-slice":
-            return _size(shapes[one.operands[1]])
+    shapes = {instruction.name: instruction.shape for instruction in inner}
+    for instruction in inner:
+        if instruction.root and instruction.opcode == "dynamic-update-slice":
+            return _size(shapes[instruction.operands[1]])
     return made
 
 

@@ -34,7 +34,9 @@ from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import Batch, LossSums, Metrics, TrainStep, means
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_LIBRARIES = tuple(f"{Path(str(one.__file__)).parent}{os.sep}" for one in (jax, flax, optax))
+_LIBRARIES = tuple(
+    f"{Path(str(package.__file__)).parent}{os.sep}" for package in (jax, flax, optax)
+)
 _STANDARD = ("<", sysconfig.get_path("stdlib") + os.sep)
 _MODELS, _OPS = (f"{_PACKAGE / name}{os.sep}" for name in ("models", "ops"))
 _MOST_NAMED = 3

@@ -273,7 +273,7 @@ def top_operations(
         )
         for described_as, group in groups.items()
     ]
-    return sorted(operations, key=lambda one: -one.share)[:count]
+    return sorted(operations, key=lambda operation: -operation.share)[:count]
 
 
 def instruction_times(files: Iterable[Path], program: str) -> collections.Counter[str]:

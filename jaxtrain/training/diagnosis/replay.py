@@ -82,14 +82,14 @@ def _differs(
     The program reads one pair of arrays after the other, and stores at most one array more.
     """
 
-    def local(one: jax.Array, other: jax.Array) -> jax.Array:
-        return (_bits(one) != _bits(other)).any().reshape(1)
+    def local(first_array: jax.Array, other: jax.Array) -> jax.Array:
+        return (_bits(first_array) != _bits(other)).any().reshape(1)
 
     each = [
         jax.shard_map(
             local, mesh=mesh, in_specs=(spec, spec), out_specs=PartitionSpec(AXES), check_vma=False
-        )(one, other)
-        for spec, one, other in zip(specs, first, second, strict=True)
+        )(first_array, other)
+        for spec, first_array, other in zip(specs, first, second, strict=True)
     ]
     return jax.lax.with_sharding_constraint(jnp.stack(each), replicated(mesh))
 
@@ -198,7 +198,7 @@ def described(mesh: Mesh) -> list[str]:
     """Returns a name of each device with its host, in the order of the mesh; all must call it."""
     hosts = process_group.gather("host of the devices", socket.gethostname())
     return [
-        f"device {one.id} ({one.device_kind}) of process {one.process_index} on host "
-        f"{hosts[one.process_index]}"
-        for one in mesh.devices.flat
+        f"device {device.id} ({device.device_kind}) of process {device.process_index} on host "
+        f"{hosts[device.process_index]}"
+        for device in mesh.devices.flat
     ]

@@ -86,28 +86,28 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
         processes: what each process does, by its number.
         on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
     """
-    least_s = max(_FRACTION * max(own.step for own in processes), _LEAST_S)
+    least_s = max(_FRACTION * max(times.step for times in processes), _LEAST_S)
     late: list[tuple[float, Slow]] = []
-    for process, own in enumerate(processes):
+    for process, times in enumerate(processes):
         others = [*processes[:process], *processes[process + 1 :]]
         others_limited_s = statistics.median(other.limited for other in others)
-        limited_s = own.limited - others_limited_s
-        if limited_s > least_s and (on_cpu or own.ahead <= least_s):
-            late.append((limited_s, Slow(process, LIMIT, own.limited, others_limited_s)))
+        limited_s = times.limited - others_limited_s
+        if limited_s > least_s and (on_cpu or times.ahead <= least_s):
+            late.append((limited_s, Slow(process, LIMIT, times.limited, others_limited_s)))
             continue
         late_s = (
-            own.input
-            + own.program
+            times.input
+            + times.program
             - statistics.median(other.input + other.program for other in others)
         )
-        if late_s <= least_s or own.ahead > least_s:
+        if late_s <= least_s or times.ahead > least_s:
             continue
         input_s = statistics.median(other.input for other in others)
         program_s = statistics.median(other.program for other in others)
-        if own.input - input_s > own.program - program_s:
-            late.append((late_s, Slow(process, INPUT, own.input, input_s)))
+        if times.input - input_s > times.program - program_s:
+            late.append((late_s, Slow(process, INPUT, times.input, input_s)))
         else:
-            late.append((late_s, Slow(process, PROGRAM, own.program, program_s)))
+            late.append((late_s, Slow(process, PROGRAM, times.program, program_s)))
     return max(late)[1] if late else None
 
 
@@ -210,7 +210,8 @@ class SlowProcesses:
             pending, self._pending = self._pending, None
             rows = np.asarray(pending).tolist()
         each = {
-            one.process_index: Seconds(*row) for one, row in zip(self._devices, rows, strict=True)
+            device.process_index: Seconds(*row)
+            for device, row in zip(self._devices, rows, strict=True)
         }
         slow = slowest([each[process] for process in sorted(each)], on_cpu=self._on_cpu)
         if slow is not None and (slow.process, slow.kind) not in self._named:
@@ -224,10 +225,12 @@ class SlowProcesses:
             return
         before_s, self._throttled_s = self._throttled_s, worker_count.throttled_s()
         limited_s = (self._throttled_s - before_s) / steps
-        own = np.asarray([medians._replace(limited=min(limited_s, medians.step))], np.float32)
+        row_of_process = np.asarray(
+            [medians._replace(limited=min(limited_s, medians.step))], np.float32
+        )
 
         def row(_: Any) -> np.ndarray:
-            return own
+            return row_of_process
 
-        shape = (len(self._devices), own.size)
+        shape = (len(self._devices), row_of_process.size)
         self._pending = self._gather(jax.make_array_from_callback(shape, self._where, row))
