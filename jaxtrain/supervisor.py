@@ -236,8 +236,8 @@ class Launcher:
     ) -> None:
         self.script, self.python = script, python
         self.doctor = "--doctor" in arguments
-        own = [one for one in arguments if one != "--doctor"]
-        self.arguments = ["doctor", *own] if self.doctor else own
+        run_arguments = [argument for argument in arguments if argument != "--doctor"]
+        self.arguments = ["doctor", *run_arguments] if self.doctor else run_arguments
         self.limits = {name: _whole(name, str(value)) for name, value in _LIMITS.items()}
         self.restarts = _whole("RESTARTS", restarts)
         self.output = option("--output-dir", arguments)
@@ -415,8 +415,8 @@ class Launcher:
 
     def resume(self) -> list[str]:
         """Returns ``--resume latest``; the first start uses the user's own ``--resume``."""
-        own = option("--resume", self.arguments) is not None
-        return [] if own and self.restarts == 0 else _LATEST
+        has_resume = option("--resume", self.arguments) is not None
+        return [] if has_resume and self.restarts == 0 else _LATEST
 
     def start_ended(self, code: int, end: str) -> Newest | None:
         """Counts a start, and waits while the run's disk or host is unavailable.
@@ -580,8 +580,8 @@ class Local(Launcher):
                 self._coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
         variables = _of_process(self._coordinator, self.size, index)
         if self._share:
-            own = range(index * self._share, (index + 1) * self._share)
-            variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, own))
+            devices = range(index * self._share, (index + 1) * self._share)
+            variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, devices))
         command, environment = self.program(arguments), os.environ | variables
         if index == 0:
             return Process(command, environment)
@@ -715,7 +715,7 @@ class Ssh(Launcher):
         self._folder = os.environ.get("REMOTE_DIR") or os.getcwd()
         settings = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
         options = shlex.split(os.environ.get("SSH_OPTIONS") or "")
-        self._ssh = ["ssh", *options, *(word for one in settings for word in ("-o", one))]
+        self._ssh = ["ssh", *options, *(word for setting in settings for word in ("-o", setting))]
         self._made: dict[str, list[str]] = {}
 
     def find_directory(self) -> None:
@@ -733,13 +733,17 @@ class Ssh(Launcher):
         task = {"do": "check", "arguments": self.arguments, "name": last}
         answers = self._ask_all(dict.fromkeys(self._hosts, task))
         self._made = {host: answer.get("made", []) for host, answer in answers.items()}
-        failed = [f"{host}: {one['problem']}" for host, one in answers.items() if "problem" in one]
+        failed = [
+            f"{host}: {answer['problem']}"
+            for host, answer in answers.items()
+            if "problem" in answer
+        ]
         if failed:
             self.remove_made()
             raise InputError(*failed)
         self.in_bucket = answers[self.host]["in_bucket"]
-        found = answers[self._hosts[-1]]["address"] if self.size > 1 else "127.0.0.1"
-        self._address = os.environ.get("COORDINATOR_HOST") or found
+        address = answers[self._hosts[-1]]["address"] if self.size > 1 else "127.0.0.1"
+        self._address = os.environ.get("COORDINATOR_HOST") or address
         where = f"process 0 is on {self.host}, found at {self._address}"
         self.say(f"{self.size} hosts; {where}")
         return True

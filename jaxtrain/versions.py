@@ -63,8 +63,8 @@ def install(extra: str) -> str:
         match for match in map(_OF_EXTRA.match, needed) if match and match["extra"] == extra
     ]
     if (_CHECKOUT / "pyproject.toml").is_file() or not of_extra:
-        here = "." if Path.cwd() == _CHECKOUT else shortest_path(str(_CHECKOUT))
-        return pip("install", "-e", f"{here}[{extra}]")
+        checkout = "." if Path.cwd() == _CHECKOUT else shortest_path(str(_CHECKOUT))
+        return pip("install", "-e", f"{checkout}[{extra}]")
     return pip("install", *(match["package"] for match in of_extra))
 
 

@@ -55,8 +55,8 @@ def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> 
         # Queued back to back, so that the device never waits for the host.
         jax.block_until_ready([product(x, y) for _ in range(calls)])
 
-    found = timing.measure(action, least=3, at_most_s=at_most_s)
-    return calls * 2 * side**3 / found.median_s
+    times = timing.measure(action, least=3, at_most_s=at_most_s)
+    return calls * 2 * side**3 / times.median_s
 
 
 def _copies(device: jax.Device, at_most_s: float) -> float:
@@ -71,8 +71,8 @@ def _copies(device: jax.Device, at_most_s: float) -> float:
             x = add(x)
         x.block_until_ready()
 
-    found = timing.measure(action, least=3, at_most_s=at_most_s)
-    return calls * 2 * size / found.median_s
+    times = timing.measure(action, least=3, at_most_s=at_most_s)
+    return calls * 2 * size / times.median_s
 
 
 def _of(table: dict[str, int], device: jax.Device) -> int:

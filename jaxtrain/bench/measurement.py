@@ -88,19 +88,19 @@ def measure(request: dict[str, Any], send: Send) -> None:
     lap("start/first_step")
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
 
-    found: dict[str, Any] = {
+    findings: dict[str, Any] = {
         "rows": rows,
         "notes": {},
         "failed": [],
         "operations": [],
         "device": _device(mesh),
     }
-    send(found)
+    send(findings)
     cost = built.cost(traced, step)
     session = _Session(built, step, cost, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
-        "trace": lambda: found.update(operations=_operations(session)) or {},
+        "trace": lambda: findings.update(operations=_operations(session)) or {},
         "pipeline": lambda: _pipeline(session),
         "save": lambda: _save(session),
         "ceilings": lambda: _shares(session, rows),
@@ -110,10 +110,10 @@ def measure(request: dict[str, Any], send: Send) -> None:
             rows |= measured[part]()
         except Exception as error:
             # The findings so far must not be lost.
-            found["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
+            findings["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
             if not isinstance(error, InputError):
-                found["failed"].append(part)
-        send(found)
+                findings["failed"].append(part)
+        send(findings)
 
 
 def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
@@ -250,7 +250,7 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
         raise InputError("the profiler recorded no operation of the step")
     runs = _TRACED_STEPS * devices
     top = profiler.top_operations(times, program, runs=runs, count=TOP_OPERATIONS)
-    return [dataclasses.asdict(one) for one in top]
+    return [dataclasses.asdict(operation) for operation in top]
 
 
 def _pipeline(session: _Session) -> Rows:
@@ -330,19 +330,19 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     The others are the datasheet's peaks: the step's efficiency is the fraction of them that it
     reaches, by the arithmetic of ``plan``.
     """
-    found = ceilings.measure()
+    peaks = ceilings.measure()
     shares: Rows = {
-        f"ceilings/{field.name}": getattr(found, field.name) for field in dataclasses.fields(found)
+        f"ceilings/{field.name}": getattr(peaks, field.name) for field in dataclasses.fields(peaks)
     }
     if "synthetic/step" not in rows:
         return shares
     built, step_s = session.built, rows["synthetic/step"]["median_s"]
-    matmuls = found.bf16_flops if built.run.precision == "bfloat16" else found.float32_flops
+    matmuls = peaks.bf16_flops if built.run.precision == "bfloat16" else peaks.float32_flops
     of_model = rows["synthetic/flops_per_second_per_device"]
     shares["synthetic/share_of_measured_flops"] = of_model / matmuls
     rate = session.cost.moved_bytes / step_s
     shares["synthetic/bytes_per_second"] = rate
-    shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
+    shares["synthetic/share_of_measured_copy"] = rate / peaks.copy_bytes
     datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
     if datasheet is not None:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet

@@ -93,9 +93,9 @@ def table(findings: Findings) -> str:
     if findings["operations"]:
         lines += ["", "slowest operations (ms per step, fraction of all operations)"]
         lines += [
-            f"  {one['ms_per_step']:9.2f}  {one['share']:5.1%}  {one['count']:4} x "
-            f"{one['kind'] or '?':<14} {_shortened(one['name'])}"
-            for one in findings["operations"]
+            f"  {row['ms_per_step']:9.2f}  {row['share']:5.1%}  {row['count']:4} x "
+            f"{row['kind'] or '?':<14} {_shortened(row['name'])}"
+            for row in findings["operations"]
         ]
     return "\n".join(lines)
 

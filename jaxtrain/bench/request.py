@@ -62,14 +62,14 @@ def findings(
         "seconds": seconds,
         "simulate_devices": simulate_devices,
     }
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     # The variable would override the folder of compiled programs.
     variables = subprocess_worker.environment(without=("JAX_COMPILATION_CACHE_DIR",))
     try:
         with SubprocessWorker(_FUNCTION, request, variables) as worker:
             for message in worker.messages(timeout_s):
-                found = message  # each includes the earlier ones
-        return found
+                received = message  # each includes the earlier ones
+        return received
     except TimeoutError:
         failure = {
             "failure": f"took longer than {timeout_s:.0f} s",
@@ -77,15 +77,15 @@ def findings(
         }
     except WorkerFailed as failed:
         failure = _failure(failed)
-    if found:  # what the worker sent before it failed
-        found["notes"][WORKER] = failure["failure"]
-        found["failed"].append(WORKER)
-    return found or failure
+    if received:  # what the worker sent before it failed
+        received["notes"][WORKER] = failure["failure"]
+        received["failed"].append(WORKER)
+    return received or failure
 
 
 def _failure(failed: WorkerFailed) -> dict[str, Any]:
     detail = [failed.error] if failed.error else failed.last_lines
-    said = "\n".join([failed.error, *failed.last_lines])
-    if any(words in said for words in _OUT_OF_MEMORY) or failed.killed_by == "SIGKILL":
+    output = "\n".join([failed.error, *failed.last_lines])
+    if any(words in output for words in _OUT_OF_MEMORY) or failed.killed_by == "SIGKILL":
         return {"failure": "out of memory", "detail": detail[-1] if detail else "killed"}
     return {"failure": failed.how, "detail": "\n".join(detail)}

@@ -64,10 +64,10 @@ def measure(
         clock: monotonic seconds.
     """
     action()
-    found: list[float] = []
+    times: list[float] = []
     began = clock()
-    while len(found) < most and (len(found) < least or clock() - began < at_most_s):
+    while len(times) < most and (len(times) < least or clock() - began < at_most_s):
         before = clock()
         action()
-        found.append(clock() - before)
-    return Times(tuple(found))
+        times.append(clock() - before)
+    return Times(tuple(times))

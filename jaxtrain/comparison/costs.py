@@ -22,7 +22,7 @@ def of_times(
     """
     from jaxtrain.bench import request
 
-    found: list[list[float]] = [[], []]
+    times: list[list[float]] = [[], []]
     with tempfile.TemporaryDirectory() as compiled:
         for _ in range(_ROUNDS):
             for side, run in enumerate((a, b)):
@@ -39,8 +39,8 @@ def of_times(
                 if "synthetic/step" not in rows:
                     why = findings.get("failure") or findings.get("notes", {}).get("steps")
                     raise InputError(f"--at time: a step of side {'ab'[side]} failed: {why}")
-                found[side].append(rows["synthetic/step"]["median_s"])
-    costs = min(found[0]), min(found[1])
+                times[side].append(rows["synthetic/step"]["median_s"])
+    costs = min(times[0]), min(times[1])
     say(f"a step takes {costs[0] * 1e3:.4g} ms with a, {costs[1] * 1e3:.4g} ms with b (measured)")
     return costs
 

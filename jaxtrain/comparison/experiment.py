@@ -69,8 +69,8 @@ class Question:
             "configs": [config.to_dict(self.a), config.to_dict(self.b)],
             "versions": versions.versions(),
         }
-        found: dict[str, Any] = json.loads(json.dumps(content, default=str))
-        return found
+        as_json: dict[str, Any] = json.loads(json.dumps(content, default=str))
+        return as_json
 
 
 def asked(
@@ -382,8 +382,8 @@ class Experiment:
             finally:  # also at a verdict, which closes this generator
                 self._trainer.stop()
                 for _, trained in ahead:
-                    for one in trained:
-                        one.cancel()
+                    for future in trained:
+                        future.cancel()
 
     def _trained(self, number: int, side: int) -> Path:
         """Trains a run of a pair, unless it is done; returns its directory."""
@@ -407,11 +407,11 @@ class Experiment:
 
     def _finished(self, number: int, trained: Sequence[futures.Future[Path]]) -> Pair:
         done, _ = futures.wait(trained, return_when=futures.FIRST_EXCEPTION)
-        for one in done:
-            if error := one.exception():
+        for future in done:
+            if error := future.exception():
                 self._trainer.stop()
                 raise error
-        directories = [one.result() for one in trained]
+        directories = [future.result() for future in trained]
         a, b = (runs.read(directory, self._question.metric) for directory in directories)
         return Pair(
             self._sides[0].seed + number,
@@ -503,29 +503,29 @@ def of_existing(
     from jaxtrain.reporting import run_files
 
     pairs = []
-    for one, other in directories:
-        read = [run_files.read(directory, directory.name) for directory in (one, other)]
+    for run_a, run_b in directories:
+        read = [run_files.read(directory, directory.name) for directory in (run_a, run_b)]
         seeds = [run.config.get("seed") for run in read]
         if seeds[0] != seeds[1]:
             raise InputError(
-                f"{one} and {other} do not form a pair: their seeds are {seeds[0]} and "
+                f"{run_a} and {run_b} do not form a pair: their seeds are {seeds[0]} and "
                 f"{seeds[1]}, so their data differ, too; pair runs with equal seeds"
             )
         metric = metric or read[0].config.get("checkpoint", {}).get("best_metric")
         if metric is None:
-            raise InputError(f"{one} has no checkpoint.best_metric: name a metric with --metric")
+            raise InputError(f"{run_a} has no checkpoint.best_metric: name a metric with --metric")
         mode = mode or metrics.describe(metric, read[0].metrics).better
         if mode is None:
             raise InputError(f"--metric {metric}: neither larger nor smaller values are better")
-        a, b = runs.read(one, metric), runs.read(other, metric)
+        a, b = runs.read(run_a, metric), runs.read(run_b, metric)
         pairs.append(
             Pair(
                 int(seeds[0] or 0),
                 a.value,
                 b.value,
                 a.seconds + b.seconds,
-                runs.are_identical(one, other),
-                (str(one), str(other)),
+                runs.are_identical(run_a, run_b),
+                (str(run_a), str(run_b)),
             )
         )
     assert metric is not None, "there is a pair"

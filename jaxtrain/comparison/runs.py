@@ -81,13 +81,13 @@ def is_done(directory: Path) -> bool:
     return end is not None and end.get("code") == DONE
 
 
-def are_identical(one: Path, other: Path) -> bool:
+def are_identical(first: Path, second: Path) -> bool:
     """Whether two runs have recorded the same losses, norms, and validations, to the bit.
 
     Rates and the use of the hardware are measurements of the machine, and differ.
     """
     learned = []
-    for directory in (one, other):
+    for directory in (first, second):
         run = run_files.read(directory, directory.name)
         learned.append([_learned(run, record) for record in run.records])
     return bool(learned[0]) and learned[0] == learned[1]

@@ -67,7 +67,7 @@ def combine(parts: Sequence[Source], weights: Sequence[float]) -> Source:
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
     """Divides a number by weight: rounds down, then adds by largest remainder."""
     exact = [total * weight / sum(weights) for weight in weights]
-    parts = [int(one) for one in exact]
+    parts = [int(count) for count in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
     for i in by_remainder[: total - sum(parts)]:
         parts[i] += 1

@@ -134,7 +134,9 @@ def bind_address(cluster: Cluster, environment: Mapping[str, str]) -> str:
         resolved = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
     except OSError:
         resolved = []
-    hosts = [str(one[4][0]) for one in sorted(resolved, key=lambda one: one[0])]  # IPv4 first
+    hosts = [
+        str(address[4][0]) for address in sorted(resolved, key=lambda address: address[0])
+    ]  # IPv4 first
     host = hosts[0] if hosts else "127.0.0.1"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{cluster.port}" if ":" in host else f"{host}:{cluster.port}"
@@ -162,7 +164,7 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
                         "host:port of process 0, with a name or an IP that every host can resolve"
                     ) from None
                 time.sleep(_LOOK_EVERY_S)
-    addresses = sorted({str(one[4][0]).partition("%")[0] for one in resolved})
+    addresses = sorted({str(address_info[4][0]).partition("%")[0] for address_info in resolved})
     if (cluster.hosts or 1) > 1 and all(_only_here(address) for address in addresses):
         raise InputError(
             f"the coordinator {cluster.coordinator} (from {cluster.source}) is "
@@ -178,7 +180,7 @@ def is_loopback(host: str) -> bool:
         resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(_only_here(str(one[4][0]).partition("%")[0]) for one in resolved)
+    return all(_only_here(str(address_info[4][0]).partition("%")[0]) for address_info in resolved)
 
 
 def _only_here(address: str) -> bool:
@@ -418,7 +420,7 @@ def _devices(given: Mapping[str, str], local_index: int, local_count: int) -> li
             raise InputError(
                 f"JAX_LOCAL_DEVICE_IDS is {asked!r}; it must list GPU indices, such as 0,1,2,3"
             )
-        return [int(one) for one in asked.split(",")]
+        return [int(device) for device in asked.split(",")]
     if local_count == 1 or "SLURM_GPUS_PER_TASK" in given:
         return []  # the task sees only its own GPUs, numbered from 0
     visible = given.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -66,9 +66,9 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
     differences: list[str] = []
     cures: list[str] = []
     for kind, cure in _CURES.items():
-        names = dict.fromkeys(name for one in every for name in one.get(kind, {}))
+        names = dict.fromkeys(name for facts in every for name in facts.get(kind, {}))
         for name in names:
-            values = [one.get(kind, {}).get(name, "(absent)") for one in every]
+            values = [facts.get(kind, {}).get(name, "(absent)") for facts in every]
             # Only the code's digest is compared; the commit after it is for the reader.
             if len({value.split(" ", 1)[0] if kind == "code" else value for value in values}) > 1:
                 differences.append(f"{name} is {_by_process(values)}")
@@ -85,11 +85,11 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
     )
 
 
-def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
+def check(own_facts: Mapping[str, Any], store: KeyValueStore) -> None:
     """Has process 0 compare the facts of all processes.
 
     Args:
-        own: the result of :func:`facts` in this process.
+        own_facts: the result of :func:`facts` in this process.
         store: the run's key-value store.
 
     Raises:
@@ -104,7 +104,7 @@ def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
         return ""
 
     topic = store.numbered(_TOPIC)
-    store.publish(topic, json.dumps(own))
+    store.publish(topic, json.dumps(own_facts))
     store.decide("same run", decide, _PATIENCE_S)
 
 

@@ -194,7 +194,7 @@ class Heartbeat:
                 for process, (status, _) in sorted(self._others.items())
                 if "left" in status
             ]
-        final = [one for one in left if one[1] in _FINAL]
+        final = [code for code in left if code[1] in _FINAL]
         return final[0] if final else (left[0][0], RUN_AGAIN) if left else None
 
 

@@ -204,7 +204,7 @@ def check_same(what: str, value: str, cure: str) -> None:
     """
     values = gather(what, value)
     if len(set(values)) > 1:
-        listing = ", ".join(f"process {process}: {own}" for process, own in enumerate(values))
+        listing = ", ".join(f"process {process}: {value}" for process, value in enumerate(values))
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
 
 
@@ -265,10 +265,10 @@ class Exchange:
         return {} if previous is None else self._named(previous)
 
     def _reduced(self, values: Mapping[str, float]) -> jax.Array:
-        own = np.asarray([values.get(name, math.nan) for name in self._names], np.float32)
-        local = np.broadcast_to(own, (len(self._sharding.addressable_devices), *own.shape))
+        row = np.asarray([values.get(name, math.nan) for name in self._names], np.float32)
+        local = np.broadcast_to(row, (len(self._sharding.addressable_devices), *row.shape))
         values_DN = jax.make_array_from_process_local_data(
-            self._sharding, local, (self._devices, *own.shape)
+            self._sharding, local, (self._devices, *row.shape)
         )
         reduced: jax.Array = self._reduce(values_DN)
         return reduced

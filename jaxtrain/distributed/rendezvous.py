@@ -182,12 +182,14 @@ class _Call:
 
     def _not_found(self, what: str) -> str:
         cluster = self._cluster
-        here = ""
+        self_hint = ""
         if cluster_env.is_loopback(cluster.host):
-            here = " (this machine itself: with several hosts, set the address of process 0's host)"
+            self_hint = (
+                " (this machine itself: with several hosts, set the address of process 0's host)"
+            )
         return (
             f"process {cluster.index} on {socket.gethostname()} found no process 0 at "
-            f"{cluster.coordinator}{here} within {self.patience_s:.0f} s ({what}): check that "
+            f"{cluster.coordinator}{self_hint} within {self.patience_s:.0f} s ({what}): check that "
             f"process 0 runs on that host, and that no firewall blocks port {cluster.port}"
         )
 
@@ -195,11 +197,11 @@ class _Call:
 def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
     """Waits in process 0 for all callers; its own call proves that the address leads to it."""
     callers: list[_Caller] = []
-    own: list[_Answer] = []
+    own_answers: list[_Answer] = []
 
     def call_myself() -> None:
-        while not (own or call.ended.is_set()):
-            own.extend(filter(None, [call.attempt()]))
+        while not (own_answers or call.ended.is_set()):
+            own_answers.extend(filter(None, [call.attempt()]))
 
     def accept() -> None:
         while not call.ended.is_set():
@@ -241,8 +243,10 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
             elif complete:
                 if now - since > _LINGER_S:
                     verdict = _Answer("", again=False, heard=False)
-            elif own and own[0].message and own[0].heard:
-                verdict = own[0]  # the address leads to another process 0, which reports an error
+            elif own_answers and own_answers[0].message and own_answers[0].heard:
+                verdict = own_answers[
+                    0
+                ]  # the address leads to another process 0, which reports an error
             elif now > call.deadline:
                 verdict = _Answer(_absent(cluster, present, call), again=True, heard=False)
     finally:  # also when a signal ends this process: the callers get no answer and call again
@@ -422,7 +426,9 @@ def _read_line(connection: socket.socket, deadline: float, ended: Callable[[], b
 
 def _printable(text: str) -> str:
     """Makes another program's text safe to print: one line without control characters."""
-    return "".join(one if one.isprintable() else "?" for one in text[:_MOST_BYTES])
+    return "".join(
+        character if character.isprintable() else "?" for character in text[:_MOST_BYTES]
+    )
 
 
 def _where() -> str:

@@ -215,10 +215,10 @@ class StopSignals:
             return self._of_another
         return next(name for name in _SIGNALS if signal.Signals[name] == number)
 
-    def _on_unraisable(self, found: "sys.UnraisableHookArgs") -> None:
+    def _on_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Raises a stop again that Python dropped in a finalizer or a garbage collection."""
-        if not isinstance(found.exc_value, Stopped):
-            self._hook_before(found)
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._hook_before(unraisable)
             return
         # Delayed: here it would be dropped again. Not by SIGINT, which would be a second Ctrl-C.
         self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
@@ -232,15 +232,15 @@ class StopSignals:
                 self._end_within(AT_ONCE_S, INTERRUPTED)
             if self.heard is not None:  # launchers repeat SIGTERM
                 continue
-            wish, held = self._wish(number[0]), self._held
+            wish, is_held = self._wish(number[0]), self._held
             # Not print(): the main thread may hold the stream's lock.
             waiting = _ENDING if self._ending else _HELD
-            text = waiting[wish] if held else _NOT_HELD.format(wish)
+            text = waiting[wish] if is_held else _NOT_HELD.format(wish)
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{text}\n".encode())
             self.heard = wish
             self._then()
-            if not held:
+            if not is_held:
                 self._end_within(UNWIND_S, CODES[wish])
 
     def _end_within(self, limit_s: float, code: int) -> None:

@@ -78,9 +78,9 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
         )
         return
     # The same in all processes, unless each writes on a disk of its own.
-    own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
-    agreed = Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
-    folder = agreed if subject.url is None else own
+    own_folder = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
+    agreed = Path(subject.store.gather("checkpoint folder", str(own_folder), ANSWER_S)[0])
+    folder = agreed if subject.url is None else own_folder
     subject.scratch(folder)  # before it exists: this process may be ended at any time
     try:
         folder.mkdir(exist_ok=True)
@@ -100,8 +100,8 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
-    own = min(largest, free_bytes(folder) // 3)  # two exist at a time
-    most = min(map(int, subject.store.gather("checkpoint size", str(own), ANSWER_S)))
+    own_size = min(largest, free_bytes(folder) // 3)  # two exist at a time
+    most = min(map(int, subject.store.gather("checkpoint size", str(own_size), ANSWER_S)))
     target = _part(subject.built.saved, most)
     written, total = _bytes(target), subject.state_bytes
     state = _random(target)
@@ -171,5 +171,5 @@ def _random(target: State) -> State:
 
 def _different(written: State, restored: State) -> list[str]:
     """Returns the names of arrays that differ on any device."""
-    equal = jax.jit(lambda one, other: jax.tree.map(jnp.array_equal, one, other))
+    equal = jax.jit(lambda written, restored: jax.tree.map(jnp.array_equal, written, restored))
     return [name for name, same in named(equal(written, restored)).items() if not same]

@@ -147,7 +147,7 @@ def rates(
 
     All processes must call it with their own devices, also without GPUs.
     """
-    own = {
+    own_rates = {
         f"GPU {device.local_hardware_id} of {host}": (
             peaks.bf16_flops / 1e12,
             peaks.copy_bytes / 1e9,
@@ -156,7 +156,7 @@ def rates(
         if device.platform != "cpu"
         for peaks in [measure(device, _RATES_S)]
     }
-    texts = store.gather("rates of the GPUs", json.dumps([*own.items()]), 3 * ANSWER_S)
+    texts = store.gather("rates of the GPUs", json.dumps([*own_rates.items()]), 3 * ANSWER_S)
     gpus = [gpu for text in texts for gpu in json.loads(text)]
     if not gpus:
         return
@@ -185,8 +185,8 @@ def links(devices: Sequence[jax.Device], store: KeyValueStore, host: str) -> Ite
     data with the next one, one pair after the other: device i of a host with device i of the other.
     All processes must call it at the same time, with the devices of all.
     """
-    own = json.dumps([lock.machine(), host])
-    processes = [*map(json.loads, store.gather("host of a link", own, ANSWER_S))]
+    own_host = json.dumps([lock.machine(), host])
+    processes = [*map(json.loads, store.gather("host of a link", own_host, ANSWER_S))]
     # Containers on one machine have different host names, but a faster link than other machines.
     names: dict[str, str] = {}
     for machine, name in processes:
@@ -230,7 +230,7 @@ def ring(hosts: Sequence[str]) -> list[tuple[str, str]]:
 def swaps(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
     """Returns from which device to which one data goes: each has one partner on the other host."""
     partners = zip(first, second, strict=False)  # as many as the smaller host has
-    return [swap for one, other in partners for swap in ((one, other), (other, one))]
+    return [swap for first, second in partners for swap in ((first, second), (second, first))]
 
 
 def exchange(over: NamedSharding, permutation: Sequence[tuple[int, int]]) -> Any:
@@ -250,7 +250,7 @@ def judged_links(rates: Mapping[tuple[str, str], float]) -> Finding:
             f"{large(min(rates.values()), 'B/s')} or more in each direction (measured)"
         )
     pairs = "; ".join(
-        f"{one} and {other} at {large(rate, 'B/s')}" for (one, other), rate in slow.items()
+        f"{first} and {second} at {large(rate, 'B/s')}" for (first, second), rate in slow.items()
     )
     number = collections.Counter(host for pair in slow for host in pair)
     hosts = "".join(f"; host {host} is slow" for host in number if number[host] == 2)

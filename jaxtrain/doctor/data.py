@@ -97,8 +97,8 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
 def same(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     """Checks, like a run, that all processes see the same examples."""
     if subject.store.count > 1:
-        own = opened[0].train.fingerprint if opened else "none"
-        process_group.check_same("data", own, "give every process the same files")
+        fingerprint = opened[0].train.fingerprint if opened else "none"
+        process_group.check_same("data", fingerprint, "give every process the same files")
         yield ok("the same data in all processes")
 
 

@@ -60,28 +60,28 @@ def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iter
     """
     if store.count == 1:
         return
-    apart = [float("inf")] * store.count
+    skews = [float("inf")] * store.count
     for _ in range(_ROUNDS):
         store.barrier("clock", ANSWER_S)
         read = [float(t) for t in store.gather("clock", repr(clock()), ANSWER_S)]
-        apart = [min(before, t - read[0], key=abs) for before, t in zip(apart, read, strict=True)]
-    skew = max(apart, key=abs)
+        skews = [min(before, t - read[0], key=abs) for before, t in zip(skews, read, strict=True)]
+    skew = max(skews, key=abs)
     if abs(skew) <= _SKEW_S:
         yield ok(f"clocks are at most {abs(skew):.3f} s apart")
         return
     direction = "ahead of" if skew > 0 else "behind"
     yield warning(
-        f"the clock of process {apart.index(skew)} is {abs(skew):.1f} s {direction} that of "
+        f"the clock of process {skews.index(skew)} is {abs(skew):.1f} s {direction} that of "
         "process 0",
         "synchronize the clocks with NTP on every host: timedatectl set-ntp true, or chronyc "
         "makestep",
     )
 
 
-def same(store: KeyValueStore, own: Mapping[str, Any]) -> Iterator[Finding]:
+def same(store: KeyValueStore, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Checks, like a run, that all processes have the same config, code, and packages."""
     if store.count > 1:
-        consistency.check(own, store)
+        consistency.check(facts, store)
         yield ok("the same config, code, and packages in all processes")
 
 
@@ -98,17 +98,17 @@ def shared_storage(subject: Subject) -> Iterator[Finding]:
     yield ok(f"every process reads what the others write at {base}")
 
 
-def others(store: KeyValueStore, own: list[Finding]) -> Iterator[Finding]:
+def others(store: KeyValueStore, findings: list[Finding]) -> Iterator[Finding]:
     """Has process 0 report the other processes' warnings and problems, each only once."""
     if store.count == 1:
         return
-    amiss = [dataclasses.asdict(finding) for finding in own if finding.level != "ok"]
+    amiss = [dataclasses.asdict(finding) for finding in findings if finding.level != "ok"]
     text = json.dumps({"host": socket.gethostname(), "amiss": amiss})
     texts = store.gather("findings", text, ANSWER_S)
     if store.index:
         yield ok("process 0 reports the findings of all processes")
         return
-    known = {(finding.check, finding.seen) for finding in own}
+    known = {(finding.check, finding.seen) for finding in findings}
     reported = len(known)
     for process, theirs in enumerate(map(json.loads, texts)):
         for finding in (Finding(**fields) for fields in theirs["amiss"]):

@@ -61,26 +61,26 @@ def system_checks(subject: Subject) -> dict[str, Check]:
     }
 
 
-def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
+def driver(installed: Driver, cuda: int | None) -> Iterator[Finding]:
     """Checks that the NVIDIA driver works and is new enough for jax's CUDA."""
-    if found.failure:
+    if installed.failure:
         yield problem(
-            f"the NVIDIA driver does not work: {found.failure}",
+            f"the NVIDIA driver does not work: {installed.failure}",
             "restart the host (after an update the kernel still runs the old driver), or reinstall "
             "the driver; in a container: docker run --gpus all",
         )
-    elif found.version is None:
+    elif installed.version is None:
         yield ok("no NVIDIA driver: jax uses the CPU")
-    elif cuda is not None and Version(found.version) < Version(LEAST_DRIVER[cuda]):
+    elif cuda is not None and Version(installed.version) < Version(LEAST_DRIVER[cuda]):
         least = f"{LEAST_DRIVER[cuda]} or newer"
         older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(
-            f"NVIDIA driver {found.version}: jax for CUDA {cuda} requires {least}",
+            f"NVIDIA driver {installed.version}: jax for CUDA {cuda} requires {least}",
             f"install a driver {least} on the host{older}",
         )
     else:
-        gpus = f" ({_kinds(gpu.name for gpu in found.gpus)})" if found.gpus else ""
-        yield ok(f"NVIDIA driver {found.version}{gpus}")
+        gpus = f" ({_kinds(gpu.name for gpu in installed.gpus)})" if installed.gpus else ""
+        yield ok(f"NVIDIA driver {installed.version}{gpus}")
 
 
 def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
@@ -88,8 +88,8 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     process_group.check_accelerator(subject.environment)
     subject.run, fitted = mesh_fit.fit_to_present_devices(subject.run)
     mesh = subject.run.mesh
-    if wrong := mesh_fit.wrong_device_count(mesh, devices):
-        yield problem(wrong)
+    if message := mesh_fit.wrong_device_count(mesh, devices):
+        yield problem(message)
         return
     kinds = _kinds(device.device_kind for device in devices)
     required = f"as {subject.run.name} requires (mesh.data {mesh.data} x mesh.fsdp {mesh.fsdp})"
@@ -197,14 +197,14 @@ def packages(find: Find = installed) -> Iterator[Finding]:
     versions_of = {
         package.name: getattr(find(package.name), "version", "missing") for package in required
     }
-    wrong = [
+    unmet = [
         f"{package.name}{package.specifier} ({versions_of[package.name]})"
         for package in required
         if versions_of[package.name] == "missing"
         or not package.specifier.contains(versions_of[package.name], prereleases=True)
     ]
-    if wrong:
-        seen = f"{name} requires other packages than those installed: {', '.join(wrong)}"
+    if unmet:
+        seen = f"{name} requires other packages than those installed: {', '.join(unmet)}"
         yield problem(seen, versions.pip("install", fix))
         return
     shown = [
@@ -218,8 +218,8 @@ def packages(find: Find = installed) -> Iterator[Finding]:
 def workers(subject: Subject) -> Iterator[Finding]:
     """Checks, like a run, that this host has the open files and the memory for the workers."""
     gpus = 0 if jax.local_devices()[0].platform == "cpu" else subject.devices
-    if wrong := worker_count.too_many(subject.workers, gpus):
-        yield problem(wrong)
+    if message := worker_count.too_many(subject.workers, gpus):
+        yield problem(message)
     else:
         yield ok(f"this host has open files and memory for {counted(subject.workers, 'worker')}")
 

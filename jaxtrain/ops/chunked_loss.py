@@ -194,7 +194,7 @@ def sums(predictions: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     text, divided by the bytes of that text. Special tokens stand for none and are excluded.
 
     Args:
-        found: the predictions for the batch.
+        predictions: those for the batch.
         batch: has `target_bytes` int32 [B, S] and `weight` float32 [B].
         weight_BS: weight of each target, 0 without a target.
     """

@@ -224,9 +224,9 @@ def temporaries(dump: str, program: str) -> tuple[Temporary, ...]:
         for name, size, offset, shape in _VALUE.findall(dump[began.end() : end]):
             bare = re.sub(r"\{.*$", "", shape)
             slots.setdefault((int(size), int(offset)), []).append((name, bare))
-    found = []
+    result = []
     for (size, _), values in sorted(slots.items(), key=lambda slot: -slot[0][0]):
         lines = (source(*makers[name]) for name, _ in values if name in makers)
         made_by = tuple(dict.fromkeys(line for line in lines if line is not None))
-        found.append(Temporary(size, values[0][1], made_by))
-    return tuple(found)
+        result.append(Temporary(size, values[0][1], made_by))
+    return tuple(result)

@@ -73,9 +73,9 @@ def search(
             done.add((remat, shard))
         else:
             least[remat] = max(least[remat], parts * each.needed / (each.needed + each.spare))
-    found = [each for each in tried.values() if each is not None]
-    found.sort(key=lambda each: (not each.fits, each.best if each.fits else each.needed))
-    return found, complete
+    compiled = [each for each in tried.values() if each is not None]
+    compiled.sort(key=lambda each: (not each.fits, each.best if each.fits else each.needed))
+    return compiled, complete
 
 
 def candidates(run: config.Run) -> list[tuple[str | None, str, int]]:

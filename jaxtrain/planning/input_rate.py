@@ -166,13 +166,13 @@ def predict(
 
 def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
     """Returns the key of a kind, and how it is known."""
-    own: str | None = getattr(run.data, "input_kind", None)
-    if own is not None:
+    kind: str | None = getattr(run.data, "input_kind", None)
+    if kind is not None:
         if source is not None:
             raise InputError(
                 f"--source {source} is for videos; the data of {run.name} is text: omit it"
             )
-        return own, "from the config"
+        return kind, "from the config"
     how, on_device = "--source", run.data.convert_on != "host"
     if source is None:
         source, how = "videos", "assumed"

@@ -222,13 +222,13 @@ class Planner:
             # A run sees this in the folder that `prepare clips` wrote.
             self._added = overrides.merged(self._added, ("--data.convert_on", "device"))
         self._run = config.load(name, self.settings)
-        of_run = self._run.mesh.devices
-        if of_run > self._per_node and of_run % self._per_node:
-            of_a_node = math.gcd(of_run, self._per_node)
+        wanted = self._run.mesh.devices
+        if wanted > self._per_node and wanted % self._per_node:
+            of_a_node = math.gcd(wanted, self._per_node)
             raise InputError(
-                f"{of_run} devices (mesh.data {self._run.mesh.data} x mesh.fsdp "
+                f"{wanted} devices (mesh.data {self._run.mesh.data} x mesh.fsdp "
                 f"{self._run.mesh.fsdp}) do not fill nodes of {self._per_node} GPUs: set them, "
-                f"for example --gpus {of_run // of_a_node}x{of_a_node}"
+                f"for example --gpus {wanted // of_a_node}x{of_a_node}"
             )
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
@@ -393,7 +393,7 @@ def compile_step(
         variables = environment(os.environ, Path(dump))
         try:
             with SubprocessWorker(_FUNCTION, request, variables, grace_s=0.0) as worker:
-                (found,) = worker.messages(timeout_s)
+                (message,) = worker.messages(timeout_s)
         except TimeoutError:
             raise TimedOut(
                 f"{name} could not be compiled: timed out after {timeout_s:.0f} s: plan on a "
@@ -403,7 +403,7 @@ def compile_step(
             lines = "".join(f"\n{line}" for line in failed.last_lines)
             why = failed.error or f"the compiler {failed.how}{lines}"
             raise NotCompiled(f"{name} could not be compiled: {why}") from failed
-    return compilation.CompiledStep.from_json(found)
+    return compilation.CompiledStep.from_json(message)
 
 
 def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
@@ -432,11 +432,11 @@ def parse_devices(text: str) -> tuple[int, int]:
     """
     nodes, _, gpus = text.rpartition("x")
     try:
-        found = int(nodes or 1), int(gpus)
+        counts = int(nodes or 1), int(gpus)
     except ValueError:
-        found = (0, 0)
-    if min(found) < 1:
+        counts = (0, 0)
+    if min(counts) < 1:
         raise InputError(
             f"--gpus {text}: use NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
         )
-    return found
+    return counts

@@ -237,8 +237,8 @@ def run_time(
     """
     if time is None:
         return RunTime(step.total, None, None, None, price, None)
-    own = (time.best, time.worst)
-    paced = tuple(max(pair) for pair in zip(own, given.seconds, strict=True))
+    compute = (time.best, time.worst)
+    paced = tuple(max(pair) for pair in zip(compute, given.seconds, strict=True))
     rates = (1 / paced[0], 1 / paced[1])
     if step.total is None:
         return RunTime(None, rates, None, None, price, None)
@@ -257,10 +257,10 @@ def run_time(
         return {
             "start": START_S,
             "compilation": compile_s,
-            "steps": steps * own[end],
-            "replayed steps": replays * REPLAYED * own[end],
-            "waiting for input": steps * (paced[end] - own[end]),
-            "validation": batches * (validations * FORWARD * own[end] + loading_s) + samples_s,
+            "steps": steps * compute[end],
+            "replayed steps": replays * REPLAYED * compute[end],
+            "waiting for input": steps * (paced[end] - compute[end]),
+            "validation": batches * (validations * FORWARD * compute[end] + loading_s) + samples_s,
             "saves": saves_s,
         }
 

@@ -48,7 +48,7 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
                 if any(value is not None for _, _, value in kept):
                     step, time, value = zip(*kept, strict=True)
                     line: dict[str, Any] = {"run": index, "kind": kind, "step": step, "time": time}
-                    lines.append(line | {"value": [_rounded(one) for one in value]})
+                    lines.append(line | {"value": [_rounded(number) for number in value]})
         if lines and not metric.better and _is_constant(lines):
             for kind in dict.fromkeys(line["kind"] for line in lines):
                 values = [line["value"][0] for line in lines if line["kind"] == kind]
@@ -161,8 +161,8 @@ def _rounded(value: float | None) -> float | None:
 def nonfinite(run: RecordedRun, by_name: Mapping[str, facts.Result]) -> list[str]:
     """Returns a sentence for each metric with NaN/Inf records, where its curve has gaps."""
     return [
-        f"{run.label}: {name} is NaN/Inf in {one.nonfinite} records, first at step "
-        f"{one.nonfinite_step:,}; the curve has gaps there."
-        for name, one in by_name.items()
-        if one.nonfinite
+        f"{run.label}: {name} is NaN/Inf in {series.nonfinite} records, first at step "
+        f"{series.nonfinite_step:,}; the curve has gaps there."
+        for name, series in by_name.items()
+        if series.nonfinite
     ]

@@ -55,7 +55,7 @@ class RecordedRun:
 
     def last(self, event: str) -> Mapping[str, Any]:
         """Returns the newest event of a kind; {} if there is none."""
-        return next((one for one in reversed(self.history) if one["event"] == event), {})
+        return next((record for record in reversed(self.history) if record["event"] == event), {})
 
 
 def check(directory: Path, given: object) -> None:
@@ -74,10 +74,10 @@ def check(directory: Path, given: object) -> None:
         raise InputError(f"report {given}: this is a file; pass a run directory")
     if _is_run(directory):
         return
-    near = next((one for one in directory.parents if _is_run(one)), None)
+    near = next((folder for folder in directory.parents if _is_run(folder)), None)
     if near is None:
-        below = [one for one in directory.glob("*/") if _is_run(one)]
-        near = max(below, key=lambda one: one.name, default=None)
+        below = [folder for folder in directory.glob("*/") if _is_run(folder)]
+        near = max(below, key=lambda folder: folder.name, default=None)
     raise InputError(
         f"report {given}: this folder contains no {CONFIG}, {METRICS}, or {HISTORY}; pass a run "
         f"directory, such as {near or 'output/latest'}"

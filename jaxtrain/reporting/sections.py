@@ -59,7 +59,7 @@ def side_by_side(
             continue
         values = [NOTHING if value is None else value for value in cells]
         differs = mark and len(set(map(str, values))) > 1
-        shown.append([name, *(element("mark", one) if differs else one for one in values)])
+        shown.append([name, *(element("mark", value) if differs else value for value in values)])
     head = ["", *(named(runs, index) for index in range(len(runs)))] if len(runs) > 1 else []
     return table(head, shown) if shown else Html("")
 
@@ -216,14 +216,14 @@ def _results(runs: Sequence[RecordedRun]) -> Html:
         def cell(name: str) -> Cell:
             return lambda run: _last_and_best(results[run.label].get(name), first=True)
 
-        names = dict.fromkeys(name for found in results.values() for name in found)
+        names = dict.fromkeys(name for result in results.values() for name in result)
         return side_by_side(runs, [(name, cell(name)) for name in names])
     cells = []
-    for name, found in results[runs[0].label].items():
+    for name, result in results[runs[0].label].items():
         values = (
-            formats.metric(value, found.unit) for value in (found.first, found.last, found.best)
+            formats.metric(value, result.unit) for value in (result.first, result.last, result.best)
         )
-        step = NOTHING if found.best_step is None else f"{found.best_step:,}"
+        step = NOTHING if result.best_step is None else f"{result.best_step:,}"
         cells.append([name, *values, step])
     return table(["", "first", "last", "best", "at step"], cells) if cells else Html("")
 

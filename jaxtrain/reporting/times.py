@@ -119,7 +119,7 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
     kept_up_to = _kept_up_to(history)
     for attempt in starts:
         inside = 0.0
-        first = next((one for one in attempt.events if one["event"] == "phase"), None)
+        first = next((start for start in attempt.events if start["event"] == "phase"), None)
         if first is not None:  # before the first phase: imports, connecting
             before = float(first["time"]) - float(first["seconds"]) - attempt.began
             seconds[START] += max(0.0, before)
@@ -141,9 +141,9 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
             seconds[STEPS] += (took - waited) * (1 - fraction)
         seconds[OTHER] += max(0.0, attempt.last - attempt.began - inside)
     idle_s = 0.0
-    for one, following in itertools.pairwise(starts):
-        gap = max(0.0, following.began - one.last)
-        if one.end is None or one.end.get("code") == RUN_AGAIN:
+    for start, following in itertools.pairwise(starts):
+        gap = max(0.0, following.began - start.last)
+        if start.end is None or start.end.get("code") == RUN_AGAIN:
             seconds[DOWN] += gap
         else:
             idle_s += gap

@@ -371,11 +371,11 @@ class EventLog:
             with self._lock:
                 sink = self._sinks.pop()
             # Without the lock, because a tracker may take a minute. The log closes last.
-            if not any(sink is one for one in self._dropped):
+            if not any(sink is dropped for dropped in self._dropped):
                 self._close_sink(sink)
 
     def _deliver(self, sink: Sink, event: Event) -> None:
-        if not isinstance(event, sink.takes) or any(sink is one for one in self._dropped):
+        if not isinstance(event, sink.takes) or any(sink is dropped for dropped in self._dropped):
             return
         try:
             sink.handle(event)
@@ -446,14 +446,17 @@ def file_sinks(
     from jaxtrain.telemetry.line_files import LogFile, list_files, metrics_file
     from jaxtrain.telemetry.samples import SampleFiles
 
-    own: list[Sink] = [LogFile(directory, process), *list_files(directory, process, process_count)]
+    of_process: list[Sink] = [
+        LogFile(directory, process),
+        *list_files(directory, process, process_count),
+    ]
     if process:
-        return own
+        return of_process
     from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
     from jaxtrain.telemetry.tracker import Tracker
 
     return [
-        *own,
+        *of_process,
         metrics_file(directory),
         SampleFiles(directory),
         TensorBoard(directory),

@@ -44,7 +44,7 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
     Args:
         run: the config.
         flags: of the command line.
-        wrong: messages about overrides that could not be applied to the config.
+        other_problems: messages about overrides that could not be applied to the config.
 
     Raises:
         InputError: contains every problem.
