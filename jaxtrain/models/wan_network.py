@@ -1,11 +1,12 @@
 """Wan's video autoencoders, versions 2.1 and 2.2: diffusers' ``AutoencoderKLWan``.
 
 A video of 4 n + 1 frames becomes n + 1 latents: the first frame alone, then four frames each. All
-convolutions are causal. The networks are not trained here: they teach others (:mod:`.video_ae`).
+convolutions are causal. The network teaches others (:mod:`.video_ae`), with weights that are read
+from a folder, or is trained itself (:mod:`.wan_vae`).
 
 ``step`` processes the next frames of a video with the memory that the frames before it left. None
 is the memory before the first frame. So one step with all frames equals diffusers' loop, the first
-frame and then four at a time, which needs less memory (:meth:`WanVae.encode`).
+frame and then four at a time, which needs less memory (:func:`in_chunks`).
 
 A causal convolution stacks each frame and the frames before it as input channels of a convolution
 of single frames: XLA gives cuDNN 3D convolutions in NCDHW layout, which Tensor Cores do not take.
@@ -17,7 +18,7 @@ space, Z latent channels.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +31,9 @@ from jax import lax
 from jaxtrain import errors
 from jaxtrain.errors import InputError
 from jaxtrain.models.weight_table import Layout, Row, WeightTable
-from jaxtrain.ops import per_device
-from jaxtrain.ops.layers import Frozen, einsum_float32
+from jaxtrain.ops import convolution, layers, per_device
+from jaxtrain.ops.init import uniform_init
+from jaxtrain.ops.layers import Frozen, Remat, einsum_float32
 from jaxtrain.storage import atomic, tensor_files
 
 CLASS = "AutoencoderKLWan"
@@ -101,14 +103,18 @@ def encoded_frames(frames: int) -> int:
     return 1 + TIME_FACTOR * (latent_frames(frames) - 1)
 
 
-def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> Frozen:
-    """Returns zeros; `theirs` is the shape in diffusers, or None for no array of a weights file."""
+def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> Frozen | nnx.Param[jax.Array]:
+    """Returns zeros; `theirs` is the shape in diffusers, or None for no array of a weights file.
+
+    :func:`start` makes a parameter of it.
+    """
     return Frozen(jnp.zeros(shape), theirs=theirs)
 
 
-def _read(weight: Frozen, dtype: jnp.dtype) -> jax.Array:
+def _read(weight: nnx.Variable[jax.Array], dtype: jnp.dtype) -> jax.Array:
     """Casts before the gather, so that the devices communicate the smaller dtype."""
-    return per_device.gathered(weight[...].astype(dtype))
+    value = weight[...].astype(dtype)
+    return per_device.gathered(value) if isinstance(weight, Frozen) else value
 
 
 class Conv(nnx.Module):
@@ -137,19 +143,22 @@ class Conv(nnx.Module):
             stride: 2 adds the border of zeros only on the right and below, as diffusers does.
         """
         kernel = _read(self.kernel, x_BTHWC.dtype)
-        bias = _read(self.bias, x_BTHWC.dtype).reshape(1, 1, 1, 1, -1)
+        bias = _read(self.bias, x_BTHWC.dtype)
         if kernel.shape[:2] == (1, 1):
-            return x_BTHWC @ kernel[0, 0] + bias
+            return layers.add_shared(x_BTHWC @ kernel[0, 0], bias)
         b, t, *hwc = x_BTHWC.shape
-        border = (0, 1) if stride == 2 else (1, 1)
-        y_NHWC = lax.conv_general_dilated(
-            x_BTHWC.reshape(b * t, *hwc),
-            kernel,
-            window_strides=(stride, stride),
-            padding=(border, border),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        return y_NHWC.reshape(b, t, *y_NHWC.shape[1:]) + bias
+        x_NHWC = x_BTHWC.reshape(b * t, *hwc)
+        if stride == 1:
+            y_NHWC = convolution.conv(x_NHWC, kernel)
+        else:
+            y_NHWC = lax.conv_general_dilated(
+                x_NHWC,
+                kernel,
+                window_strides=(stride, stride),
+                padding=((0, 1), (0, 1)),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+        return layers.add_shared(y_NHWC, bias).reshape(b, t, *y_NHWC.shape[1:])
 
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Convolves each frame with those before it; zeros before the first."""
@@ -280,6 +289,8 @@ class Up(nnx.Module):
 class DownBlock(nnx.Module):
     """Blocks of 2.2's encoder, with a skip over all of them."""
 
+    remat: Remat = "none"
+
     def __init__(self, inputs: int, outputs: int, *, space: int, time: int) -> None:
         blocks = [(inputs, outputs)] + [(outputs, outputs)] * (_BLOCKS - 1)
         self.resnets = nnx.List([ResidualBlock(*pair) for pair in blocks])
@@ -288,8 +299,8 @@ class DownBlock(nnx.Module):
 
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Maps [B, T, H, W, inputs] to [B, T', H / space, W / space, outputs]."""
-        layers = [*self.resnets, *([] if self.downsampler is None else [self.downsampler])]
-        x, left = _run(layers, x_BTHWC, memory)
+        blocks = [*self.resnets, *([] if self.downsampler is None else [self.downsampler])]
+        x, left = _run(blocks, x_BTHWC, memory, self.remat)
         return x + self._skip(x_BTHWC), left
 
     def _skip(self, x_BTHWC: jax.Array) -> jax.Array:
@@ -309,6 +320,8 @@ class DownBlock(nnx.Module):
 class UpBlock(nnx.Module):
     """Blocks of the decoder; in 2.2 with a skip over all of them if they enlarge the frames."""
 
+    remat: Remat = "none"
+
     def __init__(self, inputs: int, outputs: int, *, space: int, time: int, residual: bool) -> None:
         blocks = [(inputs, outputs)] + [(outputs, outputs)] * _BLOCKS
         self.resnets = nnx.List([ResidualBlock(*pair) for pair in blocks])
@@ -320,8 +333,8 @@ class UpBlock(nnx.Module):
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Maps [B, T, H, W, inputs] to [B, T', H * space, W * space, outputs]."""
         if self.upsampler is None:
-            return _run([*self.resnets, *self.upsamplers], x_BTHWC, memory)
-        x, left = _run([*self.resnets, self.upsampler], x_BTHWC, memory)
+            return _run([*self.resnets, *self.upsamplers], x_BTHWC, memory, self.remat)
+        x, left = _run([*self.resnets, self.upsampler], x_BTHWC, memory, self.remat)
         return x + self._skip(x_BTHWC, first=memory is None), left
 
     def _skip(self, x_BTHWC: jax.Array, first: bool) -> jax.Array:
@@ -338,16 +351,24 @@ class UpBlock(nnx.Module):
         return x[:, self.time - 1 :] if first else x
 
 
-def _run(layers: Sequence[Any], x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+def _run(
+    blocks: Sequence[Any], x_BTHWC: jax.Array, memory: Memory, remat: Remat
+) -> tuple[jax.Array, Memory]:
+    """Steps through blocks in order; those that consist of blocks rematerialize these."""
     left = []
-    for number, layer in enumerate(layers):
-        x_BTHWC, kept = layer.step(x_BTHWC, None if memory is None else memory[number])
+    for number, block in enumerate(blocks):
+        step = type(block).step
+        if remat == "block" and not isinstance(block, DownBlock | UpBlock):
+            step = layers.remat(step, remat)
+        x_BTHWC, kept = step(block, x_BTHWC, None if memory is None else memory[number])
         left.append(kept)
     return x_BTHWC, tuple(left)
 
 
 class Encoder(nnx.Module):
-    """Patches of pixels -> means and log variances of latents, before ``quant_conv``."""
+    """Patches of pixels -> means and log variances of latents."""
+
+    remat: Remat = "none"
 
     def __init__(self, sizes: Architecture) -> None:
         widths = [sizes.width * multiple for multiple in (1, *_MULTIPLES)]
@@ -365,21 +386,26 @@ class Encoder(nnx.Module):
         self.mid_block = Middle(widths[-1])
         self.norm_out = Norm(widths[-1])
         self.conv_out = Conv(widths[-1], 2 * sizes.latent_channels, (3, 3, 3))
+        self.quant_conv = Conv(2 * sizes.latent_channels, 2 * sizes.latent_channels, (1, 1, 1))
 
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Maps [B, 4 n + 1, H, W, C] to [B, n + 1, H / 8, W / 8, 2 Z]; later 4 n to n."""
         body, of_head = memory or (None, None)
-        x, left = _run([self.conv_in, *self.down_blocks, self.mid_block], x_BTHWC, body)
+        blocks = [self.conv_in, *self.down_blocks, self.mid_block]
+        x, left = _run(blocks, x_BTHWC, body, self.remat)
         x, of_head = self.conv_out.step(self.norm_out(x), of_head)
-        return x, (left, of_head)
+        return self.quant_conv(x), (left, of_head)
 
 
 class Decoder(nnx.Module):
-    """Latents after ``post_quant_conv`` -> patches of pixels."""
+    """Latents -> patches of pixels."""
+
+    remat: Remat = "none"
 
     def __init__(self, sizes: Architecture) -> None:
         widths = [sizes.decoder_width * multiple for multiple in (*_MULTIPLES, _MULTIPLES[-1])]
         widths.reverse()
+        self.post_quant_conv = Conv(sizes.latent_channels, sizes.latent_channels, (1, 1, 1))
         self.conv_in = Conv(sizes.latent_channels, widths[0], (3, 3, 3))
         self.mid_block = Middle(widths[0])
         stages = []
@@ -403,7 +429,8 @@ class Decoder(nnx.Module):
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Maps [B, n + 1, h, w, Z] to [B, 4 n + 1, 8 h, 8 w, C]; later n to 4 n."""
         body, of_head = memory or (None, None)
-        x, left = _run([self.conv_in, self.mid_block, *self.up_blocks], x_BTHWC, body)
+        blocks = [self.conv_in, self.mid_block, *self.up_blocks]
+        x, left = _run(blocks, self.post_quant_conv(x_BTHWC), body, self.remat)
         x, of_head = self.conv_out.step(self.norm_out(x), of_head)
         return x, (left, of_head)
 
@@ -417,72 +444,127 @@ class WanVae(nnx.Module):
     """
 
     def __init__(self, sizes: Architecture, *, decodes: bool = True) -> None:
-        channels = sizes.latent_channels
         self.patch_size = sizes.patch_size
         self.encoder = Encoder(sizes)
-        self.quant_conv = Conv(2 * channels, 2 * channels, (1, 1, 1))
         self.decoder = Decoder(sizes) if decodes else None
-        self.post_quant_conv = Conv(channels, channels, (1, 1, 1)) if decodes else None
-        self.latents_mean = _frozen(channels, theirs=None)
-        self.latents_std = Frozen(jnp.ones(channels), theirs=None)
+        self.latents_mean = _frozen(sizes.latent_channels, theirs=None)
+        self.latents_std = Frozen(jnp.ones(sizes.latent_channels), theirs=None)
 
     def encode(
-        self, video_BTHW3: jax.Array, dtype: jnp.dtype, *, at_once: bool = True
+        self, video_BTHW3: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
     ) -> jax.Array:
         """Encodes a video to the modes of its latents, normalized as a diffusion model sees them.
 
         Args:
             video_BTHW3: in [0, 1]; frames beyond 4 n + 1 are not encoded, as in diffusers.
             dtype: of the computation.
-            at_once: False encodes the first frame and then four at a time.
+            chunk: latents that are computed at a time, after the first; None for all at once.
 
         Returns:
             float32 [B, n + 1, h, w, Z].
         """
         video = video_BTHW3[:, : encoded_frames(video_BTHW3.shape[1])]
-        x = _patches((2 * video - 1).astype(dtype), self.patch_size)
-        sizes = [x.shape[1]] if at_once else [1] + [TIME_FACTOR] * (x.shape[1] // TIME_FACTOR)
-        moments = self.quant_conv(_in_parts(self.encoder.step, x, sizes))
-        mean, _ = jnp.split(moments.astype(jnp.float32), 2, axis=-1)
-        return (mean - self._shift()) / self._scale()
+        frames = None if chunk is None else TIME_FACTOR * chunk
+        moments = in_chunks(self.encoder, to_patches(video, self.patch_size, dtype), frames)
+        return normalized(moments, self.latents_mean[...], self.latents_std[...])
 
     def decode(
-        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, at_once: bool = True
+        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
     ) -> jax.Array:
-        """Decodes normalized latents to float32 [B, 4 L - 3, H, W, 3] in [0, 1].
+        """Decodes normalized latents to float32 [B, 4 L - 3, H, W, 3], not clamped.
 
         Args:
             latents_BLhwZ: as from :meth:`encode`.
             dtype: of the computation.
-            at_once: False decodes one latent after the other.
+            chunk: latents that are decoded at a time, after the first; None for all at once.
         """
-        assert self.decoder is not None
-        assert self.post_quant_conv is not None
-        latents = (latents_BLhwZ * self._scale() + self._shift()).astype(dtype)
-        x = self.post_quant_conv(latents)
-        sizes = [x.shape[1]] if at_once else [1] * x.shape[1]
-        frames = _in_parts(self.decoder.step, x, sizes)
-        return (jnp.clip(_pixels(frames.astype(jnp.float32), self.patch_size), -1, 1) + 1) / 2
-
-    def _shift(self) -> jax.Array:
-        return self.latents_mean[...].reshape(1, 1, 1, 1, -1)
-
-    def _scale(self) -> jax.Array:
-        return self.latents_std[...].reshape(1, 1, 1, 1, -1)
+        x = denormalized(latents_BLhwZ, self.latents_mean[...], self.latents_std[...])
+        return to_pixels(in_chunks(self.decoder, x.astype(dtype), chunk), self.patch_size)
 
 
-def _in_parts(
-    step: Callable[[jax.Array, Memory], tuple[jax.Array, Memory]],
-    x_BTHWC: jax.Array,
-    sizes: Sequence[int],
+def normalized(moments_BLhwM: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
+    """Returns the modes of latents as a diffusion model sees them, float32 [B, L, h, w, Z]."""
+    mode, _ = jnp.split(moments_BLhwM.astype(jnp.float32), 2, axis=-1)
+    mean, deviation = (x.reshape(1, 1, 1, 1, -1) for x in (mean, deviation))
+    return (mode - mean) / deviation
+
+
+def denormalized(latents_BLhwZ: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
+    """Inverts :func:`normalized`."""
+    mean, deviation = (x.reshape(1, 1, 1, 1, -1) for x in (mean, deviation))
+    return latents_BLhwZ * deviation + mean
+
+
+def in_chunks(
+    coder: Any, x_BTHWC: jax.Array, size: int | None, *, recompute: bool = False
 ) -> jax.Array:
-    """Steps through the frames of a video, `sizes` frames at a time."""
-    memory, found, first = None, [], 0
-    for size in sizes:
-        y, memory = step(x_BTHWC[:, first : first + size], memory)
-        found.append(y)
-        first += size
+    """Steps through the frames of a video: all at once, or the first and then `size` at a time.
+
+    Args:
+        coder: an encoder or a decoder.
+        x_BTHWC: its input.
+        size: frames, or latents, per chunk; None for all at once.
+        recompute: whether the backward pass keeps only what one chunk leaves for the next, and
+            computes each chunk again.
+    """
+    if size is None:
+        return coder.step(x_BTHWC, None)[0]
+    graph, weights = nnx.split(coder)
+    # The chunks' gradients of the weights are summed in float32. In a forward pass alone, the
+    # compiler drops both casts.
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
+
+    def step(wide: Any, x: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        own = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, weights)
+        return nnx.merge(graph, own).step(x, memory)
+
+    if recompute:
+        step = jax.checkpoint(step)
+    y, memory = step(wide, x_BTHWC[:, :1], None)
+    found = [y]
+    count = (x_BTHWC.shape[1] - 1) // size
+    if count:
+        b, _, *hwc = x_BTHWC.shape
+        chunks = x_BTHWC[:, 1 : 1 + count * size].reshape(b, count, size, *hwc)
+
+        def body(memory: Memory, x: jax.Array) -> tuple[Memory, jax.Array]:
+            y, memory = step(wide, x, memory)
+            return memory, y
+
+        memory, ys = lax.scan(body, memory, jnp.moveaxis(chunks, 1, 0))
+        found.append(jnp.moveaxis(ys, 0, 1).reshape(b, -1, *ys.shape[3:]))
+    if (rest := x_BTHWC[:, 1 + count * size :]).shape[1]:
+        found.append(step(wide, rest, memory)[0])
     return jnp.concatenate(found, axis=1)
+
+
+def start(network: nnx.Module, rngs: nnx.Rngs, remat: Remat) -> None:
+    """Makes all weights parameters, with new values.
+
+    Args:
+        network: an encoder or a decoder.
+        rngs: for the values.
+        remat: what the backward pass of its blocks recomputes.
+    """
+    for _, layer in list(nnx.iter_modules(network)):
+        if isinstance(layer, Norm):
+            layer.gamma = nnx.Param(jnp.ones(layer.gamma.shape))
+        elif isinstance(layer, Conv):
+            shape = layer.kernel.shape
+            layer.kernel = uniform_init(rngs, shape, math.sqrt(3 / math.prod(shape[:-1])))
+            layer.bias = nnx.Param(jnp.zeros(layer.bias.shape))
+        elif isinstance(layer, Encoder | Decoder | DownBlock | UpBlock):
+            layer.remat = remat
+
+
+def to_patches(video_BTHW3: jax.Array, side: int, dtype: jnp.dtype) -> jax.Array:
+    """Returns the encoder's input for a video in [0, 1]."""
+    return _patches((2 * video_BTHW3 - 1).astype(dtype), side)
+
+
+def to_pixels(patches_BTHWC: jax.Array, side: int) -> jax.Array:
+    """Returns the video, not clamped, for a decoder's output, float32."""
+    return (_pixels(patches_BTHWC.astype(jnp.float32), side) + 1) / 2
 
 
 def _patches(x_BTHWC: jax.Array, side: int) -> jax.Array:
@@ -507,6 +589,8 @@ def table(sizes: Architecture, *, decodes: bool) -> tuple[WeightTable, dict[str,
         if (theirs := leaf.get_metadata()["theirs"]) is not None:
             ours = ".".join(map(str, path))
             name = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")
+            if "quant_conv." in name:  # beside the encoder and the decoder
+                name = name.partition(".")[2]
             rows.append(Row(name, ours, _layout(theirs, leaf.shape)))
             shapes[ours] = leaf.shape
     return WeightTable(rows=tuple(rows)), shapes

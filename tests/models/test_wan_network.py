@@ -47,7 +47,11 @@ def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
     def both(weights: Any, x: jax.Array) -> Any:
         layer = nnx.merge(graph, weights)
         whole, _ = layer.step(x, None)
-        return whole, wan_network._in_parts(layer.step, x, (1, 4, 2, 2))
+        parts, memory = [], None
+        for part in jnp.split(x, (1, 5, 7), axis=1):
+            y, memory = layer.step(part, memory)
+            parts.append(y)
+        return whole, jnp.concatenate(parts, axis=1)
 
     x = rng.normal(size=(1, 9, 4, 4, 4 if "up" not in name or name == "up" else 8))
     whole, parts = both(filled, jnp.asarray(x, jnp.float32))
@@ -95,16 +99,17 @@ def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) ->
 
     @jax.jit
     def both(x: jax.Array) -> Any:
-        latents = [module.encode(x, jnp.float32, at_once=at_once) for at_once in (True, False)]
-        frames = [module.decode(latents[0], jnp.float32, at_once=one) for one in (True, False)]
+        latents = [module.encode(x, jnp.float32, chunk=chunk) for chunk in (None, 1, 2)]
+        frames = [module.decode(latents[0], jnp.float32, chunk=chunk) for chunk in (None, 1, 2)]
         return latents, frames
 
     latents, frames = both(video(12, 16))
     assert latents[0].shape[1] == 3
     assert frames[0].shape == (1, 9, 16, 16, 3)
     assert np.asarray(latents[0]).std() > 0.1
-    np.testing.assert_allclose(latents[0], latents[1], atol=1e-4)
-    np.testing.assert_allclose(frames[0], frames[1], atol=1e-4)
+    for number in (1, 2):
+        np.testing.assert_allclose(latents[0], latents[number], atol=1e-4)
+        np.testing.assert_allclose(frames[0], frames[number], atol=1e-4)
 
 
 def test_weights_in_several_files_are_those_of_one(folder: Path, tmp_path: Path) -> None:
@@ -119,7 +124,7 @@ def test_weights_in_several_files_are_those_of_one(folder: Path, tmp_path: Path)
 def test_a_teacher_needs_only_the_encoder(folder: Path) -> None:
     found = wan_network.read(folder, NEW, field="f")
     assert {name.partition(".")[0] for name in found} == {
-        *("encoder", "quant_conv", "latents_mean", "latents_std")
+        *("encoder", "latents_mean", "latents_std")
     }
 
 
