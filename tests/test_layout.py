@@ -222,7 +222,7 @@ CHOSEN = {
     "interop/huggingface.py _special_ids": _LITERAL,
     "cli/command_line.py run": "commands.TABLE",
     "models/from_file.py config_class": "the modules in the package's own folder",
-    "models/video_ae/config.py Config.problems": _LITERAL,
+    "models/video_ae/reconstruction.py ReconstructionConfig.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
     "ops/attention.py reproducible_gradients": _LITERAL,
     "inference/export_check.py _of_taehv": "the file that --reference names on the command line",

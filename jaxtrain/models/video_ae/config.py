@@ -11,31 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
 from jaxtrain.models import wan_network
-from jaxtrain.models.contract import ModelConfig
 from jaxtrain.models.video_ae import (
-    augment,
     blocks,
-    lpips,
     network,
-    quality,
     timing,
     weights,
 )
-from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.models.video_ae.losses import Channels, Teacher
+from jaxtrain.models.video_ae.reconstruction import ReconstructionConfig
 from jaxtrain.models.weight_table import WeightTable
 from jaxtrain.storage.atomic import expanded
 
 if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
-
-_LEAST_SIDE = 16
-_Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
-_Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
-_DISCRIMINATOR = "adversary.discriminator."
 
 DecoderKind = Literal["base", "super"]
 _ENCODER_WIDTH = 64
@@ -47,24 +38,14 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(ModelConfig):
+class Config(ReconstructionConfig):
     """The video autoencoder."""
 
-    task = "reconstruct"
-    usage = "reconstruct {run} {input} {out}OUT.mp4 --side-by-side"
     in_weights = ("patch_size", "latent_channels", "decoder", "time_downscale")
     not_in_weights = (("trim", "trim"),)
 
-    frames: _Frames
-    """Frames per clip."""
-    height: _Side
-    """Height of a clip (pixels); a multiple of 8 x patch_size."""
-    width: _Side
-    """Width of a clip (pixels); a multiple of 8 x patch_size."""
     patch_size: Annotated[int, bounds.Bounds(least=1, most=64)] = 1
     """Side of the square patches that become channels before the first layer (pixels)."""
-    latent_channels: Channels = 16
-    """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
     encoder_width: Channels = _ENCODER_WIDTH
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
@@ -90,15 +71,8 @@ class Config(ModelConfig):
     training starts with gray clips; thumbnail: the first channels of each layer carry the colors,
     so it starts with the mean color of each 8x8 square over the frames of a latent, and the other
     channels learn the details."""
-    reconstruction_weight: bounds.Positive = 20.0
-    """Weight of the mean squared error of a clip, with colors from 0 to 1. As the only loss, its
-    weight changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
     teacher: Teacher | None = None
     """Training on a teacher's latents; None turns it off."""
-    perceptual: Perceptual | None = None
-    """The LPIPS loss and metric; None turns it off."""
-    adversary: Adversary | None = None
-    """The discriminator and its loss; None turns it off."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: encoder, decoder, or longer parameter paths such as
     decoder.stages.0. They have no gradient, no weight decay, and no optimizer state, and are never
@@ -111,10 +85,8 @@ class Config(ModelConfig):
     def check(self) -> None:
         """Checks sizes of clips and of what sees them."""
         self._check_frames()
-        self._check_size()
+        super().check()
         self._check_init()
-        if self.adversary is not None:
-            self._check_adversary(self.adversary)
         if self.teacher is not None:
             self._check_teacher(self.teacher)
 
@@ -129,28 +101,6 @@ class Config(ModelConfig):
             )
         frames.check_clip(self.frames)
 
-    def _check_size(self) -> None:
-        factor = self.space_factor
-        if self.height % factor or self.width % factor:
-            raise InputError(
-                f"model.height={self.height} and model.width={self.width} must be multiples of "
-                f"{factor}: the nearest are {self._nearest(self.height)} and "
-                f"{self._nearest(self.width)}",
-                about=("model.height", "model.width"),
-            )
-        if min(self.height, self.width) < _LEAST_SIDE:
-            raise InputError(
-                f"model.height={self.height} and model.width={self.width}: use at least "
-                f"{_LEAST_SIDE} for each (SSIM has windows of {quality.SSIM_WINDOW} pixels)",
-                about=("model.height", "model.width"),
-            )
-        if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
-            raise InputError(
-                f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
-                f"at least {lpips.LEAST_SIDE} for each",
-                about=("model.height", "model.width", "model.perceptual"),
-            )
-
     def _check_init(self) -> None:
         narrowest = min(self.latent_channels, self.encoder_width, *self.widths)
         if self.init == "thumbnail" and narrowest < 3 * self.patch_size**2:
@@ -160,22 +110,6 @@ class Config(ModelConfig):
                 "(model.latent_channels, model.encoder_width, model.decoder_widths): widen it, or "
                 "set --model.init random",
                 about=("model.init", "model.patch_size"),
-            )
-
-    def _check_adversary(self, settings: Adversary) -> None:
-        decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
-        if decoded < settings.frames:
-            raise InputError(
-                f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
-                f"has {decoded} reconstructed frames; use that many at most",
-                about=("model.adversary.frames", "model.frames"),
-            )
-        crop, most = settings.crop, min(self.height, self.width)
-        if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
-            raise InputError(
-                f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
-                "or None for the full frame",
-                about="model.adversary.crop",
             )
 
     def _check_teacher(self, teacher: Teacher) -> None:
@@ -241,12 +175,6 @@ class Config(ModelConfig):
         doublings = sum(self.time_downscale)
         return (1,) * (3 - doublings) + (2,) * doublings
 
-    def _nearest(self, size: int) -> int:
-        """Returns the valid size nearest to `size`, at least 16."""
-        factor = self.space_factor
-        least = -(-_LEAST_SIDE // factor) * factor
-        return max(least, (size + factor // 2) // factor * factor)
-
     def build(self, rngs: nnx.Rngs) -> "VideoAutoencoder":
         """Builds the module, with new float32 parameters."""
         from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
@@ -255,7 +183,7 @@ class Config(ModelConfig):
 
     def bare(self) -> "Config":
         """Returns the same network without its training-only parts."""
-        return dataclasses.replace(self, teacher=None, perceptual=None, adversary=None)
+        return dataclasses.replace(super().bare(), teacher=None)
 
     @property
     def largest_rate(self) -> float:
@@ -269,19 +197,7 @@ class Config(ModelConfig):
 
     def problems(self) -> list[str]:
         """Returns why this model cannot be trained: missing files."""
-        found: list[str] = []
-        if self.perceptual is not None:
-            for name in ("weights", "backbone"):
-                path = getattr(self.perceptual, name)
-                if path is not None and not os.path.exists(expanded(path)):
-                    found.append(
-                        Problem(
-                            f"model.perceptual.{name}={path}: no such file; pass a state dict "
-                            "(.safetensors or .pth), or set --model.perceptual None",
-                            f"model.perceptual.{name}",
-                            "model.perceptual",
-                        )
-                    )
+        found = super().problems()
         if self.teacher is not None and self.teacher.network is not None:
             path = self.teacher.weights
             if path is None or not os.path.isdir(expanded(path)):
@@ -303,15 +219,7 @@ class Config(ModelConfig):
         Raises:
             InputError: the files are missing or have other contents.
         """
-        found: dict[str, np.ndarray] = {}
-        if self.perceptual is not None:
-            backbone = self.perceptual.backbone
-            _, of_lpips = lpips.read(
-                expanded(self.perceptual.weights),
-                None if backbone is None else expanded(backbone),
-                "alex",
-            )
-            found |= {f"lpips.{name}": array for name, array in of_lpips.items()}
+        found = super().constants()
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
         if self.teacher is not None and sizes is not None:
             field = "model.teacher.weights"
@@ -321,45 +229,16 @@ class Config(ModelConfig):
             found |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
         return found
 
-    def optimizer_groups(self) -> dict[str, config.Group]:
-        """Returns the group of the discriminator, with its own optimizer and clipping."""
-        if self.adversary is None:
-            return {}
-        settings = self.adversary
-        return {
-            "adversary": config.Group(
-                prefix=_DISCRIMINATOR,
-                peak_lr=settings.peak_lr,
-                b1=settings.b1,
-                b2=settings.b2,
-                weight_decay=settings.weight_decay,
-                max_grad_norm=settings.max_grad_norm,
-            )
-        }
-
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of a batch.
 
-        `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
-        [B]. With prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
+        With prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
         """
-        shape = (batch_size, self.frames, self.height, self.width, 3)
-        spec = {
-            "video": jax.ShapeDtypeStruct(shape, jnp.uint8),
-            "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
-            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-        }
+        spec = super().batch_spec(batch_size)
         if self.teacher is not None and self.teacher.prepared:
             latents = (batch_size, *self.latent_shape)
             spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
         return spec
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int, int]:
-        """Returns the shape of a clip's latents, [L, h, w, C]."""
-        factor = self.space_factor
-        latents = self.timing.latent_frames(self.frames)
-        return latents, self.height // factor, self.width // factor, self.latent_channels
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Returns the names of the reference; the discriminator has none."""

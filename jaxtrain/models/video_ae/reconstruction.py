@@ -1,0 +1,382 @@
+"""What all video autoencoders have in common: clips, losses, metrics and samples.
+
+A subclass of :class:`Config` has the fields of its network, and one of :class:`Autoencoder` the
+network itself. The small autoencoder (:mod:`.autoencoder`) and Wan's (:mod:`..wan_vae`) are two.
+
+Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain import config
+from jaxtrain.config import bounds
+from jaxtrain.errors import InputError, Problem
+from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
+from jaxtrain.models.video_ae import augment, lpips, quality, samples, timing
+from jaxtrain.models.video_ae.adversary import Seraena
+from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.storage.atomic import expanded
+
+_LEAST_SIDE = 16
+_Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
+_Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
+_DISCRIMINATOR = "adversary.discriminator."
+_SAMPLE_CLIPS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReconstructionConfig(ModelConfig):
+    """The clips and losses of a video autoencoder."""
+
+    task = "reconstruct"
+    usage = "reconstruct {run} {input} {out}OUT.mp4 --side-by-side"
+
+    frames: _Frames
+    """Frames per clip."""
+    height: _Side
+    """Height of a clip (pixels); a multiple of 8 x patch_size."""
+    width: _Side
+    """Width of a clip (pixels); a multiple of 8 x patch_size."""
+    latent_channels: Channels = 16
+    """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
+    reconstruction_weight: bounds.Positive = 20.0
+    """Weight of the mean squared error of a clip, with colors from 0 to 1. As the only loss, its
+    weight changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
+    perceptual: Perceptual | None = None
+    """The LPIPS loss and metric; None turns it off."""
+    adversary: Adversary | None = None
+    """The discriminator and its loss; None turns it off."""
+
+    def check(self) -> None:
+        """Checks sizes of clips and of what sees them."""
+        self._check_size()
+        if self.adversary is not None:
+            self._check_adversary(self.adversary)
+
+    def _check_size(self) -> None:
+        factor = self.space_factor
+        if self.height % factor or self.width % factor:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width} must be multiples of "
+                f"{factor}: the nearest are {self._nearest(self.height)} and "
+                f"{self._nearest(self.width)}",
+                about=("model.height", "model.width"),
+            )
+        if min(self.height, self.width) < _LEAST_SIDE:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width}: use at least "
+                f"{_LEAST_SIDE} for each (SSIM has windows of {quality.SSIM_WINDOW} pixels)",
+                about=("model.height", "model.width"),
+            )
+        if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
+                f"at least {lpips.LEAST_SIDE} for each",
+                about=("model.height", "model.width", "model.perceptual"),
+            )
+
+    def _check_adversary(self, settings: Adversary) -> None:
+        decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
+        if decoded < settings.frames:
+            raise InputError(
+                f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
+                f"has {decoded} reconstructed frames; use that many at most",
+                about=("model.adversary.frames", "model.frames"),
+            )
+        crop, most = settings.crop, min(self.height, self.width)
+        if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
+            raise InputError(
+                f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
+                "or None for the full frame",
+                about="model.adversary.crop",
+            )
+
+    @property
+    def space_factor(self) -> int:
+        """Returns the pixels per latent along a side."""
+        raise NotImplementedError
+
+    @property
+    def timing(self) -> timing.Timing:
+        """Returns how frames map to latents."""
+        raise NotImplementedError
+
+    def bare(self) -> Self:
+        """Returns the same network without its training-only parts."""
+        return dataclasses.replace(self, perceptual=None, adversary=None)
+
+    def problems(self) -> list[str]:
+        """Returns why this model cannot be trained: missing files."""
+        found: list[str] = []
+        if self.perceptual is not None:
+            for name in ("weights", "backbone"):
+                path = getattr(self.perceptual, name)
+                if path is not None and not os.path.exists(expanded(path)):
+                    found.append(
+                        Problem(
+                            f"model.perceptual.{name}={path}: no such file; pass a state dict "
+                            "(.safetensors or .pth), or set --model.perceptual None",
+                            f"model.perceptual.{name}",
+                            "model.perceptual",
+                        )
+                    )
+        return found
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Reads the weights of LPIPS, by dotted path in the module.
+
+        Raises:
+            InputError: the files are missing or have other contents.
+        """
+        if self.perceptual is None:
+            return {}
+        backbone = self.perceptual.backbone
+        _, found = lpips.read(
+            expanded(self.perceptual.weights),
+            None if backbone is None else expanded(backbone),
+            "alex",
+        )
+        return {f"lpips.{name}": array for name, array in found.items()}
+
+    def optimizer_groups(self) -> dict[str, config.Group]:
+        """Returns the group of the discriminator, with its own optimizer and clipping."""
+        if self.adversary is None:
+            return {}
+        settings = self.adversary
+        return {
+            "adversary": config.Group(
+                prefix=_DISCRIMINATOR,
+                peak_lr=settings.peak_lr,
+                b1=settings.b1,
+                b2=settings.b2,
+                weight_decay=settings.weight_decay,
+                max_grad_norm=settings.max_grad_norm,
+            )
+        }
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of a batch.
+
+        `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
+        [B].
+        """
+        shape = (batch_size, self.frames, self.height, self.width, 3)
+        return {
+            "video": jax.ShapeDtypeStruct(shape, jnp.uint8),
+            "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
+            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+        }
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Returns the shape of a clip's latents, [L, h, w, C]."""
+        factor = self.space_factor
+        latents = self.timing.latent_frames(self.frames)
+        return latents, self.height // factor, self.width // factor, self.latent_channels
+
+    def _nearest(self, size: int) -> int:
+        """Returns the valid size nearest to `size`, at least 16."""
+        factor = self.space_factor
+        least = -(-_LEAST_SIDE // factor) * factor
+        return max(least, (size + factor // 2) // factor * factor)
+
+
+class Reconstruction(Model):
+    """Losses and metrics of a video autoencoder; a subclass has ``encode`` and ``decode``.
+
+    Args:
+        config: the config.
+        rngs: for the discriminator, so a subclass first draws its own parameters.
+    """
+
+    teacher: Teacher | None = None
+
+    def __init__(self, config: ReconstructionConfig, rngs: nnx.Rngs) -> None:
+        self.timing = config.timing
+        self.space_factor = config.space_factor
+        self.reconstruction_weight = config.reconstruction_weight
+        self.lpips = None if config.perceptual is None else lpips.Lpips()
+        self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
+        self.adversary = _adversary(config, rngs)
+
+    def _taught(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
+        """Returns the teacher's latents of these frames; None without a teacher."""
+        return None
+
+    @property
+    def _dtype(self) -> jnp.dtype:
+        """Returns the dtype of the computation."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Computes the weighted sum of all losses that are on, over clips.
+
+        The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
+        the reconstruction without clamping, which would remove the gradient of pixels outside [0,
+        1]. PSNR is of the clamped reconstruction, as a viewer sees it.
+        """
+        video = augment.augment(_to_float(batch["video"]), batch["augment"])
+        weight_B = batch["weight"]
+        seen = self._seen(video, batch)
+        weight = weight_B.sum()
+        total, metrics = self._losses(seen, weight_B, weight)
+        shown = jnp.clip(seen.found, 0, 1)
+        metrics["psnr"] = _frame_sums(quality.psnr(seen.target, shown), weight_B)[:2]
+        if self.adversary is not None:
+            found = self.adversary(seen.target, seen.found, seen.decoded, keys_B, self._dtype)
+            correction = (found.decoder_B * weight_B).sum()
+            # The discriminator's own loss trains only the discriminator, so it needs no weight.
+            total += self.adversary.weight * correction + found.discriminator * weight
+            metrics |= {
+                "adversary_loss": (correction, weight),
+                "discriminator_loss": (found.discriminator * weight, weight),
+                "discriminator_accuracy": (found.right * weight, weight),
+            }
+        return total, weight, metrics
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Computes `loss` over clips, without adversary; `psnr`, `ssim`, `lpips` over frames."""
+        weight_B = batch["weight"]
+        seen = self._seen(_to_float(batch["video"]), batch)
+        weight = weight_B.sum()
+        total, metrics = self._losses(seen, weight_B, weight)
+        shown = jnp.clip(seen.found, 0, 1)
+        measured: Sums = {
+            "loss": (total, weight),
+            "psnr": _frame_sums(quality.psnr(seen.target, shown), weight_B),
+            "ssim": _frame_sums(quality.ssim(seen.target, shown), weight_B),
+        }
+        if self.teacher is not None:
+            measured["encoder_loss"] = metrics["encoder_loss"]
+        if self.lpips is not None:
+            measured["lpips"] = _frame_sums(self._lpips_BT(seen.target, shown), weight_B)
+        return measured
+
+    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Measures clips of one color, the mean of each original."""
+        target = self._seen(_to_float(batch["video"]), batch).target
+        color = jnp.broadcast_to(target.mean((1, 2, 3), keepdims=True), target.shape)
+        total, weight, _ = _frame_sums(quality.psnr(target, color), batch["weight"])
+        return {"psnr": total, "frames": weight}
+
+    @staticmethod
+    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns the `psnr` of clips of one color."""
+        frames = float(sums["frames"])
+        return {"psnr": float(sums["psnr"]) / frames if frames else math.nan}
+
+    def samples(self, batch: Batch) -> dict[str, jax.Array]:
+        """Shows up to 3 clips: originals, reconstructions, and errors as a heat map, in rows.
+
+        `reconstruction` is an image with up to 6 frames side by side, `clip` a video of all frames,
+        and `latents` a grid of the channels of each clip's first latent.
+        """
+        first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
+        seen = self._seen(_to_float(first["video"]), first)
+        shown = samples.beside(seen.target, jnp.clip(seen.found, 0, 1))
+        return {
+            "reconstruction": samples.in_a_row(shown),
+            "clip": samples.moving(shown),
+            "latents": samples.grid(seen.encoded[:, 0]),
+        }
+
+    @staticmethod
+    def sample_labels(batch: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """Returns the labels of the rows and of the columns of each sample."""
+        clips = min(_SAMPLE_CLIPS, batch["video"].shape[0])
+        numbered = [f"clip {number + 1}" for number in range(clips)]
+        rows = list(samples.ROWS)
+        return {
+            "reconstruction": (rows * clips, []),
+            "clip": (rows, numbered),
+            "latents": (numbered, []),
+        }
+
+    def _losses(
+        self, seen: "_Seen", weight_B: jax.Array, weight: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        """Returns the weighted sum of the losses without randomness, and each loss."""
+        error = (jnp.square(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
+        total = self.reconstruction_weight * error
+        metrics: Sums = {"reconstruction_loss": (error, weight)}
+        if self.teacher is not None:
+            assert seen.taught is not None, "there is a teacher"
+            far = (jnp.square(seen.encoded - seen.taught).mean((1, 2, 3, 4)) * weight_B).sum()
+            total += self.teacher.encoder_weight * far
+            metrics["encoder_loss"] = (far, weight)
+        if self.lpips is not None:
+            distance = (self._lpips_BT(seen.target, seen.found).mean(1) * weight_B).sum()
+            total += self.perceptual_weight * distance
+            metrics["perceptual_loss"] = (distance, weight)
+        return total, metrics
+
+    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array) -> jax.Array:
+        assert self.lpips is not None
+        b, t, *shape = video_BTHW3.shape
+        frames = [x.astype(self._dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
+        return self.lpips(*frames).reshape(b, t)
+
+    def _seen(self, video_BTHW3: jax.Array, batch: Batch) -> "_Seen":
+        """Encodes and decodes a batch."""
+        target = self.timing.target(video_BTHW3)
+        encoded = self.encode(video_BTHW3)
+        taught = self._taught(video_BTHW3, batch)
+        from_teacher = self.teacher is not None and self.teacher.decode
+        decoded = taught if from_teacher and taught is not None else encoded
+        found = self.decode(decoded).astype(jnp.float32)
+        return _Seen(target, found, encoded.astype(jnp.float32), decoded, taught)
+
+
+class _Seen(NamedTuple):
+    """Inputs and outputs of encoder and decoder for a batch.
+
+    Attributes:
+        target: frames to reconstruct, float32 [B, T, H, W, 3].
+        found: reconstructed frames, not clamped, float32 [B, T, H, W, 3].
+        encoded: our latents, float32 [B, L, h, w, C].
+        decoded: the latents that were decoded.
+        taught: the teacher's latents; None without a teacher.
+    """
+
+    target: jax.Array
+    found: jax.Array
+    encoded: jax.Array
+    decoded: jax.Array
+    taught: jax.Array | None
+
+
+def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:
+    settings = config.adversary
+    if settings is None:
+        return None
+    return Seraena(
+        weight=settings.weight,
+        frames=settings.frames,
+        crop=settings.crop,
+        replay=settings.replay,
+        height=config.height,
+        width=config.width,
+        space_factor=config.space_factor,
+        latent_channels=config.latent_channels,
+        rngs=rngs,
+    )
+
+
+def _to_float(video: jax.Array) -> jax.Array:
+    return video.astype(jnp.float32) / 255
+
+
+def _frame_sums(value_BT: jax.Array, weight_B: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns sum, weight, and sum of squares over frames."""
+    weight_BT = jnp.broadcast_to(weight_B[:, None], value_BT.shape)
+    weighted = value_BT * weight_BT
+    return weighted.sum(), weight_BT.sum(), (weighted * value_BT).sum()
