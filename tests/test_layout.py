@@ -35,6 +35,7 @@ DISTRIBUTIONS = {
     "jaxlib": "jax",
     "orbax": "orbax-checkpoint",
     "pynvml": "nvidia-ml-py",
+    "yaml": "PyYAML",
 }
 # Imports that would slow down worker processes and the parsing of a command line.
 _JAX = {"jax", "flax", "optax", "orbax", "grain"}
@@ -259,6 +260,7 @@ def choices(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[str, str]
             if name in ("compile", "eval") and owner:
                 runs = False
             loads = owner.rpartition(".")[2] in ("pickle", "marshal", "shelve", "dill", "yaml")
+            loads &= name != "safe_load"  # yaml's, which makes only plain values
             shell = any(
                 one.arg in ("shell", "allow_pickle", "trust_remote_code")
                 and not (isinstance(one.value, ast.Constant) and one.value.value is False)

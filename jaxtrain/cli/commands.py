@@ -256,7 +256,9 @@ class Evaluate(OnDevices, Json, Precise):
     A masked language model gives pseudo-perplexity: each token is masked in turn and predicted from
     the tokens around it; unknown tokens ([UNK]) are skipped. A causal model gives bits per byte:
     each token is predicted from at least half a context window of tokens before it, where the text
-    has as many. Their flags are --text-field, --max-tokens, and --rows.
+    has as many. On the folder of CORE's tasks, which it reads but does not have, it gives the
+    accuracy of each task and CORE. Their flags are --text-field, --max-tokens, --max-examples, and
+    --rows.
     """
 
     sources: Annotated[tuple[Path, ...], "SOURCE"]
@@ -264,7 +266,8 @@ class Evaluate(OnDevices, Json, Precise):
     _: dataclasses.KW_ONLY
     data: Annotated[str, "PATH"]
     """the videos: a folder, a video, or a list; or the text, UTF-8: a .txt or .md file is one
-    document, each line of a .jsonl file and each row of a .parquet file another"""
+    document, each line of a .jsonl file and each row of a .parquet file another; or a folder with
+    the tasks of CORE (core.yaml, eval_data/, eval_meta_data.csv)"""
     split: Literal["val", "all"] = "val"
     """val: of data that a SOURCE was trained on, only the part for validation; all: all videos, as
     always with --protocol"""
@@ -291,6 +294,8 @@ class Evaluate(OnDevices, Json, Precise):
     text, content, body, ...)"""
     max_tokens: Annotated[int | None, "N", _ONE] = None
     """text: measure only the first N tokens, and read only as much (default: all)"""
+    max_examples: Annotated[int | None, "N", _ONE] = None
+    """CORE: measure only N examples of each task (default: all)"""
     rows: Annotated[int | None, "N", _ONE] = None
     """text: batch size, in sequences (default: 16)"""
 

@@ -25,7 +25,7 @@ _VIDEO_FLAGS = (
     *("split", "protocol", "frames", "height", "width", "clips", "lpips", "backbone", "i3d"),
     *("engine", "ray_address", "ray_gpus"),
 )
-_TEXT_FLAGS = ("text_field", "max_tokens", "rows")
+_TEXT_FLAGS = ("text_field", "max_tokens", "max_examples", "rows")
 _LETTERS = "ABC"
 _USUAL = {"frames": 16, "height": 256, "width": 256}
 _DIGITS = {"psnr": 3}
@@ -42,7 +42,7 @@ def main(flags: commands.Evaluate) -> int:
     if files.is_absent(flags.data):  # whether it fits depends on the model
         raise InputError(
             f"--data {flags.data}: no such file or folder; pass a folder of videos, a video, or a "
-            "list of them; for a language model, a text file"
+            "list of them; for a language model, a text file, or the folder of CORE's tasks"
         )
     # They import jax, which takes seconds.
     from jaxtrain.cli import text

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxtrain import errors, terminal, versions
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import commands
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import fill_mask, language_model
+from jaxtrain.inference import core_tasks, fill_mask, language_model
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights
@@ -22,7 +23,7 @@ from jaxtrain.models.contract import Task
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.storage.atomic import LATEST, expanded
-from jaxtrain.telemetry import progress_bar
+from jaxtrain.telemetry import formats, progress_bar
 from jaxtrain.training import run_directory
 
 
@@ -171,7 +172,14 @@ def evaluate(
     """
     data, rows = atomic.expanded(flags.data), flags.rows or _ROWS
     atomic.check_writable("--json", flags.json)
-    _check_readable(data)
+    if kind is CausalModel and core_tasks.is_core(data):
+        return _evaluate_core(flags, source, data, rows)
+    if flags.max_examples is not None:
+        raise InputError(
+            f"--max-examples {flags.max_examples}: --data {data} is not a folder with the tasks of "
+            "CORE; omit the flag, or use --max-tokens"
+        )
+    _check_readable(data, "" if kind is MaskedModel else f", or a folder with {core_tasks.TASKS}")
     _warn_of_training_text(source, data)
     model = kind(source, flags.precision, command="evaluate")
     most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
@@ -187,19 +195,46 @@ def evaluate(
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
     terminal.out(_report(score, model, flags))
-    if flags.json:
-        content = {
-            "source": model.source,
-            "data": str(data),
-            "max_tokens": flags.max_tokens,
-            "precision": flags.precision,
-            "versions": versions.line(),
-            **dataclasses.asdict(score),
-            **_derived(score),
-        }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        terminal.out(f"wrote {flags.json}")
+    content = {"max_tokens": flags.max_tokens, **dataclasses.asdict(score), **_derived(score)}
+    _write_json(flags, model.source, data, content)
     return 0
+
+
+def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int) -> int:
+    for name, value in (("text-field", flags.text_field), ("max-tokens", flags.max_tokens)):
+        if value is not None:
+            raise InputError(
+                f"--{name} {value}: --data {data} has the tasks of CORE; omit the flag"
+            )
+    tasks = core_tasks.read(data, flags.max_examples)  # before the model, which takes longer
+    model = CausalModel(source, flags.precision, command="evaluate")
+    with _progress("examples") as each:
+        score = core_tasks.score(model, tasks, rows, each)
+    table: list[tuple[str, ...]] = [
+        ("task", "kind", "shots", "examples", "accuracy", "baseline", "centered")
+    ]
+    for one in score.tasks:
+        shares = (f"{value:.4f}" for value in (one.accuracy, one.baseline, one.centered))
+        table.append((one.label, one.kind, str(one.shots), f"{one.examples:,}", *shares))
+    table.append(("CORE", "", "", "", "", "", f"{score.core:.4f}"))
+    count = sum(one.examples for one in score.tasks)
+    most = "" if flags.max_examples is None else f", {flags.max_examples:,} per task at most"
+    head = f"measured on {data}: {count:,} examples{most}"
+    if score.cut:
+        head += f"; {score.cut:,} prompts without their beginning, beyond {model.longest} tokens"
+    terminal.out(f"{head} ({flags.precision})\n{model.source}\n")
+    terminal.out(formats.columns(table, {0, 1}))
+    content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
+    _write_json(flags, model.source, data, content)
+    return 0
+
+
+def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict[str, Any]) -> None:
+    if flags.json:
+        how = {"precision": flags.precision, "versions": versions.line()}
+        whole = {"source": source, "data": str(data), **how, **content}
+        atomic.write_whole(flags.json, json.dumps(whole, indent=2) + "\n")
+        terminal.out(f"wrote {flags.json}")
 
 
 def _warn_of_training_text(source: Path, text: Path) -> None:
@@ -215,9 +250,9 @@ def _warn_of_training_text(source: Path, text: Path) -> None:
             )
 
 
-def _check_readable(path: Path) -> None:
+def _check_readable(path: Path, more: str) -> None:
     if path.is_dir():
-        raise InputError(f"--data {path} is a folder: pass a text file")
+        raise InputError(f"--data {path} is a folder: pass a text file{more}")
     try:
         path.open("rb").close()
     except OSError as error:

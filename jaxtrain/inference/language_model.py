@@ -42,6 +42,18 @@ class _Window(NamedTuple):
     start: int
 
 
+class Continuation(NamedTuple):
+    """A sequence whose end is scored.
+
+    Attributes:
+        tokens: token ids.
+        start: index of the first token that is predicted, at least 1.
+    """
+
+    tokens: np.ndarray
+    start: int
+
+
 @dataclasses.dataclass(frozen=True)
 class TextScore:
     """How well a model predicts each token of a text from the tokens before it.
@@ -147,6 +159,14 @@ class CausalModel:
             return found
 
         self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=how)
+
+        def predict(arrays: state.Arrays, batch: attention.Batch) -> tuple[jax.Array, jax.Array]:
+            found = definition.module(arrays, {}).predict(batch)
+            return found.cost.sum(1), found.right.sum(1)
+
+        self._predict: Callable[..., tuple[jax.Array, jax.Array]] = jax.jit(
+            predict, compiler_options=how
+        )
 
     @property
     def longest(self) -> int:
@@ -261,6 +281,39 @@ class CausalModel:
         """Returns the number of tokens of a text."""
         return len(tokenizer_file.ids(self.tokenizer, text))
 
+    def document(self, text: str) -> np.ndarray:
+        """Returns the token that begins a document and those of a text, int32."""
+        return np.array([self.begin, *tokenizer_file.ids(self.tokenizer, text)], np.int32)
+
+    def predict(
+        self, continuations: Sequence[Continuation], rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Predicts the end of each sequence from its beginning.
+
+        Args:
+            continuations: sequences of at most :attr:`longest` tokens.
+            rows: batch size, in sequences.
+
+        Returns:
+            The mean loss per token in nats, float64, and whether each token is the most likely one,
+            bool; one per sequence.
+        """
+        cost, right = (np.zeros(len(continuations)) for _ in range(2))
+        lengths = np.array([len(one.tokens) - 1 for one in continuations])
+        order = np.argsort(lengths, kind="stable")  # batches of similar length need less padding
+        for first in range(0, len(order), rows):
+            chosen = order[first : first + rows]
+            shape = rows, padded(int(lengths[chosen].max()), self.longest)
+            batch = self._empty(shape)
+            for row, index in enumerate(chosen):
+                tokens, start = continuations[index]
+                batch["tokens"][row, : len(tokens) - 1] = tokens[:-1]
+                batch["targets"][row, start - 1 : len(tokens) - 1] = tokens[start:]
+            sums = jax.device_get(self._predict(self._arrays, batch))
+            cost[chosen], right[chosen] = (one[: len(chosen)] for one in sums)
+        counts = lengths + 1 - np.array([one.start for one in continuations])
+        return cost / counts, right == counts
+
     def score(
         self,
         texts: Sequence[str],
@@ -319,13 +372,7 @@ class CausalModel:
 
     def _windows(self, windows: Sequence[_Window], rows: int) -> dict[str, np.ndarray]:
         """Makes a batch of windows; tokens that an earlier window has scored are not targets."""
-        shape = rows, self.longest
-        batch = {
-            "tokens": np.full(shape, self.begin, np.int32),
-            "targets": np.full(shape, attention.IGNORED, np.int32),
-            "target_bytes": np.zeros(shape, np.int32),
-            "weight": np.ones(rows, np.float32),
-        }
+        batch = self._empty((rows, self.longest))
         for row, (given, sizes, start) in enumerate(windows):
             there = min(self.longest, len(sizes) - start)
             new = slice(self.longest - self._stride if start else 0, there)
@@ -333,6 +380,15 @@ class CausalModel:
             batch["targets"][row, new] = given[start + 1 : start + 1 + there][new]
             batch["target_bytes"][row, new] = sizes[start : start + there][new]
         return batch
+
+    def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Makes a batch without targets."""
+        return {
+            "tokens": np.full(shape, self.begin, np.int32),
+            "targets": np.full(shape, attention.IGNORED, np.int32),
+            "target_bytes": np.zeros(shape, np.int32),
+            "weight": np.ones(shape[0], np.float32),
+        }
 
     def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
         for name, value in (("tokens", tokens), ("samples", samples)):

@@ -12,13 +12,15 @@ from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import load
+from jaxtrain.inference import core_tasks, load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.inference.video import Autoencoder, fetched
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
 from jaxtrain.ops.sampling import Choice
+
+_ROWS = 16
 
 
 class Model:
@@ -160,17 +162,25 @@ class Model:
 
     @from_python()
     def evaluate(
-        self, data: str | Path, *, max_tokens: int | None = None, text_field: str | None = None
+        self,
+        data: str | Path,
+        *,
+        max_tokens: int | None = None,
+        max_examples: int | None = None,
+        text_field: str | None = None,
     ) -> Any:
-        """Measures a language model on a text file.
+        """Measures a language model on a text file, or a causal one on the tasks of CORE.
 
         Args:
-            data: a UTF-8 text file, which is one document, or a .jsonl or .parquet file.
+            data: a UTF-8 text file, which is one document, a .jsonl or .parquet file, or the folder
+                with the tasks of CORE.
             text_field: the field or column with the text; None uses the first of the usual names.
-            max_tokens: measure only the first N tokens; None is all.
+            max_tokens: of a text, measure only the first N tokens; None is all.
+            max_examples: of each task, measure only N examples; None is all.
 
         Returns:
-            A score with ``loss``, ``accuracy``, and ``bits_per_byte`` or ``pseudo_perplexity``.
+            A score with ``loss``, ``accuracy``, and ``bits_per_byte`` or ``pseudo_perplexity``; for
+            the tasks, one with ``core`` and ``tasks``.
 
         Raises:
             InputError: not a language model (``jaxtrain evaluate`` compares autoencoders), or the
@@ -182,6 +192,10 @@ class Model:
                 f"{self._source} does not describe a language model: pass a checkpoint or a run "
                 f"directory"
             )
+        path = Path(data).expanduser()
+        if described.task == "generate" and core_tasks.is_core(path):
+            tasks = core_tasks.read(path, max_examples)
+            return core_tasks.score(self._causal, tasks, _ROWS, lambda done, count: None)
         model: CausalModel | MaskedModel
         if described.task == "generate":
             model = self._causal
@@ -191,13 +205,13 @@ class Model:
             raise load.cannot(described, "evaluate", "generate", "fill", source=self._source)
         most = None if max_tokens is None else max_tokens + 2 * model.longest
         try:
-            texts = documents.texts(Path(data).expanduser(), text_field, model.count, most)
+            texts = documents.texts(path, text_field, model.count, most)
         except BadExample as error:
             raise InputError(f"data {data}: {error.reason}") from error
         except OSError as error:
             raise InputError(f"data {data} cannot be read: {error.strerror}") from error
         score: TextScore | MaskedScore = model.score(
-            texts, rows=16, max_tokens=max_tokens, each=lambda done, count: None
+            texts, rows=_ROWS, max_tokens=max_tokens, each=lambda done, count: None
         )
         return score
 

@@ -568,11 +568,11 @@ class CausalModel(Model):
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the cross-entropy over targets, in nats, and `accuracy`."""
         keys = keys_B if self.dropout else None
-        return chunked_loss.loss_sums(self._predict(batch, keys), batch)
+        return chunked_loss.loss_sums(self.predict(batch, keys), batch)
 
     def evaluate(self, batch: Batch) -> Sums:
         """Computes `loss` and `accuracy` over targets, and `bits_per_byte` of their text."""
-        return chunked_loss.evaluation_sums(self._predict(batch, None), batch)
+        return chunked_loss.evaluation_sums(self.predict(batch), batch)
 
     def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Counts the targets."""
@@ -584,7 +584,8 @@ class CausalModel(Model):
         """Returns the `loss` of the tokens' frequencies."""
         return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
 
-    def _predict(self, batch: Batch, keys_B: jax.Array | None) -> chunked_loss.Predictions:
+    def predict(self, batch: Batch, keys_B: jax.Array | None = None) -> chunked_loss.Predictions:
+        """Computes the cost of each target; without keys, without dropout."""
         embedding, _, head = self.parts()
         x_BSD = self.hidden_states(batch["tokens"], keys_B)
         # Without remat, which would recompute the loss and gather its parameter again: the loss

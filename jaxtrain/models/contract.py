@@ -6,8 +6,8 @@ the package calls only the methods of these two classes, and never checks a mode
 
 - Required: ``build``, ``batch_spec`` and ``tiny`` of the config; ``loss`` and ``evaluate`` of the
   module.
-- With ``task``, what its commands call. "generate": ``cache`` and ``decode_step``; "fill":
-  ``logits_at``; "reconstruct": ``encode`` and ``decode``.
+- With ``task``, what its commands call. "generate": ``cache``, ``decode_step``, and
+  ``predict``; "fill": ``logits_at``; "reconstruct": ``encode`` and ``decode``.
 - With ``weight_tables``, ``export`` and ``import``; with ``model_type``, also of transformers
   folders, by ``to_settings`` and ``from_settings``.
 - All else has a default.
@@ -84,6 +84,7 @@ from jaxtrain.config.metrics import Metric
 from jaxtrain.errors import InputError
 from jaxtrain.models import weight_table
 from jaxtrain.models.weight_table import Tensors, WeightTable
+from jaxtrain.ops.chunked_loss import Predictions
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
@@ -383,6 +384,10 @@ class Model(nnx.Module):
             Float32 logits [B, V] of the token after the first ``count``, equal to those of one pass
             over the sequence, up to rounding; and the next cache.
         """
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Computes the cost of each target, and whether it is the most likely token."""
         raise NotImplementedError
 
     def logits_at(self, tokens_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:

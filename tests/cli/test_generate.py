@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import re
 import shutil
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from checkpoint.small_state import make_state, meta_of
 from flax import nnx
+from program import train
 
 import jaxtrain
 from jaxtrain import config, main
@@ -388,3 +390,88 @@ def test_evaluate_warns_of_text_that_the_run_was_trained_on(
     for name, warns in (("books/train.txt", True), ("other.txt", False)):
         assert run("evaluate", source, "--data", tmp_path / name) == 0
         assert ("the result may be that of text it has seen" in capsys.readouterr().err) == warns
+
+
+def test_predict_is_the_loss_of_each_end(model: language_model.CausalModel) -> None:
+    """For sequences of different lengths, in batches, up to the context window."""
+    rng = np.random.default_rng(0)
+    ends = [
+        language_model.Continuation(
+            np.array([model.begin, *rng.integers(0, 200, length - 1)], np.int32), start
+        )
+        for length, start in ((5, 1), (LENGTH, 20), (2, 1), (9, 8), (17, 3))
+    ]
+    best = list(model.ids(ends[0].tokens[:1].tolist(), tokens=2, choice=Choice(temperature=0.0)))
+    likely = [model.begin, *(int(one[0]) for one in best)]
+    ends += [
+        language_model.Continuation(np.array(likely, np.int32), 1),
+        language_model.Continuation(np.array([*likely, 99], np.int32), 1),
+        language_model.Continuation(np.array([99, *likely], np.int32), 3),
+    ]
+    losses, most_likely = model.predict(ends, rows=3)
+    costs = [costs_by_hand(model, one.tokens[1:].tolist())[one.start - 1 :] for one in ends[:5]]
+    np.testing.assert_allclose(losses[:5], [np.mean(each) for each in costs], rtol=1e-5)
+    assert most_likely[5:7].tolist() == [True, False]
+
+
+CORE = {
+    "core.yaml": """
+icl_tasks:
+- {label: says, icl_task_type: multiple_choice, dataset_uri: says.jsonl, num_fewshot: [1]}
+- {label: who, icl_task_type: schema, dataset_uri: who.jsonl, num_fewshot: [0]}
+- {label: next, icl_task_type: language_modeling, dataset_uri: next.jsonl, num_fewshot: [0]}
+""",
+    "eval_meta_data.csv": "Eval Task,Random baseline\nsays,50\nwho,50\nnext,0\n",
+    "eval_data/says.jsonl": """
+{"query": "The dog says", "choices": ["woof", "meow"], "gold": 0}
+{"query": "The cat says", "choices": ["woof", "meow"], "gold": 1}
+""",
+    "eval_data/who.jsonl": """
+{"context_options": ["The dog", "The cat"], "continuation": "says woof", "gold": 0}
+{"context_options": ["The dog", "The cat"], "continuation": "says meow", "gold": 0}
+""",
+    "eval_data/next.jsonl": """
+{"context": "The dog ", "continuation": "says woof"}
+{"context": "The cat", "continuation": "says woof"}
+""",
+}
+"""Two right answers, one of the two, and one of the two: CORE is (1 + 0 + 0.5) / 3."""
+
+
+@pytest.mark.slow
+def test_core_of_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(0)
+    said = [draw.choice(("The dog says woof", "The cat says meow")) for _ in range(3000)]
+    (tmp_path / "text.txt").write_text("\n\n".join(said))
+    train(
+        tmp_path,
+        *("train", "demo_gpt", "--data.path", "text.txt", "--output-dir", "run"),
+        *("--model.depth", 1, "--model.width", 32, "--model.heads", 2, "--model.vocab_size", 300),
+        *("--model.sequence_length", 64, "--data.workers", 0, "--loop.steps", 150),
+        *("--loop.eval_every", None, "--checkpoint.best_metric", None),
+    )
+    folder = tmp_path / "eval_bundle"
+    for name, content in CORE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    asked = ("evaluate", tmp_path / "run", "--data", folder)
+    assert run(*asked, "--json", tmp_path / "core.json") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^task +kind +shots +examples +accuracy +baseline +centered$", out, re.M)
+    assert re.search(r"^who +schema +0 +2 +0\.5000 +0\.5000 +0\.0000$", out, re.M)
+    assert re.search(r"^CORE +0\.5000$", out, re.M)
+    content = json.loads((tmp_path / "core.json").read_text())
+    assert content["core"] == pytest.approx(0.5)
+    assert [one["accuracy"] for one in content["tasks"]] == [1, 0.5, 0.5]
+    assert (content["source"], content["cut"]) == (str(tmp_path / "run/checkpoints/150.json"), 0)
+    assert jaxtrain.load_model(tmp_path / "run").evaluate(folder).core == content["core"]
+    assert run(*asked, "--max-examples", 1) == 2
+    assert "1 examples to measure, but task says requires at least 2" in capsys.readouterr().err
+    assert run(*asked, "--max-tokens", 5) == 2
+    assert f"--max-tokens 5: --data {folder} has the tasks of CORE; omit" in capsys.readouterr().err
+    (folder / "core.yaml").unlink()
+    assert run(*asked) == 2
+    assert "is a folder: pass a text file, or a folder with core.yaml" in capsys.readouterr().err
+    text = ("evaluate", tmp_path / "run", "--data", tmp_path / "text.txt", "--max-examples", 1)
+    assert run(*text) == 2
+    assert "text.txt is not a folder with the tasks of CORE" in capsys.readouterr().err

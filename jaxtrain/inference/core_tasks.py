@@ -1,0 +1,361 @@
+"""CORE: a score of causal language models over tasks that need no training (DCLM).
+
+Its folder, `eval_bundle`, is not part of jaxtrain:
+
+* ``core.yaml``: the list ``icl_tasks``, each with ``label``, ``icl_task_type``, ``dataset_uri``,
+  ``num_fewshot`` (a list, of which the first counts), and ``continuation_delimiter``.
+* ``eval_data/DATASET_URI``: one example per line, in JSON.
+* ``eval_meta_data.csv``: the ``Random baseline`` of each ``Eval Task``, in percent.
+
+A task is of one of three kinds. In ``multiple_choice``, one query has several continuations, and in
+``schema``, several contexts have the same continuation: the model chooses the one with the lowest
+mean loss per token. In ``language_modeling``, each token of the continuation must be the most
+likely one. The accuracy is centered, `(accuracy - baseline) / (1 - baseline)`, and CORE is the mean
+over the tasks (https://arxiv.org/abs/2406.11794). The order of the examples, the examples that are
+shown in the prompt, and the prompts are those of nanochat (nanochat/core_eval.py at 92d63d4).
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from jaxtrain.config import field_values
+from jaxtrain.errors import InputError, first_line
+from jaxtrain.inference.language_model import CausalModel, Continuation
+from jaxtrain.storage import atomic
+
+TASKS = "core.yaml"
+_DATA, _BASELINES = "eval_data", "eval_meta_data.csv"
+_TASK, _BASELINE = "Eval Task", "Random baseline"
+_MULTIPLE_CHOICE, _SCHEMA, _LANGUAGE_MODELING = "multiple_choice", "schema", "language_modeling"
+_KINDS = (_MULTIPLE_CHOICE, _SCHEMA, _LANGUAGE_MODELING)
+_ORDER_SEED, _SHOWN_SEED = 1337, 1234
+_GROUP = 256  # examples whose prompts are in memory at the same time
+_MOST_BYTES = 2**30
+
+
+class Example(NamedTuple):
+    """One question.
+
+    Attributes:
+        line: its number in the file.
+        contexts: several in a schema task.
+        continuations: several in a multiple-choice task.
+        gold: the right one of the several.
+    """
+
+    line: int
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    gold: int
+
+    def shown(self, delimiter: str) -> str:
+        """Returns the question with its answer, as a later prompt shows it."""
+        context = self.contexts[min(self.gold, len(self.contexts) - 1)]
+        answer = self.continuations[min(self.gold, len(self.continuations) - 1)]
+        return f"{context}{delimiter}{answer}\n\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task, with its examples in the order in which they are measured.
+
+    Attributes:
+        label: its name.
+        kind: how it is scored.
+        shots: number of examples that a prompt shows before the question.
+        delimiter: between context and continuation.
+        baseline: accuracy of random answers, 0 to 1.
+        file: the file with the examples.
+        examples: the questions.
+    """
+
+    label: str
+    kind: str
+    shots: int
+    delimiter: str
+    baseline: float
+    file: Path
+    examples: list[Example]
+
+    def prompts(self, index: int) -> tuple[list[str], str]:
+        """Returns a prompt for each possible answer, and the first without its continuation."""
+        example, others = self.examples[index], len(self.examples) - 1
+        chosen = random.Random(_SHOWN_SEED + index).sample(range(others), self.shots)
+        shown = "".join(self.examples[i + (i >= index)].shown(self.delimiter) for i in chosen)
+        begun = [f"{shown}{context}{self.delimiter}" for context in example.contexts]
+        return [one + end for one in begun for end in example.continuations], begun[0].strip()
+
+    def continuations(self, index: int, model: CausalModel) -> list[Continuation]:
+        """Returns the tokens of each prompt; what is common to all prompts is not scored.
+
+        At least one token is: the last of a continuation that is the beginning of another one.
+        """
+        texts, begun = self.prompts(index)
+        tokens = [model.document(text) for text in texts]
+        least = min(map(len, tokens))
+        if self.kind == _SCHEMA:
+            common = _common([one[::-1] for one in tokens])
+            starts = [len(one) - max(common, 1) for one in tokens]
+        else:
+            prefixes = [model.document(begun)] if self.kind == _LANGUAGE_MODELING else []
+            starts = [min(_common([*tokens, *prefixes]), least - 1)] * len(tokens)
+        # The beginning of a prompt that is too long is cut off.
+        cut = [max(0, len(one) - model.longest) for one in tokens]
+        for one, start, less in zip(tokens, starts, cut, strict=True):
+            if start <= less:
+                raise InputError(
+                    f"{self.file}, line {self.examples[index].line}: the continuation has "
+                    f"{len(one) - start} tokens, which do not fit into the context window of "
+                    f"{model.longest}: use a model with longer sequences, or remove the line"
+                )
+        return [
+            Continuation(one[less:], start - less)
+            for one, start, less in zip(tokens, starts, cut, strict=True)
+        ]
+
+    def is_right(self, index: int, losses: np.ndarray, most_likely: np.ndarray) -> bool:
+        """Returns whether the answer is right, from the scores of :meth:`continuations`."""
+        if self.kind == _LANGUAGE_MODELING:
+            return bool(most_likely[0])
+        return int(losses.argmin()) == self.examples[index].gold
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScore:
+    """The result of a task.
+
+    Attributes:
+        label: of the task.
+        kind: ``multiple_choice``, ``schema``, or ``language_modeling``.
+        shots: number of examples that a prompt shows.
+        examples: number of questions.
+        accuracy: fraction of right answers.
+        baseline: accuracy of random answers.
+        centered: `(accuracy - baseline) / (1 - baseline)`.
+    """
+
+    label: str
+    kind: str
+    shots: int
+    examples: int
+    accuracy: float
+    baseline: float
+    centered: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreScore:
+    """The result of all tasks.
+
+    Attributes:
+        core: mean of the centered accuracies.
+        cut: number of prompts whose beginning did not fit into the context window.
+        tasks: the result of each.
+    """
+
+    core: float
+    cut: int
+    tasks: list[TaskScore]
+
+
+def score(
+    model: CausalModel, tasks: Sequence[Task], rows: int, each: Callable[[int, int], None]
+) -> CoreScore:
+    """Measures a model.
+
+    Args:
+        model: the model.
+        tasks: the result of :func:`read`.
+        rows: batch size, in prompts.
+        each: called with the number of examples done and the total.
+
+    Raises:
+        InputError: a continuation is longer than the context window.
+    """
+    scores, done, cut = [], 0, 0
+    total = sum(len(task.examples) for task in tasks)
+    for task in tasks:
+        right = 0
+        for first in range(0, len(task.examples), _GROUP):
+            indices = range(len(task.examples))[first : first + _GROUP]
+            prompts = [task.continuations(index, model) for index in indices]
+            flat = [one for several in prompts for one in several]
+            cut += sum(int(one.tokens[0]) != model.begin for one in flat)
+            losses, most_likely = model.predict(flat, rows)
+            begin = 0
+            for index, several in zip(indices, prompts, strict=True):
+                mine = slice(begin, begin + len(several))
+                right += task.is_right(index, losses[mine], most_likely[mine])
+                begin = mine.stop
+            done += len(indices)
+            each(done, total)
+        accuracy, baseline = right / len(task.examples), task.baseline
+        centered = (accuracy - baseline) / (1 - baseline)
+        counts = task.shots, len(task.examples)
+        scores.append(TaskScore(task.label, task.kind, *counts, accuracy, baseline, centered))
+    return CoreScore(sum(one.centered for one in scores) / len(scores), cut, scores)
+
+
+def is_core(path: Path) -> bool:
+    """Returns whether a path is the folder of these tasks."""
+    return (path / TASKS).is_file()
+
+
+def read(folder: Path, most: int | None = None) -> list[Task]:
+    """Reads the tasks of a folder.
+
+    Args:
+        folder: `eval_bundle`.
+        most: number of examples per task, in the order in which they are measured; None is all.
+
+    Raises:
+        InputError: a file is missing or not as expected; all problems are found together.
+    """
+    file = folder / TASKS
+    try:
+        content = yaml.safe_load(_text(file))
+        listed = content["icl_tasks"]
+        if not isinstance(listed, list) or not listed:
+            raise TypeError
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    except (KeyError, TypeError):
+        raise InputError(f"{file} has no list icl_tasks: pass the folder eval_bundle") from None
+    baselines = _baselines(folder / _BASELINES)
+    tasks: list[Task] = []
+    problems: list[str] = []
+    for number, settings in enumerate(listed, 1):
+        try:
+            task = _task(folder, settings, f"{file}, task {number}", baselines)
+            if any(task.label == other.label for other in tasks):
+                raise InputError(f"{file}, task {number}: label {task.label} appears twice")
+            tasks.append(dataclasses.replace(task, examples=_examples(task, most)))
+        except InputError as error:
+            problems += error.messages
+    if problems:
+        raise InputError(*problems)
+    return tasks
+
+
+def _task(folder: Path, settings: Any, where: str, baselines: Mapping[str, float]) -> Task:
+    """Reads a task of ``core.yaml``, without its examples."""
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} is {settings!r:.60}: write its settings, such as label: NAME")
+    for name in ("label", "icl_task_type", "dataset_uri"):
+        if not isinstance(settings.get(name), str):
+            raise InputError(f"{where}: {name} is {settings.get(name)!r:.60}: write a text")
+    label, kind = settings["label"], settings["icl_task_type"]
+    where = f"{where} ({label})"
+    if kind not in _KINDS:
+        raise InputError(
+            f"{where}: icl_task_type {kind} is unknown; {field_values.did_you_mean(kind, _KINDS)}"
+        )
+    shots, delimiter = settings.get("num_fewshot"), settings.get("continuation_delimiter", " ")
+    first = shots[0] if isinstance(shots, list) and shots else None
+    if type(first) is not int or first < 0:
+        raise InputError(f"{where}: num_fewshot is {shots!r:.60}: write a list, such as [10]")
+    if not isinstance(delimiter, str):
+        raise InputError(f"{where}: continuation_delimiter is {delimiter!r:.60}: write a text")
+    if label not in baselines:
+        raise InputError(
+            f"{folder / _BASELINES} has no {_TASK} {label}, which {TASKS} lists: add a line with "
+            f"its {_BASELINE}, in percent"
+        )
+    file = folder / _DATA / settings["dataset_uri"]
+    return Task(label, kind, first, delimiter, baselines[label], file, [])
+
+
+def _baselines(file: Path) -> dict[str, float]:
+    """Reads the accuracies of random answers, 0 to 1."""
+    reader = csv.DictReader(io.StringIO(_text(file)))
+    for name in (_TASK, _BASELINE):
+        if name not in (reader.fieldnames or ()):
+            raise InputError(f"{file}: no column {name}: pass the folder eval_bundle")
+    found = {}
+    for row in reader:
+        try:
+            value = float(row[_BASELINE])
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < 100:
+            raise InputError(
+                f"{file}, line {reader.line_num}: {_BASELINE} {row[_BASELINE]!r:.60} of "
+                f"{row[_TASK]!r:.60} is not a percentage: write a number from 0 to below 100"
+            )
+        found[row[_TASK]] = value / 100
+    return found
+
+
+def _examples(task: Task, most: int | None) -> list[Example]:
+    """Reads the examples of a task, in the order in which they are measured."""
+    examples = []
+    for number, line in enumerate(_text(task.file).split("\n"), 1):
+        if line.strip():
+            where = f"{task.file}, line {number}"
+            try:
+                content = atomic.parse_json(line)
+            except ValueError as error:
+                raise InputError(f"{where}: {error}: write one JSON object per line") from None
+            examples.append(_example(content, task.kind, number, where))
+    random.Random(_ORDER_SEED).shuffle(examples)
+    examples = examples[:most]
+    if len(examples) <= task.shots:
+        raise InputError(
+            f"{task.file}: {len(examples)} examples to measure, but task {task.label} requires at "
+            f"least {task.shots + 1} (num_fewshot + 1): add examples, or measure more of them"
+        )
+    return examples
+
+
+def _example(content: Any, kind: str, number: int, where: str) -> Example:
+    if not isinstance(content, dict):
+        raise InputError(f"{where} is {content!r:.60}: write one JSON object per line")
+
+    def strings(name: str, several: bool) -> tuple[str, ...]:
+        value = content.get(name)
+        values = value if several and isinstance(value, list) else [value]
+        if not values or any(type(one) not in (str, int, float) for one in values):
+            expected = "a list of texts" if several else "a text"
+            raise InputError(f"{where}: {name} is {value!r:.60}: write {expected}")
+        return tuple(map(str, values))
+
+    if kind == _MULTIPLE_CHOICE:
+        contexts, continuations = strings("query", False), strings("choices", True)
+    elif kind == _SCHEMA:
+        contexts, continuations = strings("context_options", True), strings("continuation", False)
+    else:
+        contexts, continuations = strings("context", False), strings("continuation", False)
+        if not continuations[0].strip():
+            raise InputError(f"{where}: continuation is empty: write a text")
+        return Example(number, (contexts[0].strip(),), continuations, 0)
+    gold, count = content.get("gold"), len(contexts) * len(continuations)
+    if type(gold) is not int or not 0 <= gold < count:
+        raise InputError(f"{where}: gold is {gold!r:.60}: write a number from 0 to {count - 1}")
+    return Example(number, contexts, continuations, gold)
+
+
+def _text(file: Path) -> str:
+    try:
+        return atomic.read_regular(file, _MOST_BYTES).decode()
+    except FileNotFoundError:
+        raise InputError(f"{file} is missing: pass the complete folder eval_bundle") from None
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{file} cannot be read: {first_line(error)}") from None
+
+
+def _common(sequences: Sequence[np.ndarray]) -> int:
+    """Returns the length of the common beginning."""
+    least = min(map(len, sequences))
+    equal = [one[:least] == sequences[0][:least] for one in sequences]
+    return int(np.logical_and.reduce([*equal, np.ones(least, bool)]).cumprod().sum())
