@@ -28,10 +28,10 @@ def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> 
             most = max(1, int(count))
             raise InputError(f"--part {flags.part}: use parts 0/{most} to {most - 1}/{most}")
         return Part(int(index), int(count))
-    own = _of_slurm(environment)
-    if own.count > 1:
-        terminal.say(f"SLURM: doing {own}; --part 0/1 does everything")
-    return own
+    of_task = _of_slurm(environment)
+    if of_task.count > 1:
+        terminal.say(f"SLURM: doing {of_task}; --part 0/1 does everything")
+    return of_task
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Part:

@@ -17,8 +17,8 @@ def main(flags: commands.Report) -> int:
         InputError: wrong use, or a RUN is not a run directory.
     """
     directories, beside = [], len(flags.runs) == 1
-    for one in flags.runs:
-        given = one
+    for word in flags.runs:
+        given = word
         if stored := bucket.is_bucket(str(given)):
             root = cache.root(None)
             given = remote.run_to_read(str(given), root, terminal.warn)

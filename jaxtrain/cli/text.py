@@ -143,8 +143,8 @@ def fill(flags: commands.Fill) -> int:
     for number, guesses in enumerate(filled, 1):
         if len(filled) > 1:
             terminal.out(f"mask {number}")
-        for one in guesses:
-            terminal.out(f"{one.probability:8.4f}  {one.token}")
+        for guess in guesses:
+            terminal.out(f"{guess.probability:8.4f}  {guess.token}")
     return 0
 
 

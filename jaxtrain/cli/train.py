@@ -53,12 +53,12 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     from jaxtrain.config import flags, overrides
     from jaxtrain.config.run_flags import RunFlags
 
-    typed, wrong = flags.parse(RunFlags, "train", arguments)
+    typed, problems = flags.parse(RunFlags, "train", arguments)
     command_line.require_config(typed.config)
     run, misfits = overrides.apply_fitting(config.named(typed.config), typed.overrides)
-    wrong += misfits
+    problems += misfits
     if run is None:
-        raise InputError(*wrong)
+        raise InputError(*problems)
     if typed.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.telemetry import tracker
@@ -67,7 +67,7 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     typed = dataclasses.replace(
         typed, track=tracker.names(typed.track), arguments=addresses.scrubbed(tuple(arguments))
     )
-    preflight.refuse(run, typed, wrong)
+    preflight.refuse(run, typed, problems)
     return session.start(run, typed, signals)
 
 
@@ -127,8 +127,8 @@ def _program_help(groups: Groups) -> str:
             *(f"{task:16}{name:15}{text}" for task, name, text in rows),
             "",
             *(
-                textwrap.fill(one, 80, subsequent_indent="  ", break_on_hyphens=False)
-                for one in more
+                textwrap.fill(paragraph, 80, subsequent_indent="  ", break_on_hyphens=False)
+                for paragraph in more
             ),
         )
     )

@@ -266,14 +266,14 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         InputError: it is something else, or NaN or infinite in float32.
     """
     try:
-        found = tuple(map(float, text.split(",")))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
-        found = (math.nan,)
+        numbers = (math.nan,)
     with np.errstate(over="ignore"):
-        stored = np.asarray(found, np.float32)
+        stored = np.asarray(numbers, np.float32)
     if not np.isfinite(stored).all():
         raise InputError(f"{flag} {text}: use numbers such as 0.5 or 0.5,0.25")
-    return found
+    return numbers
 
 
 _LATENTS = frozenset((".safetensors", ".latent"))
@@ -363,8 +363,8 @@ def _reconstruct(
     ) as writer:
         images = _images(video, originals, writer, sound=sound is not None)
         height, width = video.height, video.width
-        found = model.decoded(model.encoded(images), height=height, width=width, count=latents)
-        for pixels in found:
+        decoded = model.decoded(model.encoded(images), height=height, width=width, count=latents)
+        for pixels in decoded:
             if not originals:
                 break  # the last latent may decode to more frames than were encoded
             original = originals.popleft()

@@ -142,13 +142,13 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         )
         if not written:
             terminal.warn(f"note: {target / huggingface.CARD} is kept: delete it for a new one")
-    own = sum(array.size for array in loaded.params.values())
+    trained = sum(array.size for array in loaded.params.values())
     more = ""
-    if count > own:
-        more = f" ({count - own:+,} that the exported format adds)"
-    elif count < own:  # such as a discriminator's
-        more = f" ({own - count:,} more are only for training and were not exported)"
-    shown = min(own, count)
+    if count > trained:
+        more = f" ({count - trained:+,} that the exported format adds)"
+    elif count < trained:  # such as a discriminator's
+        more = f" ({trained - count:,} more are only for training and were not exported)"
+    shown = min(trained, count)
     terminal.out(f"{loaded.source}: {shown:,} parameters of {name}{more}")
     for sentence in checks:
         terminal.out(sentence)

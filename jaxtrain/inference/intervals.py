@@ -62,14 +62,14 @@ def estimate(values: Values) -> Estimate:
 def difference(first: Values, second: Values) -> Difference:
     """Estimates the mean of second minus first, pair by pair."""
     gaps = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    found = estimate(gaps)
-    if found.std is None:
-        return Difference(found, None, None)
-    if found.std == 0:
-        p = 1.0 if found.mean == 0 else 0.0
-        return Difference(found, p, signs_test(gaps))
-    t = abs(found.mean) / (found.std / math.sqrt(found.count))
-    return Difference(found, _student_beyond(t, found.count - 1), signs_test(gaps))
+    gap = estimate(gaps)
+    if gap.std is None:
+        return Difference(gap, None, None)
+    if gap.std == 0:
+        p = 1.0 if gap.mean == 0 else 0.0
+        return Difference(gap, p, signs_test(gaps))
+    t = abs(gap.mean) / (gap.std / math.sqrt(gap.count))
+    return Difference(gap, _student_beyond(t, gap.count - 1), signs_test(gaps))
 
 
 def signs_test(gaps: np.ndarray) -> float:

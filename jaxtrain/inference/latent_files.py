@@ -142,18 +142,18 @@ def encode(
 
     scale, shift = (np.asarray(one, np.float32) for one in (storage.scale, storage.shift))
     changed = storage.scale != (1.0,) or storage.shift != (0.0,)
-    found = (
+    latents = (
         one * scale + shift if changed else one
         for one in autoencoding.fetched(model.encoded(pixels()))
     )
     name, markers = _STORED_AS[storage.layout]
     with tensor_stream.writing(target, name, storage.dtype, about, markers) as rows:
         if storage.layout == "lhwc":
-            for latent in found:
+            for latent in latents:
                 rows.add(latent)
                 shape = (rows.count, *latent.shape)
         else:
-            every = np.stack(list(found))
+            every = np.stack(list(latents))
             axes = (0, 3, 1, 2) if storage.layout == "ntchw" else (3, 0, 1, 2)
             row = every.transpose(axes)
             rows.add(row)
@@ -218,13 +218,13 @@ class LatentFile:
 
     def _floats(self, name: str, plain: float) -> tuple[float, ...]:
         try:
-            found = tuple(map(float, self._about.get(name, repr(plain)).split(",")))
+            numbers = tuple(map(float, self._about.get(name, repr(plain)).split(",")))
         except ValueError:
-            found = ()
-        good = len(found) in (1, self.shape[-1]) and all(map(np.isfinite, found))
-        if not good or (name == "scale" and 0.0 in found):
+            numbers = ()
+        good = len(numbers) in (1, self.shape[-1]) and all(map(np.isfinite, numbers))
+        if not good or (name == "scale" and 0.0 in numbers):
             raise InputError(f"{self.path}: its {name} is invalid: encode the video again")
-        return found
+        return numbers
 
 
 _PLAIN = (("scale", 1.0), ("shift", 0.0))

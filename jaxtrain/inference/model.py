@@ -226,4 +226,4 @@ def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:
         return video
     from jaxtrain.data.video.reading import Video
 
-    return (one.pixels for one in Video(Path(video).expanduser()).images())
+    return (image.pixels for image in Video(Path(video).expanduser()).images())

@@ -128,8 +128,8 @@ class Diffusers:
                 f"--teacher {folder} holds the class {kind[:60]}; use {', '.join(others)}, or "
                 f"{last}"
             )
-        held = sorted(folder.glob("*.safetensors"))
-        if not held:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
             raise InputError(
                 f"--teacher {folder} has no weights: it lacks {wan_network.ARRAYS}; download the "
                 "complete folder (pickled files, such as .bin, are not read)"
@@ -155,7 +155,7 @@ class Diffusers:
         self._shift, self._scale, words = _normalization(folder, model, scaling)
         chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
         settings = json.dumps([kind, self._shift.tolist(), self._scale.tolist(), chosen]).encode()
-        self.name = _name(folder, [settings, *map(_file_digest, held)])
+        self.name = _name(folder, [settings, *map(_file_digest, files)])
         self.about = f"{kind} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
 
     def check(self, model: Any) -> None:
@@ -191,15 +191,15 @@ class Diffusers:
             # would change the statistics of the normalization layers.
             video_BTHW3 = video_BTHW3[:, : self._encoded(video_BTHW3.shape[1])]
         video_BCTHW = np.ascontiguousarray(video_BTHW3.transpose(0, 4, 1, 2, 3))
-        found = []
+        latents = []
         with torch.inference_mode():
             for clip_CTHW in (
                 video_BCTHW
             ):  # diffusers samples a batch at once, which would make clips depend on it
                 x = torch.from_numpy(clip_CTHW)[None].to(self._device) * 2 - 1
                 distribution = self._model.encode(x).latent_dist
-                found.append(self._pick(distribution).float().cpu().numpy()[0])
-        latents_BLHWC = np.stack(found).transpose(0, 2, 3, 4, 1)
+                latents.append(self._pick(distribution).float().cpu().numpy()[0])
+        latents_BLHWC = np.stack(latents).transpose(0, 2, 3, 4, 1)
         return np.asarray((latents_BLHWC - self._shift) * self._scale, np.float32)
 
     @property
@@ -268,10 +268,10 @@ def _normalization(
     if scaling is not None:
         return nothing, np.array([scaling], np.float32), f"times {scaling:g} (as given)"
     factor = settings.get("scaling_factor")
-    held = dict(model.named_buffers())
-    if "latents_mean" in held:  # LTX's are in its weights
+    buffers = dict(model.named_buffers())
+    if "latents_mean" in buffers:  # LTX's are in its weights
         mean, deviation = (
-            held[name].float().cpu().numpy() for name in ("latents_mean", "latents_std")
+            buffers[name].float().cpu().numpy() for name in ("latents_mean", "latents_std")
         )
         words = "normalized by latents_mean and latents_std (its weights)"
         return mean, np.asarray((1.0 if factor is None else factor) / deviation, np.float32), words
@@ -287,10 +287,10 @@ def _normalization(
 def _class_name(path: Path) -> str | None:
     """The class of the diffusers model in a folder, or None."""
     try:
-        found = read_json(path / "config.json").get("_class_name")
+        class_name = read_json(path / "config.json").get("_class_name")
     except (OSError, ValueError):
         return None
-    return None if found is None else str(found)
+    return None if class_name is None else str(class_name)
 
 
 def _name(path: Path, parts: Iterable[bytes]) -> str:

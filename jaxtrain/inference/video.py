@@ -101,11 +101,11 @@ class Autoencoder:
 
     def digest(self) -> str:
         """Returns a checksum of the parameters and the model's config."""
-        found = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
         for name in sorted(self.trained.params):
-            found.update(name.encode())
-            found.update(np.ascontiguousarray(self.trained.params[name]).data)
-        return found.hexdigest()[:16]
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(self.trained.params[name]).data)
+        return digest.hexdigest()[:16]
 
     def padding(self, height: int, width: int) -> Padding:
         """Returns the padding that makes an image of this size fit the model."""

@@ -86,8 +86,8 @@ def workers_of(
     models = [model.on(device) for device in devices[:threads]]
 
     def begin_thread(worker: engines.Worker) -> jobs.Make:
-        own = models[worker.number % len(models)]
-        return lambda item, path: _processed(work, own, worker, threads, item, path)
+        model = models[worker.number % len(models)]
+        return lambda item, path: _processed(work, model, worker, threads, item, path)
 
     place = f"{len(models)} device{'s' if len(models) > 1 else ''}"
     return engines.Threads(threads), begin_thread, place

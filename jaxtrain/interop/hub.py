@@ -183,8 +183,8 @@ def with_local_source(model: Any, say: Say, cache_dir: str | None = None) -> Any
     def decide() -> str:
         return json.dumps(dataclasses.asdict(find(named, say)))
 
-    found = Found(**json.loads(process_group.process_zero_decides(decide)))
-    return dataclasses.replace(model, init_from=str(download(named, found, say)))
+    files = Found(**json.loads(process_group.process_zero_decides(decide)))
+    return dataclasses.replace(model, init_from=str(download(named, files, say)))
 
 
 def with_local_tokenizer(model: Any, say: Say) -> Any:
@@ -195,10 +195,10 @@ def with_local_tokenizer(model: Any, say: Say) -> Any:
     named = _source_of(model)
     if named is None or model.tokens_per_example() is None:
         return model
-    found = find(named, say)
-    if tokenizer.NAME not in found.sizes:
+    files = find(named, say)
+    if tokenizer.NAME not in files.sizes:
         return model
-    path = download(named, found.only(*_OF_TOKENIZER), say)
+    path = download(named, files.only(*_OF_TOKENIZER), say)
     return dataclasses.replace(model, init_from=str(path))
 
 
@@ -263,8 +263,8 @@ def _cached(named: Named) -> Found:
             named.repository, revision=named.revision or None, local_files_only=True
         )
         folder = Path(path)
-        there = (path for path in folder.rglob("*") if path.is_file())
-        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in there}
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
         # The cache has only what was downloaded, which may be one file of a complete model.
         if not named.file and huggingface.SETTINGS not in sizes:
             raise InputError(f"no {huggingface.SETTINGS}; a single file is hf:ORG/MODEL:FILE")
@@ -329,7 +329,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown(name) for name in names[:most]) + more if names else "none"
 
 
-def download(named: Named, found: Found, say: Say) -> Path:
+def download(named: Named, files: Found, say: Say) -> Path:
     """Downloads the missing files of a model, and returns its path: a folder, or a weights file.
 
     Raises:
@@ -338,13 +338,13 @@ def download(named: Named, found: Found, say: Say) -> Path:
     """
     import huggingface_hub
 
-    missing = found.missing(named.repository)
+    missing = files.missing(named.repository)
     if missing:
-        say(f"downloading {named.text} ({found.described(missing)})")
+        say(f"downloading {named.text} ({files.described(missing)})")
     fetch = functools.partial(
-        huggingface_hub.hf_hub_download, named.repository, revision=found.commit
+        huggingface_hub.hf_hub_download, named.repository, revision=files.commit
     )
-    paths = [Path(_asked(named, say, functools.partial(fetch, name))) for name in found.sizes]
+    paths = [Path(_asked(named, say, functools.partial(fetch, name))) for name in files.sizes]
     if missing and not _COMMIT.fullmatch(named.revision):  # for a later HF_HUB_OFFLINE
         _asked(
             named,

@@ -146,10 +146,10 @@ class Sizes:
 def _rotary(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns the entries on rotary positions, from where transformers 4 and 5 write them."""
     names = (_BASE, "partial_rotary_factor")
-    found = {name: content[name] for name in names if name in content}
+    settings = {name: content[name] for name in names if name in content}
     for name in ("rope_scaling", "rope_parameters"):
         entries = content.get(name) or {}
         if not isinstance(entries, Mapping):
             raise InputError(f"{source}: {name} is not an object")
-        found |= entries
-    return found
+        settings |= entries
+    return settings

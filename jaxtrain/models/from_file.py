@@ -57,12 +57,12 @@ def model_config(saved: Any, source: str, defined_in: str | None = None) -> Any:
     Raises:
         InputError: the model is unknown, or the fields do not fit it.
     """
-    said = saved.get("class") if isinstance(saved, Mapping) else None
-    if not isinstance(said, str):
+    class_name = saved.get("class") if isinstance(saved, Mapping) else None
+    if not isinstance(class_name, str):
         raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
-    made = config_class(said)
+    made = config_class(class_name)
     if made is None:
-        raise _unknown(said, source, defined_in)
+        raise _unknown(class_name, source, defined_in)
     return _make(made, _without_class(saved), source, "model")
 
 
@@ -143,11 +143,11 @@ def config_class(name: str) -> type[Any] | None:
     """
     from jaxtrain.models.contract import ModelConfig  # imports jax
 
-    for own in _modules():
-        if own == name:
-            found = vars(importlib.import_module(f"{models.__name__}.{own}")).get("Config")
-            if isinstance(found, type) and issubclass(found, ModelConfig):
-                return found
+    for module in _modules():
+        if module == name:
+            model_class = vars(importlib.import_module(f"{models.__name__}.{module}")).get("Config")
+            if isinstance(model_class, type) and issubclass(model_class, ModelConfig):
+                return model_class
     newest = None  # a config file may have been run twice
     for kind in _below(ModelConfig):
         if f"{kind.__module__}.{kind.__qualname__}" == name:
@@ -191,17 +191,17 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
                 return _make(choice, value, source, where)
-    held = tuple(value) if isinstance(value, list) else value
-    if not field_values.matches(held, annotation):
+    items = tuple(value) if isinstance(value, list) else value
+    if not field_values.matches(items, annotation):
         raise InputError(
             f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
         )
-    for number in held if isinstance(held, tuple) else (held,):
+    for number in items if isinstance(items, tuple) else (items,):
         if isinstance(number, int | float) and not _is_sane(number):
             raise InputError(
                 f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
             )
-    return held
+    return items
 
 
 def _is_sane(number: float) -> bool:
@@ -224,12 +224,12 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
     for field, attribute in model.not_in_weights:
         if field not in theirs:
             continue
-        ours, there = getattr(model, attribute), theirs[field]
+        ours, saved_value = getattr(model, attribute), theirs[field]
         with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
             # If it does not fit the other fields, it differs from ours anyway.
-            there = getattr(dataclasses.replace(model, **{field: there}), attribute)
-        if ours != there:
+            saved_value = getattr(dataclasses.replace(model, **{field: saved_value}), attribute)
+        if ours != saved_value:
             raise InputError(
-                f"{source} was trained with model.{field}={there}, but this model has {ours}: set "
-                f"--model.{field} {there}"
+                f"{source} was trained with model.{field}={saved_value}, but this model has {ours}: set "
+                f"--model.{field} {saved_value}"
             )

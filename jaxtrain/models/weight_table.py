@@ -160,20 +160,20 @@ class WeightTable:
 
     def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
         """Skips unused arrays and aliases; an alias alone stands for its array."""
-        found = {
+        once = {
             name: array
             for name, array in tensors.items()
             if name not in self.tied and not any(part in name for part in self.unused)
         }
-        for name, own in self.tied.items():
+        for name, kept in self.tied.items():
             if name in tensors and not np.array_equal(
-                found.setdefault(own, tensors[name]), tensors[name]
+                once.setdefault(kept, tensors[name]), tensors[name]
             ):
                 raise InputError(
-                    f"{source}: {name} differs from {own}, but this model has one array for both "
+                    f"{source}: {name} differs from {kept}, but this model has one array for both "
                     "(tie_word_embeddings)"
                 )
-        return found
+        return once
 
 
 def check(given: Tensors, wanted: Shapes, source: object, cure: str, *, extra: bool = True) -> None:

@@ -128,8 +128,8 @@ def fit(lengths: np.ndarray, sequence_length: int) -> Fitted:
     with_space: list[list[int]] = [[] for _ in range(capacity + 1)]
     spaces: list[int] = []  # ascending, of which there are rows
     rows = 0
-    for piece in np.argsort(-sizes, kind="stable").tolist():
-        size = int(sizes[piece])
+    for index in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[index])
         at = bisect.bisect_left(spaces, size)
         if at == len(spaces):
             row, space = rows, capacity
@@ -139,7 +139,7 @@ def fit(lengths: np.ndarray, sequence_length: int) -> Fitted:
             row = with_space[space].pop()
             if not with_space[space]:
                 del spaces[at]
-        row_of[piece] = row
+        row_of[index] = row
         left = space - size
         if left:
             if not with_space[left]:

@@ -243,8 +243,8 @@ def _read_from(
     for packet in itertools.islice(_with_data(container, stream), skipped, None):
         if packet.pts is None:
             break
-        here = start is None or (packet.pts == start.pts and packet.is_keyframe)
-        if not packets and not here:
+        is_start = start is None or (packet.pts == start.pts and packet.is_keyframe)
+        if not packets and not is_start:
             continue  # seeking is inexact in some containers
         packets.append(packet)
         size += packet.size + _PACKET_BYTES

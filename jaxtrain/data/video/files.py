@@ -122,13 +122,13 @@ def find(
         if file.url and (fetch_videos or _suffix(file.url) not in SUFFIXES)
     ]
     copies = remote.fetch(wanted, cache_root, flag, say)
-    here = [
+    in_folder = [
         file._replace(path=copies[file.url], url="", version=None, fetched=True)
         if file.url in copies
         else file
         for file in given
     ]
-    videos = [video for file in here for video in _with_tar_members(file, flag, cache_root)]
+    videos = [video for file in in_folder for video in _with_tar_members(file, flag, cache_root)]
     if not videos:
         raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)

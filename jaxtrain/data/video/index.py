@@ -109,7 +109,7 @@ def of_path(
     videos = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
     entries = build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
     for trait, meaning in packets.TRAITS.items():
-        if names := [one.name for one in entries if one.info and trait in one.info.traits]:
+        if names := [entry.name for entry in entries if entry.info and trait in entry.info.traits]:
             say(
                 f"warning: {len(names):,} of {len(entries):,} videos of {flag} are {trait}, such "
                 f"as {names[0]}: {meaning}"
@@ -332,6 +332,6 @@ def from_line(line: bytes) -> Entry:
 
 def _scan_of(values: list[Any]) -> Scan:
     """Returns a scan from its JSON, which has lists for tuples."""
-    found = Scan._make(values)
-    keyframes = tuple(Keyframe(*key) for key in found.keyframes)
-    return found._replace(traits=tuple(found.traits), keyframes=keyframes)
+    scan = Scan._make(values)
+    keyframes = tuple(Keyframe(*key) for key in scan.keyframes)
+    return scan._replace(traits=tuple(scan.traits), keyframes=keyframes)

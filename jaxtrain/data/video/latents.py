@@ -231,19 +231,21 @@ def find(
         "--data and --model fields, and --teacher SPEC"
     )
     videos = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
-    here = _teachers(root, model)
-    chosen = teacher or (here[0] if len(here) == 1 else None)
-    if cache_url is not None and (chosen not in here or store(root, model, chosen).missing(videos)):
+    cached = _teachers(root, model)
+    chosen = teacher or (cached[0] if len(cached) == 1 else None)
+    if cache_url is not None and (
+        chosen not in cached or store(root, model, chosen).missing(videos)
+    ):
         _fetch_descriptions(root, model, cache_url)
-        here = _teachers(root, model)
+        cached = _teachers(root, model)
     else:
         cache_url = None
-    if teacher is None and len(here) > 1:
+    if teacher is None and len(cached) > 1:
         raise InputError(
-            f"the cache has latents of {len(here)} teachers for {size}: choose one with "
-            f"--data.teacher ({', '.join(here)})"
+            f"the cache has latents of {len(cached)} teachers for {size}: choose one with "
+            f"--data.teacher ({', '.join(cached)})"
         )
-    if not here or (teacher is not None and teacher not in here):
+    if not cached or (teacher is not None and teacher not in cached):
         lacking = "no teacher's latents" if teacher is None else f"no latents of teacher {teacher}"
         others = sorted(
             f"{path.parent.name} at {path.parent.parent.name}"
@@ -251,7 +253,7 @@ def find(
         )
         known = f" (found: {', '.join(others)})" if others else ""
         raise InputError(f"{lacking} for {size} in {root}{known}: {cure}")
-    latents = store(root, model, teacher or here[0], cache_url)
+    latents = store(root, model, teacher or cached[0], cache_url)
     about = latents.folder / ABOUT
     try:
         shape = tuple(atomic.read_json(about)["shape"])

@@ -91,7 +91,7 @@ def _by_hash(
     by_hash = splits.by_hash(
         [groups[number] for number in trains], [sizes[number] for number in trains], train_share
     )
-    val = {number for number, here in zip(trains, by_hash, strict=True) if not here}
+    val = {number for number, in_train in zip(trains, by_hash, strict=True) if not in_train}
     return ["val" if number in val else side for number, side in enumerate(sides)]
 
 

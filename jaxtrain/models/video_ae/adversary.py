@@ -106,14 +106,14 @@ class Discriminator(nnx.Module):
             learns: normalize by this batch, and update the running statistics with it; otherwise
                 normalize by the running statistics.
         """
-        found = []
-        for layer, own, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
-            x_NHWC = convolution.conv(x_NHWC, own.kernel, stride)
-            x_NHWC = jnp.maximum(_normed(layer, own, x_NHWC, learns=learns), 0)
-            score_NHW = (x_NHWC @ own.head)[..., 0].astype(jnp.float32)
-            found.append(score_NHW)
-        height, width = found[-1].shape[1:]
-        return jnp.stack([_pooled(score, height, width) for score in found], axis=-1)
+        scores = []
+        for layer, layer_weights, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
+            x_NHWC = convolution.conv(x_NHWC, layer_weights.kernel, stride)
+            x_NHWC = jnp.maximum(_normed(layer, layer_weights, x_NHWC, learns=learns), 0)
+            score_NHW = (x_NHWC @ layer_weights.head)[..., 0].astype(jnp.float32)
+            scores.append(score_NHW)
+        height, width = scores[-1].shape[1:]
+        return jnp.stack([_pooled(score, height, width) for score in scores], axis=-1)
 
 
 class Seraena(nnx.Module):
@@ -178,7 +178,7 @@ class Seraena(nnx.Module):
         weights = self.discriminator.weights()
         fixed = jax.tree.map(lax.stop_gradient, weights)
         correction = self._correction(fixed, real, shown, context, dtype)
-        apart = jnp.square(fake - (shown + correction)).mean((1, 2, 3))
+        distance = jnp.square(fake - (shown + correction)).mean((1, 2, 3))
 
         def numbers(place: int) -> jax.Array:
             return jax.vmap(lambda key: jax.random.uniform(key, (each,)))(keys_B4[:, place]).ravel()
@@ -197,7 +197,7 @@ class Seraena(nnx.Module):
         wanted = jnp.where(is_fake, _FAKE, _REAL)[:, None, None, None]
         self.replay.keep(shown, context, numbers(3))
         return Outcome(
-            decoder_B=apart.reshape(clips, each).mean(1),
+            decoder_B=distance.reshape(clips, each).mean(1),
             discriminator=jnp.square(scores - wanted).mean(),
             right=(jnp.sign(scores) == wanted).astype(jnp.float32).mean(),
         )
@@ -267,7 +267,9 @@ def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(first_N[:, None, None, None], one, other)
 
 
-def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
+def _normed(
+    layer: Layer, layer_weights: LayerWeights, x_NHWC: jax.Array, *, learns: bool
+) -> jax.Array:
     """Applies batch norm in float32, with statistics over the global batch."""
     x = x_NHWC.astype(jnp.float32)
     mean, variance = layer.mean[...], layer.variance[...]  # [C]
@@ -283,7 +285,9 @@ def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool)
         mean, variance = new_mean, new_variance
     wide = (1, 1, 1, -1)
     scaled = (x - mean.reshape(wide)) * lax.rsqrt(variance + _NORM_EPSILON).reshape(wide)
-    return (scaled * own.scale.reshape(wide) + own.shift.reshape(wide)).astype(x_NHWC.dtype)
+    return (scaled * layer_weights.scale.reshape(wide) + layer_weights.shift.reshape(wide)).astype(
+        x_NHWC.dtype
+    )
 
 
 def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:

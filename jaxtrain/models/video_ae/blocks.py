@@ -145,16 +145,16 @@ def carry(
         grow: each frame is repeated this many times: [.., inputs, grow * outputs], frame-major.
         copies: each channel becomes this many neighbors.
     """
-    found = kernel[...]
-    inputs, outputs = found.shape[-2] // pool, found.shape[-1] // grow
+    taps_in = kernel[...]
+    inputs, outputs = taps_in.shape[-2] // pool, taps_in.shape[-1] // grow
     for into in range(grow):
         first = into * outputs
-        found = found.at[..., first : first + copies * channels].set(0)
+        taps_in = taps_in.at[..., first : first + copies * channels].set(0)
         for channel in range(channels):
             made = slice(first + copies * channel, first + copies * (channel + 1))
             for past in range(pool):
-                found = found.at[..., past * inputs + channel, made].set(taps[..., None] / pool)
-    kernel[...] = found
+                taps_in = taps_in.at[..., past * inputs + channel, made].set(taps[..., None] / pool)
+    kernel[...] = taps_in
 
 
 def zeros(*shape: int) -> nnx.Param[jax.Array]:
@@ -222,8 +222,8 @@ class MemoryConv(nnx.Module):
 
     def outputs(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns each frame's outputs for itself and for its successor, [B, T, H, W, C] each."""
-        own, left = jnp.split(conv_frames(x_BTHWC, self.kernel[...]), 2, axis=-1)
-        return own, left
+        of_frame, left = jnp.split(conv_frames(x_BTHWC, self.kernel[...]), 2, axis=-1)
+        return of_frame, left
 
     def joined(self, own_BTHWC: jax.Array, inherited_BTHWC: jax.Array) -> jax.Array:
         """Adds a frame's own output, its predecessor's output for it, and the bias."""
@@ -237,8 +237,8 @@ class MemoryConv(nnx.Module):
 @jax.custom_vjp
 def _rectified(outputs_BTHWE: jax.Array, bias: jax.Array) -> jax.Array:
     """Adds both outputs of all frames (:meth:`MemoryConv.outputs`, not split), takes the ReLU."""
-    own, left = jnp.split(outputs_BTHWE, 2, axis=-1)
-    return jnp.maximum(own + previous(left) + bias.reshape(1, 1, 1, 1, -1), 0)
+    of_frame, left = jnp.split(outputs_BTHWE, 2, axis=-1)
+    return jnp.maximum(of_frame + previous(left) + bias.reshape(1, 1, 1, 1, -1), 0)
 
 
 def _rectified_forward(outputs_BTHWE: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -252,8 +252,8 @@ def _rectified_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.A
     following = lax.pad(grad, zero, ((0, 0, 0), (-1, 1, 0), *((0, 0, 0),) * 3))
     # The barrier makes XLA write both in one pass, before it sums the gradient of the bias.
     both = lax.optimization_barrier(jnp.concatenate([grad, following], axis=-1))
-    own = both[..., : grad.shape[-1]]
-    return both, per_device.batch_sum(own, 4)
+    of_frame = both[..., : grad.shape[-1]]
+    return both, per_device.batch_sum(of_frame, 4)
 
 
 _rectified.defvjp(_rectified_forward, _rectified_backward)
@@ -275,8 +275,8 @@ class MemoryBlock(nnx.Module):
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes further frames; the memory is the previous frame's output for the next."""
-        own, left = self.conv1.outputs(x_BTHWC)
-        y = self._rest(x_BTHWC, relu(self.conv1.joined(own, after(memory_B1HWC, left))))
+        of_frame, left = self.conv1.outputs(x_BTHWC)
+        y = self._rest(x_BTHWC, relu(self.conv1.joined(of_frame, after(memory_B1HWC, left))))
         return y, left[:, -1:]
 
     def _rest(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:

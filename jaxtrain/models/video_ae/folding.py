@@ -60,21 +60,21 @@ def square_major(array: jax.Array) -> jax.Array:
 
 def _look_small() -> np.ndarray:
     """[p, y, a] is 1 where tap a of the kernel at enlarged pixel p reads small pixel y."""
-    found = np.zeros((UP, _SIDE, _SIDE))
+    weights = np.zeros((UP, _SIDE, _SIDE))
     for p in range(UP):
         for tap in range(_SIDE):
-            found[p, (p + tap - 1) // UP + 1, tap] = 1
-    return found
+            weights[p, (p + tap - 1) // UP + 1, tap] = 1
+    return weights
 
 
 def _look_squares() -> np.ndarray:
     """[p, y, r, a] is 1 where tap a of the kernel at pixel p reads pixel r of pair y."""
-    found = np.zeros((UP, _SIDE, UP, _SIDE))
+    weights = np.zeros((UP, _SIDE, UP, _SIDE))
     for p in range(UP):
         for tap in range(_SIDE):
             pair, pixel = divmod(p + tap - 1, UP)
-            found[p, pair + 1, pixel, tap] = 1
-    return found
+            weights[p, pair + 1, pixel, tap] = 1
+    return weights
 
 
 _LOOK_SMALL = _look_small()

@@ -61,14 +61,14 @@ Features = Callable[[jax.Array], jax.Array]
 
 def shapes() -> dict[str, tuple[int, int, int]]:
     """Returns layer -> (side of the kernel, input channels, output channels)."""
-    found = {
+    result = {
         "Conv3d_1a_7x7": (7, 3, 64),
         "Conv3d_2b_1x1": (1, 64, 64),
         "Conv3d_2c_3x3": (3, 64, 192),
     }
     channels = 192
     for name, (b0, b1a, b1b, b2a, b2b, b3b) in _MIXED.items():
-        found |= {
+        result |= {
             f"{name}.b0": (1, channels, b0),
             f"{name}.b1a": (1, channels, b1a),
             f"{name}.b1b": (3, b1a, b1b),
@@ -77,7 +77,7 @@ def shapes() -> dict[str, tuple[int, int, int]]:
             f"{name}.b3b": (1, channels, b3b),
         }
         channels = b0 + b1b + b2b + b3b
-    return found | {_LOGITS: (1, channels, CLASSES)}
+    return result | {_LOGITS: (1, channels, CLASSES)}
 
 
 def measure(weights: Path) -> Features:
@@ -181,18 +181,18 @@ def read(weights: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     )
     table = WeightTable(rows=tuple(rows), complete=False)
     arrays = table.inward(tensors, expected, str(weights), cure)
-    found = {}
+    params = {}
     for name in shapes():
         kernel = arrays[f"{name}.kernel"]
         if name == _LOGITS:
-            found[name] = kernel, arrays[f"{name}.conv3d.bias"]
+            params[name] = kernel, arrays[f"{name}.conv3d.bias"]
             continue
         weight, shift, mean, variance = (
             arrays[f"{name}.{part}"].astype(np.float64) for part in _NORM
         )
         factor = weight / np.sqrt(variance + _EPSILON)
-        found[name] = (
+        params[name] = (
             (kernel * factor).astype(np.float32),
             (shift - mean * factor).astype(np.float32),
         )
-    return found
+    return params

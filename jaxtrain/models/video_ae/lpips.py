@@ -94,11 +94,14 @@ class Lpips(nnx.Module):
     def __init__(self, network: str = "alex") -> None:
         self.network, layers = network, NETWORKS[network]
         self.kernels = nnx.List(
-            [Frozen(jnp.zeros((one.side, one.side, one.inputs, one.outputs))) for one in layers]
+            [
+                Frozen(jnp.zeros((layer.side, layer.side, layer.inputs, layer.outputs)))
+                for layer in layers
+            ]
         )
-        self.biases = nnx.List([Frozen(jnp.zeros((one.outputs,))) for one in layers])
-        compared = [one for one in layers if one.compared]
-        self.channels = nnx.List([Frozen(jnp.zeros((one.outputs,))) for one in compared])
+        self.biases = nnx.List([Frozen(jnp.zeros((layer.outputs,))) for layer in layers])
+        compared = [layer for layer in layers if layer.compared]
+        self.channels = nnx.List([Frozen(jnp.zeros((layer.outputs,))) for layer in compared])
 
     def __call__(self, frames_NHW3: jax.Array, others_NHW3: jax.Array) -> jax.Array:
         """Computes the distance of each pair of frames; values in [0, 1].
@@ -110,15 +113,15 @@ class Lpips(nnx.Module):
         pairs = zip(
             self._features(frames_NHW3), self._features(others_NHW3), self.channels, strict=True
         )
-        for one, other, channels in pairs:
-            difference = jnp.square(_to_length_one(one) - _to_length_one(other))
+        for features, other_features, channels in pairs:
+            difference = jnp.square(_to_length_one(features) - _to_length_one(other_features))
             distance += jnp.einsum("nhwc,c->nhw", difference, channels[...]).mean((1, 2))
         return distance
 
     def _features(self, frames_NHW3: jax.Array) -> list[jax.Array]:
         shift, scale = (jnp.asarray(x).reshape(1, 1, 1, 3) for x in (_SHIFT, _SCALE))
         x = ((2 * frames_NHW3 - 1 - shift) / scale).astype(frames_NHW3.dtype)
-        found = []
+        features = []
         for layer, kernel, bias in zip(
             NETWORKS[self.network], self.kernels, self.biases, strict=True
         ):
@@ -133,8 +136,8 @@ class Lpips(nnx.Module):
             )
             x = jnp.maximum(x + bias[...].astype(x.dtype).reshape(1, 1, 1, -1), 0)
             if layer.compared:
-                found.append(x)
-        return found
+                features.append(x)
+        return features
 
 
 def read(

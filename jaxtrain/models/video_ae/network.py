@@ -294,7 +294,7 @@ class Decoder(_AnyDecoder):
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.last_layers`."""
-        stage, found = self.stages[-1], []
+        stage, outputs = self.stages[-1], []
         assert isinstance(stage, DecoderStage)
         assert self.tail.bias is not None
 
@@ -305,8 +305,8 @@ class Decoder(_AnyDecoder):
 
         shared = (stage.out.kernel[...], self.tail.kernel[...], self.tail.bias[...])
         for matrix, skip in zip(stage.grow.matrices(), skipped, strict=True):
-            found.append(pairs.by_pair(x_BTHWC[:, skip:], (matrix, *shared), fold, 1, remat))
-        return found
+            outputs.append(pairs.by_pair(x_BTHWC[:, skip:], (matrix, *shared), fold, 1, remat))
+        return outputs
 
 
 class WideDecoder(_AnyDecoder):
@@ -347,9 +347,9 @@ class WideDecoder(_AnyDecoder):
             *(stage.out.kernel[...], stage.out.bias[...], stage.grow.matrices()),
             *(self.tail.kernel[...], self.tail.bias[...]),
         )
-        found = pairs.by_pair(x_BTHWC[:, least:], parts, fold, 1, remat)
-        of_frames = jnp.split(found, stage.grow.stride, axis=-1)
-        return [one[:, skip - least :] for one, skip in zip(of_frames, skipped, strict=True)]
+        outputs = pairs.by_pair(x_BTHWC[:, least:], parts, fold, 1, remat)
+        of_frames = jnp.split(outputs, stage.grow.stride, axis=-1)
+        return [frame[:, skip - least :] for frame, skip in zip(of_frames, skipped, strict=True)]
 
 
 def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array) -> jax.Array:

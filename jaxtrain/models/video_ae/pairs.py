@@ -84,8 +84,8 @@ def _together_forward(
     x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array], Any, Wanted]]:
     x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
-    found, between = _together_kept(x, values, fold, stride)
-    return found, ((x, between), values, _wanted(x_BTHWC, parts))
+    outputs, between = _together_kept(x, values, fold, stride)
+    return outputs, ((x, between), values, _wanted(x_BTHWC, parts))
 
 
 def _together_backward(
@@ -157,12 +157,12 @@ def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Arr
 
     Without the barriers the compiler computes all frames at once when it finds enough memory.
     """
-    pair, found = fold(parts), list[jax.Array]()
+    pair, outputs = fold(parts), list[jax.Array]()
     for frame in _frames(x_BTHWC):
-        if found:
-            frame, found[-1] = lax.optimization_barrier((frame, found[-1]))
-        found.append(_second(blocks.relu(_first(frame, pair)), pair, stride))
-    return jnp.concatenate(found, axis=1)
+        if outputs:
+            frame, outputs[-1] = lax.optimization_barrier((frame, outputs[-1]))
+        outputs.append(_second(blocks.relu(_first(frame, pair)), pair, stride))
+    return jnp.concatenate(outputs, axis=1)
 
 
 def _in_turn_forward(

@@ -58,9 +58,9 @@ class ReplayBuffer(nnx.Module):
 
         def pick(kept: Kept) -> jax.Array:
             shelves = _shelves(kept[...], windows)
-            found = jnp.where(_wide(chosen_NP, shelves), shelves, 0).sum(1, dtype=jnp.float32)
-            beyond = [(0, windows - found.shape[0])] + [(0, 0)] * (found.ndim - 1)
-            return jnp.pad(found, beyond)
+            picked = jnp.where(_wide(chosen_NP, shelves), shelves, 0).sum(1, dtype=jnp.float32)
+            beyond = [(0, windows - picked.shape[0])] + [(0, 0)] * (picked.ndim - 1)
+            return jnp.pad(picked, beyond)
 
         return Drawn(pick(self.images), pick(self.context), pick(self.there) > 0)
 

@@ -20,13 +20,13 @@ _LISTED = 6
 
 
 def _memory_in(tensor: np.ndarray) -> np.ndarray:
-    own, left = np.split(KERNEL.inward(tensor), 2, axis=2)
-    return np.concatenate([own, left], axis=3)
+    of_frame, left = np.split(KERNEL.inward(tensor), 2, axis=2)
+    return np.concatenate([of_frame, left], axis=3)
 
 
 def _memory_out(kernel: np.ndarray) -> np.ndarray:
-    own, left = np.split(kernel, 2, axis=3)
-    return KERNEL.outward(np.concatenate([own, left], axis=2))
+    of_frame, left = np.split(kernel, 2, axis=3)
+    return KERNEL.outward(np.concatenate([of_frame, left], axis=2))
 
 
 _MEMORY = Layout(_memory_in, _memory_out)
@@ -118,22 +118,24 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
             f"missing or is not a kernel; it has {len(tensors)} arrays: {few}"
         )
     wide = "decoder.0.weight" in tensors
-    found = {
+    fields = {
         "patch_size": round((head.shape[1] / 3) ** 0.5),
         "latent_channels": tail.shape[0],
         "encoder_width": head.shape[0],
         "decoder": "super" if wide else "base",
         "trim": _trim_by_name(name) or "always",
     }
-    found["time_downscale"] = tuple(
+    fields["time_downscale"] = tuple(
         _strides(tensors, name, [f"encoder.{2 + 5 * number}.conv.weight" for number in range(3)], 1)
     )
     inside = (*(f"decoder.stages.{number}.out" for number in range(3)), "decoder.tail")
     names = table(wide=wide)
     kernels = [tensors.get(names.name(f"{layer}.kernel")) for layer in inside]
     if all(kernel is not None and kernel.ndim == 4 for kernel in kernels):
-        found["decoder_widths"] = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
-    return found
+        fields["decoder_widths"] = tuple(
+            kernel.shape[1] for kernel in kernels if kernel is not None
+        )
+    return fields
 
 
 def ambiguity(config: Any, name: str) -> str | None:
@@ -185,11 +187,11 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
     Raises:
         InputError: a layer has another shape.
     """
-    found = []
+    strides = []
     for layer in layers:
         kernel = tensors.get(layer)
         if kernel is None or kernel.ndim != 4 or not kernel.size:
-            found.append(False)  # from_weights lists it
+            strides.append(False)  # from_weights lists it
             continue
         frames, rest = divmod(kernel.shape[axis], kernel.shape[1 - axis])
         if rest or frames not in (1, 2):
@@ -197,5 +199,5 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
                 f"{name} does not have weights of TAEHV: {layer} has shape {kernel.shape}, whose "
                 "first two dimensions are not 1:1, 1:2, or 2:1"
             )
-        found.append(frames == 2)
-    return found
+        strides.append(frames == 2)
+    return strides
