@@ -230,6 +230,6 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
             saved_value = getattr(dataclasses.replace(model, **{field: saved_value}), attribute)
         if ours != saved_value:
             raise InputError(
-                f"{source} was trained with model.{field}={saved_value}, but this model has {ours}: set "
-                f"--model.{field} {saved_value}"
+                f"{source} was trained with model.{field}={saved_value}, but this model has "
+                f"{ours}: set --model.{field} {saved_value}"
             )
