@@ -208,7 +208,7 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
     tokens = run.model.tokens_per_example()
     if tokens is not None:
         rows[f"{prefix}/tokens_per_second"] = rate * tokens
-    flops = rate * model_flops(run.model) / built.rule.mesh.size
+    flops = rate * model_flops(run.training_model) / built.rule.mesh.size
     rows[f"{prefix}/flops_per_second_per_device"] = flops
     peak = hardware.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:

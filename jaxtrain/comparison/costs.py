@@ -49,6 +49,6 @@ def of_flops(a: config.Run, b: config.Run, say: Callable[[str], None]) -> tuple[
     """Counts the FLOPs of a step of each side, as MFU does."""
     from jaxtrain.training.state import model_flops
 
-    costs = tuple(model_flops(run.model) * run.data.batch_size for run in (a, b))
+    costs = tuple(model_flops(run.training_model) * run.data.batch_size for run in (a, b))
     say(f"a step takes {costs[0]:.4g} FLOPs with a, {costs[1]:.4g} with b (counted)")
     return costs[0], costs[1]

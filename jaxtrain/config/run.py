@@ -6,6 +6,7 @@ classes of ``Run.model`` and ``Run.data`` are next to the code that reads them.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -248,9 +249,27 @@ class Run:
         """Examples per device and microbatch."""
         return max(1, self.data.batch_size // (self.mesh.devices * self.optim.accumulate))
 
+    @property
+    def training_model(self) -> Any:
+        """Returns the model's config for training batches, whose clips may be smaller.
+
+        ``model`` is that of validations and of everything after training.
+        """
+        own = hasattr(self.data, "training_model")
+        return self.data.training_model(self.model) if own else self.model
+
+    @property
+    def validation_scale(self) -> float:
+        """Returns how many times larger a validation's example is than one of training."""
+        trained, validated = (
+            sum(math.prod(part.shape) for part in model.batch_spec(1).values())
+            for model in (self.training_model, self.model)
+        )
+        return validated / trained
+
     def batch_spec(self, batch_size: int) -> dict[str, Any]:
         """Returns the arrays of a training batch as the workers make them (:meth:`received`)."""
-        spec: dict[str, Any] = self.model.batch_spec(batch_size)
+        spec: dict[str, Any] = self.training_model.batch_spec(batch_size)
         return self.data.sent(spec, self.model) if hasattr(self.data, "sent") else spec
 
     def received(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import grain
 import numpy as np
@@ -36,16 +36,20 @@ class Order:
     """A seeded shuffle of each epoch, in constant memory.
 
     Args:
-        size: number of examples in an epoch.
+        size: number of examples in an epoch; a multiple of ``block``.
         seed: seed of the permutations; each epoch has its own permutation.
+        block: number of successive examples that stay together
+            (:attr:`jaxtrain.data.source.Source.block`).
     """
 
     size: int
     seed: int
+    block: int = 1
 
     def __call__(self, position: int) -> int:
         """Returns the index of the example at a position of the endless order."""
-        return int(_epochs(self.size, self.seed)[position])
+        number, place = divmod(position, self.block)
+        return int(_epochs(self.size // self.block, self.seed)[number]) * self.block + place
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,6 +71,7 @@ class MixedOrder:
     sizes: tuple[int, ...]
     per_epoch: tuple[int, ...]
     seed: int
+    block: ClassVar[int] = 1
 
     @property
     def size(self) -> int:
@@ -102,7 +107,7 @@ def order_of(source: Source, seed: int) -> AnyOrder:
     """Returns the order of a source's examples."""
     if isinstance(source, Mixture):
         return MixedOrder(source.sizes, source.per_epoch, seed)
-    return Order(len(source), seed)
+    return Order(len(source), seed, getattr(source, "block", 1))
 
 
 def generator(seed: int, *numbers: int) -> np.random.Generator:
@@ -155,10 +160,14 @@ class TrainingRows:
         )
 
     def _attempt(self, position: int, attempt: int) -> dict[str, np.ndarray]:
-        rng = generator(self.order.seed, position, attempt)
-        # A substitute is drawn from the complete split, so that the neighbors of a broken example
-        # are not seen more often than others.
-        index = int(rng.integers(self.order.size)) if attempt else self.order(position)
+        number, place = divmod(position, self.order.block)
+        rng = generator(self.order.seed, number, attempt)
+        index = self.order(position)
+        if attempt:
+            # A substitute is drawn from the complete split, so that the neighbors of a broken
+            # example are not seen more often than others.
+            blocks = self.order.size // self.order.block
+            index = int(rng.integers(blocks)) * self.order.block + place
         example = self.source.example(index, rng)
         return example | {WEIGHT: np.array(1, np.float32), ID: np.array(index, np.int64)}
 

@@ -18,7 +18,12 @@ ArrayTypes = dict[str, tuple[tuple[int, ...], str]]
 
 
 class Source(Protocol):
-    """One split. It is small and picklable: worker processes receive it and open its files."""
+    """One split. It is small and picklable: worker processes receive it and open its files.
+
+    A source may also have an attribute ``block``: that many successive examples, from a multiple of
+    it, are read together, such as the crops of one clip. They stay together in the order, and get
+    equal random numbers.
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -31,7 +36,7 @@ class Source(Protocol):
         """Returns example ``index`` as arrays without a batch dimension.
 
         Every random choice must come from ``rng``, a pure function of the example's position in
-        the order, or, in a validation, of its index.
+        the order (or its block's), or, in a validation, of its index.
 
         Raises:
             BadExample: the example cannot be read.

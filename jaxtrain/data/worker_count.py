@@ -352,7 +352,8 @@ def most_batches(rows: int, workers: int, prefetch: int, devices: int) -> float:
 
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
-    spec = model.batch_spec(rows)
+    trained = data.training_model(model) if hasattr(data, "training_model") else model
+    spec = trained.batch_spec(rows)
     spec = data.sent(spec, model) if hasattr(data, "sent") else spec
     sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
     return sum(size for size in sizes if size >= MIN_SHARED_BYTES)

@@ -55,7 +55,8 @@ Data sets read their sizes from the model's config, so it needs these attributes
   included; a tokenizer is trained for this many) and ``init_from``;
 - masked text also: ``mask_fraction`` (M is ``mask_fraction * S``, rounded to nearest, halves up),
   ``pad_id`` and ``attend``;
-- video: ``frames``, ``height`` and ``width`` (T, H and W).
+- video: ``frames``, ``height`` and ``width`` (T, H and W). With ``data.crop``, training uses a copy
+  of the config with a smaller ``height`` and ``width``, and the same parameters.
 
 
 Numerics

@@ -32,8 +32,11 @@ class Kind:
         least: per second per core, on the slower of two machines (2 cores of an Intel Xeon, beside
             other work).
         most: per second per core, on the faster one (2 cores of an AMD EPYC, idle).
-        fixed: for clips, the fraction of the time that does not depend on the clip's pixels; the
-            rest is proportional to frames x height x width.
+        fixed: for clips, the fraction of the time that depends neither on the clip nor on its
+            examples.
+        each: for clips, the fraction that each example takes for its frames, of whatever size.
+        cut: for clips, the fraction that is proportional to the pixels of the examples, which are
+            fewer with ``data.crop``. The rest is proportional to those of the clip.
     """
 
     what: str
@@ -41,27 +44,43 @@ class Kind:
     least: float
     most: float
     fixed: float = 0.0
+    each: float = 0.0
+    cut: float = 0.0
 
-    def per_core(self, model: Any) -> tuple[float, float]:
-        """Returns the least and the most examples/s of a core, for the examples of a model."""
+    def per_core(self, run: config.Run) -> tuple[float, float]:
+        """Returns the least and the most examples/s of a core, for the examples of a run."""
         if self.unit == "tokens":
-            size = float(model.tokens_per_example())
+            size = float(run.model.tokens_per_example())
         else:
-            pixels = model.frames * model.height * model.width
-            size = self.fixed + (1 - self.fixed) * pixels / (_FRAMES * _HEIGHT * _WIDTH)
+            clip, example = map(_relative_pixels, (run.model, run.training_model))
+            decoding = self.fixed + (1 - self.fixed - self.each - self.cut) * clip
+            own = self.each * run.model.frames / _FRAMES + self.cut * example
+            size = decoding / run.data.crops_per_clip + own
         return self.least / size, self.most / size
+
+
+def _relative_pixels(model: Any) -> float:
+    """Returns the pixels of a model's clips, relative to those of the measurements."""
+    pixels: int = model.frames * model.height * model.width
+    return pixels / (_FRAMES * _HEIGHT * _WIDTH)
 
 
 KINDS = {
     # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
     # them does not depend on the clip, but on the file: these are 1280x720.
-    "videos": Kind("1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93),
+    "videos": Kind(
+        "1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93, each=0.01, cut=0.06
+    ),
     # `most` was measured beside other work on cores like the faster machine's. `least` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
-    # 21 ms, opening the file takes 0.5.
-    "clips": Kind("prepared clips", "clips", 22.9, 47.3, fixed=0.03),
+    # 21 ms, opening the file takes 0.5. What each example and its pixels take was measured with
+    # data.crop and data.crops_per_clip (benchmarks/LOG.md).
+    "clips": Kind("prepared clips", "clips", 22.9, 47.3, fixed=0.03, each=0.09, cut=0.13),
     "clips, resized on the host": Kind(
-        "prepared clips, resized on the host", "clips", 13.9, 28.7, fixed=0.02
+        *("prepared clips, resized on the host", "clips", 13.9, 28.7),
+        fixed=0.02,
+        each=0.07,
+        cut=0.37,
     ),
     "masked text": Kind("text, masked", "tokens", 1.59e6, 1.59e6),
     "causal text": Kind("text, causal", "tokens", 13.4e6, 13.4e6),
@@ -131,7 +150,7 @@ def predict(
         InputError: the kind of source does not fit the config's data.
     """
     kind, how = _kind(run, host.source)
-    what, per_core = f"{KINDS[kind].what} ({how})", KINDS[kind].per_core(run.model)
+    what, per_core = f"{KINDS[kind].what} ({how})", KINDS[kind].per_core(run)
     if host.per_core is not None:
         what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     cores = host.cores or CORES_PER_GPU * gpus
@@ -190,9 +209,15 @@ def _advice(run: config.Run, predicted: Input, rows: float, step: tuple[float, f
     lines = []
     used = min(predicted.workers, predicted.cores)
     if not predicted.measured and predicted.kind == "videos":
-        clips = KINDS["clips"].per_core(run.model)
+        clips = KINDS["clips"].per_core(run)
         factor = math.sqrt(math.prod(clips) / math.prod(predicted.per_core))
         lines.append(f"jaxtrain prepare clips, once: {factor:.1f} times the clips/s")
+    if getattr(run.data, "crop", None) is not None:
+        several = 2 * run.data.crops_per_clip
+        more = dataclasses.replace(run.data, crops_per_clip=several)
+        rates = KINDS[predicted.kind].per_core(dataclasses.replace(run, data=more))
+        factor = rates[0] / KINDS[predicted.kind].per_core(run)[0]
+        lines.append(f"--data.crops_per_clip {several}: {factor:.1f} times the examples/s")
     if run.data.workers is not None and used < predicted.cores - worker_count.LOOP_CORES:
         lines.append(f"--data.workers None: uses {predicted.cores} cores instead of {used}")
     least, most = (

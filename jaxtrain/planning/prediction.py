@@ -49,8 +49,8 @@ START_S = 60.0
 """Assumed: imports, connecting the processes, opening indexed data, starting the workers. On two
 CPU cores, a run of ``demo`` took 9 s for it (benchmarks/RESULTS.md, "first step after")."""
 FORWARD = 1 / 3
-"""Work of a validation example as a fraction of a training example's: a forward pass without the
-backward pass, which is twice as much."""
+"""Work of a validation example as a fraction of a training example's, if they are equally large: a
+forward pass without the backward pass, which is twice as much."""
 SAMPLE_S = {"image": 0.16e-6, "clip": 0.44e-6}
 """Seconds per pixel to encode a sample: as PNG; or as MP4, and as GIF for TensorBoard. Process 0
 does it while the GPUs wait. Measured on one CPU core (benchmarks/RESULTS.md, "the samples of a
@@ -246,6 +246,7 @@ def run_time(
     replays = -(-steps // every) if every else 0  # and the last step
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
+    forward = FORWARD * run.validation_scale
     samples_s = validations * sum(SAMPLE_S[kind] * pixels for kind, pixels in step.samples.items())
     saves_s = (steps // run.checkpoint.every + 1) * (
         SAVE_S + step.checkpoint / nodes / SAVE_BYTES_PER_S
@@ -260,7 +261,7 @@ def run_time(
             "steps": steps * compute[end],
             "replayed steps": replays * REPLAYED * compute[end],
             "waiting for input": steps * (paced[end] - compute[end]),
-            "validation": batches * (validations * FORWARD * compute[end] + loading_s) + samples_s,
+            "validation": batches * (validations * forward * compute[end] + loading_s) + samples_s,
             "saves": saves_s,
         }
 

@@ -99,7 +99,7 @@ class Progress:
         self._window = Window(
             run.data.batch_size,
             run.model.tokens_per_example(),
-            model_flops(run.model),
+            model_flops(run.training_model),
             mesh.size,
             hardware.peak_bf16_flops(jax.devices()[0].device_kind),
         )

@@ -104,7 +104,7 @@ class StepSetup:
             compiled: from it.
             gpus_per_node: see :meth:`jaxtrain.xla.step_cost.StepCost.of`.
         """
-        needed = model_flops(self.run.model) * self.run.data.batch_size
+        needed = model_flops(self.run.training_model) * self.run.data.batch_size
         return StepCost.of(
             traced.jaxpr,
             compiled,
@@ -163,7 +163,7 @@ def build_step_setup(
         position: where the run starts or resumes.
     """
     freeze, groups = run.model.freeze, run.model.optimizer_groups()
-    definition = ModelDefinition(run.model.build, freeze)
+    definition = ModelDefinition(run.training_model.build, freeze)
     trained = definition.trained(definition.params)
     param_groups.check_trained(freeze, trained, groups)
     rule = ShardingRule(mesh, run.mesh)
@@ -241,7 +241,10 @@ def batch_sentence(run: config.Run) -> str:
 
 
 def validation_batch_size(run: config.Run, available: int | None = None) -> int:
-    """Returns the global batch size of validations.
+    """Returns the global batch size of validations, which need no more memory than a step.
+
+    So it is at most a microbatch, or as much less as its examples are larger than those of
+    training (``data.crop``), but at least one example per device.
 
     Args:
         run: the config.
@@ -249,5 +252,7 @@ def validation_batch_size(run: config.Run, available: int | None = None) -> int:
     """
     examples = run.loop.eval_examples if available is None else available
     examples = max(1, min(run.loop.eval_examples, examples))
-    wanted = -(-examples // run.mesh.devices) * run.mesh.devices
-    return min(run.data.batch_size // run.optim.accumulate, wanted)
+    devices = run.mesh.devices
+    wanted = -(-examples // devices) * devices
+    fitting = int(run.data.batch_size // run.optim.accumulate / devices / run.validation_scale)
+    return min(max(1, fitting) * devices, wanted)

@@ -46,9 +46,9 @@ def test_the_rate_of_a_host(
 
 def test_larger_clips_cost_more_and_long_videos_hardly() -> None:
     longer = config.load("h100_1")  # 19 frames instead of 12
-    clips = input_rate.KINDS["clips"].per_core(longer.model)[1]
+    clips = input_rate.KINDS["clips"].per_core(longer)[1]
     assert clips == pytest.approx(47.3 / (0.03 + 0.97 * 19 / 12))
-    assert input_rate.KINDS["videos"].per_core(longer.model)[1] == pytest.approx(4.6, rel=0.05)
+    assert input_rate.KINDS["videos"].per_core(longer)[1] == pytest.approx(4.6, rel=0.05)
 
 
 def test_text_is_counted_in_tokens() -> None:
@@ -104,3 +104,23 @@ def test_few_workers_on_many_cores() -> None:
     run = config.load("h100_8", ["--data.workers", "8"])
     text = advised(predicted(run, cores=96, source="clips"))
     assert "--data.workers None: uses 96 cores instead of 8" in text
+
+
+def test_crops_share_the_decoding_of_a_clip() -> None:
+    """The rates of one machine, in ms per crop of 64x64 (benchmarks/LOG.md), relative to a clip."""
+    for kind, clip, one, four, sixteen in (
+        ("clips", 26.2, 22.9, 7.5, 3.7),
+        ("clips, resized on the host", 42.6, 26.6, 9.1, 4.5),
+    ):
+        for several, measured in ((1, one), (4, four), (16, sixteen)):
+            crops = {"data.crop": (64, 64), "data.crops_per_clip": several}
+            rate = input_rate.KINDS[kind].per_core(RUN.override(crops))[0]
+            factor = rate / input_rate.KINDS[kind].per_core(RUN)[0]
+            assert factor == pytest.approx(clip / measured, rel=0.1)
+
+
+def test_slow_input_of_crops_gets_advice() -> None:
+    run = RUN.override({"data.crop": (64, 64), "data.batch_size": 4096})
+    assert "--data.crops_per_clip 2: 1.8 times the examples/s" in advised(
+        predicted(run, cores=26, source="clips")
+    )

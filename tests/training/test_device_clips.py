@@ -153,3 +153,20 @@ def test_shards_and_microbatches_give_the_same_losses(place: Path) -> None:
     # The host converts validation clips.
     two.state = dataclasses.replace(two.state, params=jax.device_get(host.state.params))
     assert two.validated() == pytest.approx(host.validated(), rel=1e-6)
+
+
+def test_crops_train_like_clips_and_validations_see_complete_clips(place: Path) -> None:
+    crops = ("--data.crop", "8", "12", "--data.crops_per_clip", "2")
+    one = Training(place, 1, *crops)
+    planes = one.built.spec["luma"]
+    assert planes.shape == (4, 4, 10, 16)  # 8 and 12, divided by data.min_crop_scale, and even
+    two = Training(place, 2, "--mesh.shard", "params", "--optim.accumulate", "2", *crops)
+    host = Training(place, 1, "--data.convert_on", "host", *crops)
+    assert host.built.spec["video"].shape == (4, 4, 8, 12, 3)
+    assert two.ids == one.ids == host.ids
+    assert two.losses == pytest.approx(one.losses, rel=1e-5)
+    assert host.losses == pytest.approx(one.losses, rel=1e-3)
+    complete = Training(place, 1)
+    complete.state = dataclasses.replace(complete.state, params=one.state.params)
+    # The batches of its validation are smaller, so that they need no more memory than a step.
+    assert one.validated() == pytest.approx(complete.validated(), rel=1e-6)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from av.video.frame import VideoFrame
 
 from jaxtrain.data import cache
 from jaxtrain.data.video import decode
@@ -32,6 +33,7 @@ IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
 # Keyframes are far apart if their mean distance is more than this many clip lengths. Then most
 # frames decoded for a single clip come before it.
 _FAR = 2
+_CACHED = ("_ends", "_last")
 _DRAWS = 12  # uniform numbers that every training example draws, whether it needs them or not
 
 
@@ -41,8 +43,9 @@ class Clips:
 
     Attributes:
         config: the data config.
-        frames, height, width: size of a clip. The model's config is not stored, because a worker
-            that unpickles it would import jax.
+        frames, height, width: size of an example. The model's config is not stored, because a
+            worker that unpickles it would import jax.
+        crop_of: height and width of the clip that an example is a crop of; None if it is the clip.
         entries: the files.
         train: whether to cut and augment at random; otherwise clips are cut from the middle and are
             not augmented.
@@ -57,8 +60,14 @@ class Clips:
     width: int
     entries: FileTable
     train: bool
+    crop_of: tuple[int, int] | None = None
     latents: LatentStore | None = None
     plane_size: tuple[int, int] | None = None
+
+    @property
+    def block(self) -> int:
+        """Returns the number of successive examples that are crops of one decoded clip."""
+        return self.config.crops_per_clip if self.train else 1
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +75,8 @@ class Clips:
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
             return cache.digest(self.entries.content, "fixed", self.frames, taught)
-        return cache.digest(self.entries.content, self._clips)
+        crops = (self.block,) if self.block > 1 else ()
+        return cache.digest(self.entries.content, self._clips, *crops)
 
     @property
     def keyframes_are_far(self) -> bool:
@@ -84,7 +94,7 @@ class Clips:
     def __len__(self) -> int:
         if self.config.windows == "fixed":
             return int(self._ends[-1])
-        return len(self.entries) * self._clips
+        return len(self.entries) * self._clips * self.block
 
     def windows(self, entry: Entry) -> int:
         """Returns a file's number of fixed, consecutive windows; the last frames may be unused."""
@@ -109,30 +119,72 @@ class Clips:
         """
         if self.config.windows == "fixed":
             return self._fixed(index)
-        draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
-        entry = self.entries[index // self._clips]
+        clip, number = divmod(index, self.block)
+        draws = rng.random((self.block, _DRAWS)) if self.train else np.full((1, _DRAWS), 0.5)
+        if self.block == 1:
+            return self._crops(clip, draws)[0]
+        key = (clip, draws.tobytes())
+        if key not in self._last:
+            self._last.clear()
+            self._last[key] = self._crops(clip, draws)
+        return dict(self._last[key][number])
 
-        def read(present: np.ndarray) -> dict[str, np.ndarray]:
-            numbers = present[self._choose(len(present), draws[:2], entry)]
-            return self._read(entry, numbers.tolist(), self._position(draws))
+    @functools.cached_property
+    def _last(self) -> dict[tuple[int, bytes], list[dict[str, np.ndarray]]]:
+        """Returns the crops of the last clip, because the next examples are the others of them."""
+        return {}
 
-        augment = self._augment(draws[6:]) if self.train else IDENTITY
-        return video_index.with_frames(entry, read) | {"augment": np.asarray(augment, np.float32)}
+    def _crops(self, clip: int, draws: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """Decodes a clip once, and returns an example for each row of random numbers."""
+        entry = self.entries[clip // self._clips]
+        positions = [self._position(entry, row) for row in draws]
+
+        def read(present: np.ndarray) -> list[dict[str, np.ndarray]]:
+            numbers = present[self._choose(len(present), draws[0, :2], entry)]
+            return self._read(entry, numbers.tolist(), positions)
+
+        factors = [self._augment(row[6:]) if self.train else IDENTITY for row in draws]
+        return [
+            example | {"augment": np.asarray(augment, np.float32)}
+            for example, augment in zip(video_index.with_frames(entry, read), factors, strict=True)
+        ]
 
     def _read(
-        self, entry: Entry, numbers: list[int], position: video_frames.CropPosition
-    ) -> dict[str, np.ndarray]:
-        cut = self._cut(entry, position)
-        decode.read(entry.path, entry.scanned, numbers, cut.put, entry.span)
-        return cut.arrays()
+        self, entry: Entry, numbers: list[int], positions: list[video_frames.CropPosition]
+    ) -> list[dict[str, np.ndarray]]:
+        cuts = [self._cut(entry, position) for position in positions]
 
-    def _position(self, draws: np.ndarray) -> video_frames.CropPosition:
+        def put(number: int, frame: VideoFrame) -> None:
+            for cut in cuts:
+                cut.put(number, frame)
+
+        decode.read(entry.path, entry.scanned, numbers, put, entry.span)
+        return [cut.arrays() for cut in cuts]
+
+    def _position(self, entry: Entry, draws: np.ndarray) -> video_frames.CropPosition:
         if not self.train:
             return video_frames.CropPosition()
-        scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
+        least, largest = self.config.min_crop_scale, self.config.max_crop_scale
+        scale = (least + (largest - least) * draws[2]) * self._part_of_largest(entry)
         return video_frames.CropPosition(
             scale, draws[3], draws[4], bool(self.config.flip and draws[5] < 0.5)
         )
+
+    def _part_of_largest(self, entry: Entry) -> float:
+        """Returns the side of a crop of scale 1, as a fraction of the largest crop of its shape.
+
+        At scale 1, it is as large a part of the clip as its size says: things are as large in it as
+        in a validation, which sees the complete clip.
+        """
+        if self.crop_of is None:
+            return 1.0
+        info = entry.scanned
+        shown = (info.height, info.width * info.pixel_aspect)
+        high, wide = shown[::-1] if info.rotation % 180 == 90 else shown
+        full_height, full_width = self.crop_of
+        clip_height = min(high, wide * full_height / full_width)
+        largest_height = min(high, wide * self.height / self.width)
+        return clip_height * self.height / full_height / largest_height
 
     def _cut(
         self, entry: Entry, position: video_frames.CropPosition
@@ -149,7 +201,7 @@ class Clips:
         entry = self.entries[file]
         window = index - int(self._ends[file]) + self.windows(entry)
         numbers = self._fixed_frames(entry, window)
-        example = self._read(entry, numbers, video_frames.CropPosition())
+        (example,) = self._read(entry, numbers, [video_frames.CropPosition()])
         example["augment"] = np.asarray(IDENTITY, np.float32)
         if self.latents is not None:
             example["latents"] = self.latents.load(entry, window)
@@ -160,8 +212,8 @@ class Clips:
         return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached numbers of windows, one per file: each worker would get a copy."""
-        return {name: value for name, value in vars(self).items() if name != "_ends"}
+        """Omits what is cached, such as a number of windows per file: each worker gets a copy."""
+        return {name: value for name, value in vars(self).items() if name not in _CACHED}
 
     def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
         video_index.check_unchanged(entry)

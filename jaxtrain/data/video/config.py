@@ -5,9 +5,10 @@ a teacher's latents, at a fixed one.
 """
 
 import dataclasses
+import math
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -83,8 +84,18 @@ class Config(bounds.Section):
     """Largest distance between consecutive frames of a clip, in frames of the file."""
     flip: bool = True
     """Mirror half of the training clips left to right."""
+    crop: tuple[bounds.Count, bounds.Count] | None = None
+    """Height and width of training examples (pixels): random crops of clips of model.height x
+    model.width, which validations see completely. None trains on complete clips."""
+    crops_per_clip: bounds.Count = 1
+    """Training examples from each decoded clip: crops at random positions, each augmented by
+    itself, which follow each other in the order. Decoding costs that much less per example. Each
+    worker's part of a batch should be a multiple of it."""
     min_crop_scale: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.8
-    """Smallest side length of a training crop, as a fraction of the largest crop that fits."""
+    """Smallest side length of the part of a video that a training crop shows, as a fraction of its
+    side at the scale of validations; without crop, of the largest crop that fits."""
+    max_crop_scale: Annotated[float, bounds.Bounds(above=0)] = 1.0
+    """Largest side length of this part, as such a fraction; more than 1 requires crop."""
     jitter_probability: bounds.Share = 0.7
     """Fraction of training clips with color jitter."""
     brightness: bounds.Share = 0.15
@@ -110,6 +121,24 @@ class Config(bounds.Section):
                 f"data.max_frame_delta ({self.max_frame_delta})",
                 about=("data.min_frame_delta", "data.max_frame_delta"),
             )
+        if self.min_crop_scale > self.max_crop_scale:
+            raise InputError(
+                f"data.min_crop_scale={self.min_crop_scale} must be at most "
+                f"data.max_crop_scale={self.max_crop_scale}",
+                about=("data.min_crop_scale", "data.max_crop_scale"),
+            )
+        if self.crop is None and self.crops_per_clip != 1:
+            raise InputError(
+                f"data.crops_per_clip={self.crops_per_clip} requires data.crop: set --data.crop to "
+                "a height and a width, or --data.crops_per_clip 1",
+                about=("data.crops_per_clip", "data.crop"),
+            )
+        if self.windows == "fixed" and self.crop is not None:
+            raise InputError(
+                f"data.crop={_size(self.crop)} has random positions, and data.windows=fixed "
+                "complete clips: set --data.crop None, or --data.windows random",
+                about=("data.crop", "data.windows"),
+            )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
                 f"data.clips_per_video={self.clips_per_video} must be 1 with data.windows=fixed, "
@@ -121,6 +150,13 @@ class Config(bounds.Section):
                 f"data.blur_sigma={self.blur_sigma}: use the smallest sigma, then the largest",
                 about="data.blur_sigma",
             )
+
+    def training_model(self, model: Any) -> Any:
+        """Returns the model's config with the clip size of training batches."""
+        if self.crop is None:
+            return model
+        height, width = self.crop
+        return dataclasses.replace(model, height=height, width=width)
 
     def is_prepared(self, path: Path) -> bool:
         """Returns whether a folder was written by ``prepare clips``."""
@@ -134,8 +170,9 @@ class Config(bounds.Section):
             return False
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
         crop = prepare_clips.largest_crop(expanded(self.path))
+        most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
         return crop is not None and all(
-            side <= most for side, most in zip(crop, self._plane_size(model), strict=True)
+            side <= limit for side, limit in zip(crop, most, strict=True)
         )
 
     def arrays(self, model: Any) -> ArrayTypes:
@@ -152,7 +189,7 @@ class Config(bounds.Section):
         """Returns the arrays of a batch as the workers make them.
 
         Args:
-            spec: the arrays that the model requires (``batch_spec``).
+            spec: the arrays that the model requires: ``batch_spec`` of :meth:`training_model`.
             model: the model's config.
         """
         if not self.converts_on_device(model):
@@ -178,10 +215,13 @@ class Config(bounds.Section):
 
         rest = dict(batch)
         planes = (rest.pop(name) for name in ("luma", "chroma", "crop"))
-        return rest | {"video": yuv.to_rgb(*planes, height=model.height, width=model.width)}
+        trained = self.training_model(model)
+        return rest | {"video": yuv.to_rgb(*planes, height=trained.height, width=trained.width)}
 
     def _plane_size(self, model: Any) -> tuple[int, int]:
-        return video_frames.plane_size(model.height, model.width, self.min_crop_scale)
+        trained = self.training_model(model)
+        scales = (self.min_crop_scale, self.max_crop_scale)
+        return video_frames.plane_size(trained.height, trained.width, *scales)
 
     def problems(self, model: Any) -> list[str]:
         """Returns problems beyond single field values, without opening or fetching files."""
@@ -212,10 +252,41 @@ class Config(bounds.Section):
                     "no data given: pass a folder or a list of videos with --data.path", "data.path"
                 )
             )
+        problems += self._crop_problems(model)
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
             if path is not None and video_files.is_absent(path):
                 problems.append(Problem(video_files.absent(flag, path), flag.removeprefix("--")))
         return problems
+
+    def _crop_problems(self, model: Any) -> Iterator[str]:
+        """Yields why crops of this size do not fit the clips or the model."""
+        about = ("data.crop", "data.max_crop_scale")
+        if self.crop is None:
+            if self.max_crop_scale > 1:
+                yield Problem(
+                    f"data.max_crop_scale={self.max_crop_scale} shows more than the largest crop "
+                    "that fits: set --data.max_crop_scale 1, or --data.crop to a height and a "
+                    "width below the clip's",
+                    *about,
+                )
+            return
+        sizes = zip((model.height, model.width), self.crop, strict=True)
+        most = min(whole / side for whole, side in sizes)
+        if self.max_crop_scale > most:
+            covered = " x ".join(f"{side * self.max_crop_scale:g}" for side in self.crop)
+            yield Problem(
+                f"data.crop={_size(self.crop)} with data.max_crop_scale={self.max_crop_scale} "
+                f"shows {covered} pixels, more than a clip's {model.height} x {model.width} "
+                f"(model.height, model.width): use a smaller --data.crop, or "
+                f"--data.max_crop_scale {math.floor(most * 100) / 100:g}",
+                *about,
+            )
+        try:
+            self.training_model(model)
+        except InputError as error:
+            yield Problem(
+                f"data.crop={_size(self.crop)}, which is the clip size in training: {error}", *about
+            )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Indexes the files and splits them.
@@ -282,11 +353,14 @@ class Config(bounds.Section):
 
     def clips(self, model: Any, entries: FileTable, *, train: bool) -> Clips:
         """Returns the clips of one split; see :class:`Clips`."""
+        size = self.training_model(model) if train else model
+        cropped = train and self.crop is not None
         return Clips(
             config=self,
             frames=model.frames,
-            height=model.height,
-            width=model.width,
+            height=size.height,
+            width=size.width,
+            crop_of=(model.height, model.width) if cropped else None,
             entries=entries,
             train=train,
             # Validation converts on the host, so that its results do not depend on this.
@@ -315,6 +389,10 @@ class Config(bounds.Section):
                 f"({bad[0]}): {cure}"
             )
         return usable, bad
+
+
+def _size(sides: tuple[int, int]) -> str:
+    return " ".join(map(str, sides))
 
 
 def _has_prepared_latents(model: Any) -> bool:

@@ -228,9 +228,15 @@ class Planes:
         return _filters(frame, crop, *size, formats=("yuv420p",), colors=LIMITED_BT709)
 
 
-def plane_size(height: int, width: int, min_crop_scale: float) -> tuple[int, int]:
-    """Returns the height and width of planes for crops of any size, in pixels; both are even."""
-    high, wide = (math.ceil(round(side / min_crop_scale, 6) / 2) * 2 for side in (height, width))
+def plane_size(
+    height: int, width: int, min_crop_scale: float, max_crop_scale: float = 1.0
+) -> tuple[int, int]:
+    """Returns the height and width of planes for crops of any scale, in pixels; both are even.
+
+    A smallest crop is not enlarged then, and the largest one is stored without shrinking it.
+    """
+    larger = max_crop_scale / min_crop_scale
+    high, wide = (math.ceil(round(side * larger, 6) / 2) * 2 for side in (height, width))
     return high, wide
 
 
