@@ -86,7 +86,7 @@ class Optim:
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
     """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
-    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then linear decay to zero or
+    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then decay to zero or
     optim.warmdown_to."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
@@ -96,12 +96,17 @@ class Optim:
     """trapezoid only: length of the final decay as a fraction of all steps, rounded down."""
     warmdown_to: bounds.Share = 0.0
     """trapezoid only: the learning rate at the end, as a fraction of the peak."""
+    warmdown_shape: Literal["linear", "sqrt"] = "linear"
+    """trapezoid only: the final decay. linear: 1 - p, at a fraction p of it; sqrt: 1 - sqrt(p)."""
     b1: bounds.Fraction = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
     b2: bounds.Fraction = 0.95
     """AdamW beta2: decay of the mean of squared gradients, per step."""
     eps: bounds.Positive = 1e-8
     """AdamW epsilon, added to the root of the mean of squared gradients."""
+    clip_updates: bool = False
+    """StableAdamW: divide each array's AdamW update by the RMS of its gradient, relative to the
+    root of the mean of squared gradients, where that is above 1. Muon's updates are not clipped."""
     weight_decay: float = 1e-2
     """Weight decay per step, multiplied by the learning rate, in AdamW and Muon; not applied to
     biases, norms, and the embedding and output layer of GPT and Llama, for which model.recipe 2026

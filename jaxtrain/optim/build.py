@@ -7,7 +7,8 @@ the length of the run and ``w`` that of the linear warm-up, in steps:
 - cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
-- trapezoid (WSD): 1, then linear to ``warmdown_to`` over the last ``d`` steps;
+- trapezoid (WSD): 1, then linear, or by ``1 - sqrt`` (https://arxiv.org/abs/2405.18392), to
+  ``warmdown_to`` over the last ``d`` steps;
 
 times the peak rate. After ``T`` the rate stays as at ``T``. The cosine and linear forms are those
 of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's.
@@ -92,7 +93,14 @@ def _after_warmup(settings: config.Optim, peak: float, total: int, warmup: int) 
         )
     length = max(warmdown, 1)  # optax takes 0 for a constant
     end = settings.warmdown_to * peak
-    return optax.linear_schedule(peak, end, length, transition_begin=span - length)
+    if settings.warmdown_shape == "linear":
+        return optax.linear_schedule(peak, end, length, transition_begin=span - length)
+
+    def by_root(count: jax.typing.ArrayLike) -> jax.Array:
+        passed = jnp.clip((jnp.asarray(count) - (span - length)) / length, 0.0, 1.0)
+        return peak + (end - peak) * jnp.sqrt(passed)
+
+    return by_root
 
 
 def warmdown_steps(settings: config.Optim, total_steps: int) -> int:
@@ -362,14 +370,39 @@ def _adamw(
     b1: float | None = None,
     b2: float | None = None,
 ) -> optax.GradientTransformation:
-    return optax.adamw(
-        rate,
-        b1=settings.b1 if b1 is None else b1,
-        b2=settings.b2 if b2 is None else b2,
-        eps=settings.eps,
-        weight_decay=weight_decay,
-        mu_dtype=jnp.float32,
+    betas = settings.b1 if b1 is None else b1, settings.b2 if b2 is None else b2
+    adam = optax.scale_by_adam(*betas, eps=settings.eps, mu_dtype=jnp.float32)
+    return optax.chain(  # as in optax.adamw
+        _clipped(adam, betas[1], settings.eps) if settings.clip_updates else adam,
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(rate),
     )
+
+
+def _clipped(
+    adam: optax.GradientTransformation, b2: float, eps: float
+) -> optax.GradientTransformation:
+    """Adds StableAdamW's update clipping (https://arxiv.org/abs/2304.13013, algorithm 2) to Adam.
+
+    An update is divided by the RMS of ``gradient / sqrt(mean of squares)``, if it is above 1. The
+    state is that of Adam, so a resumed run may turn it on or off.
+    """
+
+    def update(
+        grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = adam.update(grads, state, params)
+        assert isinstance(state, optax.ScaleByAdamState), "made by optax.scale_by_adam"
+        correction = 1 - b2**state.count
+
+        def clipped(update: jax.Array, grad: jax.Array, squares: jax.Array) -> jax.Array:
+            wide = jnp.square(grad.astype(jnp.float32))
+            mean = jnp.mean(wide / jnp.maximum(squares / correction, eps**2))
+            return update / jnp.maximum(1.0, jnp.sqrt(mean)).astype(update.dtype)
+
+        return jax.tree.map(clipped, updates, grads, state.nu), state
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 def _share(fraction: float, total: int) -> int:

@@ -92,6 +92,36 @@ def test_a_warmup_fraction_is_rounded_down() -> None:
     assert length(0.29, 100) == 29  # the product in floating point is 28.999999999999996
 
 
+def test_the_rate_falls_by_one_minus_the_root() -> None:
+    cfg = settings("trapezoid", warmdown_fraction=0.4, warmdown_to=0.1, warmdown_shape="sqrt")
+    rate = np.asarray(jax.vmap(build.schedule(cfg, 100))(jnp.arange(120, dtype=jnp.uint32)))
+    np.testing.assert_array_equal(rate[10:61], np.float32(PEAK))
+    for step in range(60, 120):
+        fraction = 1 - 0.9 * math.sqrt(min(step - 60, 40) / 40)
+        assert rate[step] == pytest.approx(PEAK * fraction, rel=1e-6)
+
+
+def test_updates_are_clipped_as_in_stable_adamw() -> None:
+    """Algorithm 2 of https://arxiv.org/abs/2304.13013; a sudden gradient moves less."""
+    cfg = settings("constant", peak_lr=0.1, warmup_steps=0, weight_decay=0.0, b2=0.9)
+    cfg = dataclasses.replace(cfg, clip_updates=True, max_grad_norm=None)
+    params = {"kernel": jnp.ones((3, 4))}
+    optimizer = build.make_optimizer(cfg, 100, params)
+    state = optimizer.init(params)
+    mean = squares = 0.0
+    rng = np.random.default_rng(0)
+    for step in range(1, 8):
+        grad = rng.standard_normal((3, 4)).astype(np.float32) * (50 if step == 5 else 1)
+        mean = 0.9 * mean + 0.1 * grad
+        squares = 0.9 * squares + 0.1 * grad**2
+        root = np.sqrt(squares / (1 - 0.9**step))
+        rms = np.sqrt(np.mean((grad / root) ** 2))
+        assert (rms > 1.5) == (step == 5)
+        want = -0.1 * mean / (1 - 0.9**step) / (root + cfg.eps) / max(1, rms)
+        updates, state = optimizer.update({"kernel": jnp.asarray(grad)}, state, params)
+        np.testing.assert_allclose(updates["kernel"], want, rtol=1e-4)
+
+
 def test_lengths_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"warm-up of 100 steps .* run of 100 steps"):
         build.schedule(settings(warmup_steps=100), 100)
